@@ -1,0 +1,94 @@
+"""Elastic, fault-tolerant PyTorch training on Apache Spark.
+
+    results = spark_elastic.run(train_fn, min_np=2, max_np=8)
+
+Names are imported on first use, so that importing the package needs neither torch nor a JVM.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from spark_elastic.collectives import allgather_object, allreduce, barrier, broadcast_object
+    from spark_elastic.context import (
+        cross_rank,
+        cross_size,
+        device,
+        generation,
+        local_rank,
+        local_size,
+        process_group,
+        rank,
+        size,
+    )
+    from spark_elastic.elastic_loop import elastic
+    from spark_elastic.errors import (
+        DataError,
+        HostsUpdatedInterrupt,
+        JobCancelledError,
+        NotEnoughHostsError,
+        NotInWorldError,
+        ResetLimitExceededError,
+        SparkElasticError,
+        StateLostError,
+        TrainingFailedError,
+        WorkerFailure,
+        WorkerLostError,
+    )
+    from spark_elastic.parallel import DistributedDataParallel
+    from spark_elastic.spark_run import run
+    from spark_elastic.state import ObjectState, State, TorchState
+
+_MODULES = {
+    "spark_elastic.collectives": ("allgather_object", "allreduce", "barrier", "broadcast_object"),
+    "spark_elastic.context": (
+        "cross_rank",
+        "cross_size",
+        "device",
+        "generation",
+        "local_rank",
+        "local_size",
+        "process_group",
+        "rank",
+        "size",
+    ),
+    "spark_elastic.elastic_loop": ("elastic",),
+    "spark_elastic.errors": (
+        "DataError",
+        "HostsUpdatedInterrupt",
+        "JobCancelledError",
+        "NotEnoughHostsError",
+        "NotInWorldError",
+        "ResetLimitExceededError",
+        "SparkElasticError",
+        "StateLostError",
+        "TrainingFailedError",
+        "WorkerFailure",
+        "WorkerLostError",
+    ),
+    "spark_elastic.parallel": ("DistributedDataParallel",),
+    "spark_elastic.spark_run": ("run",),
+    "spark_elastic.state": ("ObjectState", "State", "TorchState"),
+}
+_SUBMODULES = ("data", "estimator", "testing")
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted([*_HOME, "data", "testing"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _SUBMODULES:
+        return importlib.import_module(f"spark_elastic.{name}")
+    raise AttributeError(f"module 'spark_elastic' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,156 @@
+"""Where this code runs: the worker's job, if there is one, and what user code may ask about its world.
+
+Outside a job everything answers as for a world of one, so that a script or a notebook cell can be tried as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spark_elastic import faults
+from spark_elastic.control import ControlClient
+from spark_elastic.errors import NotInWorldError, SparkElasticError
+from spark_elastic.world import World
+
+if TYPE_CHECKING:
+    from spark_elastic.parallel import DistributedDataParallel
+
+# Set by the task that starts a worker, where Spark has assigned a GPU.
+DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
+
+
+class Job:
+    """The worker's side of a job: one control connection and one world after the other. Used by the user's thread."""
+
+    def __init__(self, control: ControlClient, worker: int, address: str, form_timeout: float) -> None:
+        self.control = control
+        self.world: World | None = None
+        self.finished = False
+        self._worker = worker
+        self._address = address
+        self._form_timeout = form_timeout
+        self._entered = False
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+    def enter_elastic(self) -> None:
+        """Note that the one elastic function of the job has been called."""
+        if self._entered:
+            raise SparkElasticError("a job has one elastic function, and it has been called already")
+        self._entered = True
+        faults.reached(faults.Point.READY)
+
+    def next_world(self, reason: str) -> World:
+        """Wait for the next generation and connect. Raises ``WorkerLostError`` when it is over before it has begun.
+
+        ``reason`` says why the last one ended; empty after a planned interrupt and at the beginning.
+        """
+        order = self.control.ready(reason)
+        self.leave_world()
+        self.world = World(self.control, order, self._worker, self._address, self._form_timeout)
+        self.world.form()
+        return self.world
+
+    def leave_world(self) -> None:
+        """Drop the process group of the last generation and everything that hangs on it."""
+        if self.world is not None:
+            for model in self._models:
+                model.detach()
+            self.world.close()
+
+    def attach_models(self) -> None:
+        """Connect every wrapped model to the present world."""
+        for model in self._models:
+            model.attach(self.world)
+
+    def add_model(self, model: DistributedDataParallel) -> None:
+        self._models.add(model)
+        if self.world is not None and dist_is_ready():
+            model.attach(self.world)
+
+
+def dist_is_ready() -> bool:
+    return torch.distributed.is_initialized()
+
+
+_job: Job | None = None
+
+
+def current_job() -> Job | None:
+    return _job
+
+
+def enter_job(job: Job) -> None:
+    """Make ``job`` this process's. A worker process has one in its life."""
+    global _job
+    _job = job
+
+
+def current_world() -> World | None:
+    """The world of this process, None outside a job. Raises ``NotInWorldError`` before the first generation."""
+    if _job is None:
+        return None
+    if _job.world is None:
+        raise NotInWorldError(
+            "there is no rank here: before its first generation a worker belongs to no world. Ask inside the function "
+            "decorated with @elastic, or after it; device() works everywhere"
+        )
+    return _job.world
+
+
+def rank() -> int:
+    """This worker's rank in its world, from 0 on; 0 outside a job. Raises ``NotInWorldError`` (so do the others below)."""
+    world = current_world()
+    return 0 if world is None else world.rank
+
+
+def size() -> int:
+    """The number of workers in the world; 1 outside a job."""
+    world = current_world()
+    return 1 if world is None else world.size
+
+
+def local_rank() -> int:
+    """This worker's place among those on its machine."""
+    world = current_world()
+    return 0 if world is None else world.me.local_rank
+
+
+def local_size() -> int:
+    """The number of workers on this machine."""
+    world = current_world()
+    return 1 if world is None else world.me.local_size
+
+
+def cross_rank() -> int:
+    """This worker's place among those with its ``local_rank`` on all machines."""
+    world = current_world()
+    return 0 if world is None else world.me.cross_rank
+
+
+def cross_size() -> int:
+    """The number of machines that have a worker with this ``local_rank``."""
+    world = current_world()
+    return 1 if world is None else world.me.cross_size
+
+
+def generation() -> int:
+    """The number of the present world; it grows with every reset. 0 outside a job."""
+    world = current_world()
+    return 0 if world is None else world.generation
+
+
+def device() -> torch.device:
+    """The device to train on: the GPU that Spark assigned to the task, else the CPU. Outside a job a GPU if there is one."""
+    if _job is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(os.environ.get(DEVICE_VARIABLE, "cpu"))
+
+
+def process_group() -> Any:
+    """The generation's ``torch.distributed`` process group, None outside a job. Invalid after the next reset."""
+    world = current_world()
+    return None if world is None else torch.distributed.group.WORLD

@@ -1,0 +1,240 @@
+"""ControlClient: a worker's connection to the driver, on a thread of its own.
+
+The thread stays responsive while user code computes: it sends heartbeats, aborts collectives at once when the driver says
+so, and ends the process when the driver is gone. User code waits here for what the driver decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from spark_elastic import messages as m
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.rpc import Connection, ConnectionLostError, connect
+from spark_elastic.ticket import Ticket
+
+HEARTBEAT_SECONDS = 1.0
+# What a worker that has ended its work waits for the driver to say goodbye, before it leaves anyway.
+GOODBYE_SECONDS = 5.0
+
+
+class GenerationOverError(Exception):
+    """The control store's name space of a generation is closed."""
+
+
+class ControlClient:
+    """Speaks with the driver. Public methods are for user threads; they may block, and say on what."""
+
+    def __init__(self, ticket: Ticket, worker: int) -> None:
+        self._ticket = ticket
+        self._worker = worker
+        self._changed = threading.Condition()
+        self._form: m.FormWorld | None = None
+        self._finished = 0
+        self._aborted = 0
+        self._abort_reason = ""
+        self._interrupted = 0
+        self._said_goodbye = False
+        self._ending = False
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, concurrent.futures.Future[m.StoreReply]] = {}
+        self._payload: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        self._connection: Connection | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-control", daemon=True)
+        self.generation = 0
+        self.commit: m.CommitId | None = None
+        self.beats = 0
+        # Set by the world that is being built or used.
+        self.abort_world: Callable[[int], None] = lambda generation: None
+        self.count_collectives: Callable[[], int] = lambda: 0
+
+    def __enter__(self) -> ControlClient:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._said_goodbye, GOODBYE_SECONDS)
+
+    # ------------------------------------------------------------------ the job
+
+    def payload(self) -> bytes:
+        """Wait for the user's function, pickled."""
+        return self._payload.result()
+
+    @property
+    def address(self) -> str:
+        """The local address of the connection to the driver: one that the cluster routes."""
+        assert self._connection is not None
+        return self._connection.local_address
+
+    def raised(self, error: str, place: str, traceback: str, fatal: bool = False) -> None:
+        """Tell the driver that the user's function raised; nothing more comes from this worker."""
+        self._ending = True
+        self._send(m.WorkerRaised(error, place, traceback, fatal))
+
+    def send_result(self, data: bytes, elastic: bool) -> None:
+        """Send the result; blocks until the driver has taken it."""
+        self._ending = True
+        assert self._connection is not None
+        self._send(m.ResultFollows(elastic))
+        asyncio.run_coroutine_threadsafe(self._connection.send_bytes(data), self._loop).result()
+
+    def report(self, kind: str, values: dict[str, float | int | str]) -> None:
+        """Put a fact into the job's event log; never blocks."""
+        self._send(m.Reported(kind, self.generation, values))
+
+    def claim_fault(self, fault: int) -> bool:
+        number = next(self._numbers)
+        return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
+
+    # ------------------------------------------------------------------ worlds
+
+    def ready(self, reason: str) -> m.FormWorld:
+        """Say that this worker stands at the elastic function, and wait for a world that it is a member of."""
+        with self._changed:
+            last = self.generation
+            self._send(m.WorkerReady(last, self.commit, reason))
+            self._changed.wait_for(lambda: self._form is not None and self._form.generation > last)
+            assert self._form is not None
+            self.generation = self._form.generation
+            return self._form
+
+    def formed(self) -> None:
+        """Acknowledge that the group of the present generation is complete."""
+        self._send(m.WorldFormed(self.generation))
+
+    def vote(self) -> None:
+        """Say that this worker left the elastic function, and wait until all have. Raise ``WorkerLostError`` if not."""
+        with self._changed:
+            self._send(m.WorkerReturned(self.generation, self.commit))
+            self._changed.wait_for(lambda: self._finished == self.generation or self.is_aborted(self.generation))
+            if self._finished != self.generation:
+                raise WorkerLostError(self._abort_reason)
+
+    def is_aborted(self, generation: int) -> bool:
+        return self._aborted >= generation
+
+    @property
+    def abort_reason(self) -> str:
+        return self._abort_reason
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the driver wants the present generation to end at a commit."""
+        return self._interrupted == self.generation
+
+    def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``condition`` holds; it is looked at whenever the driver has said something, or ``notify`` was called."""
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
+
+    def notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the control store
+
+    def store(
+        self,
+        operation: str,
+        keys: tuple[str, ...],
+        values: tuple[bytes, ...] = (),
+        amount: int = 0,
+        generation: int | None = None,
+        seconds: float = 60.0,
+    ) -> m.StoreReply:
+        """Run an operation on the control store. A ``get`` blocks until its keys exist.
+
+        Raises ``GenerationOverError`` when the generation ends first, ``TimeoutError`` after ``seconds``.
+        """
+        number = next(self._numbers)
+        space = self.generation if generation is None else generation
+        request = m.StoreRequest(number, space, operation, keys, values, amount)  # type: ignore[arg-type]
+        waiting = self._ask(number, request)
+        try:
+            reply = waiting.result(seconds)
+        except concurrent.futures.TimeoutError:
+            self._replies.pop(number, None)
+            raise TimeoutError(f"{operation} of {', '.join(keys)} took longer than {seconds:g} s") from None
+        if reply.gone:
+            raise GenerationOverError(f"generation {space} is over")
+        return reply
+
+    def _ask(self, number: int, request: m.Message) -> concurrent.futures.Future[m.StoreReply]:
+        waiting: concurrent.futures.Future[m.StoreReply] = concurrent.futures.Future()
+        self._replies[number] = waiting
+        self._send(request)
+        return waiting
+
+    # ------------------------------------------------------------------ the thread
+
+    def _send(self, message: m.Message) -> None:
+        assert self._connection is not None
+        self._loop.call_soon_threadsafe(self._connection.send, message)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._converse())
+        finally:
+            # Whatever ended the conversation: without the driver there is no job. Descendants are the warm parent's to end.
+            os._exit(0 if self._said_goodbye else 1)
+
+    async def _converse(self) -> None:
+        self._connection = connection = await connect(list(self._ticket.addresses), self._ticket.credentials, m.ToWorker)
+        connection.send(m.WorkerHello(self._worker, os.getpid()))
+        beating = asyncio.ensure_future(self._beat(connection))
+        payload = bytearray()
+        while not self._said_goodbye:
+            try:
+                message = await connection.receive()
+            except ConnectionLostError:
+                return
+            if isinstance(message, m.Chunk):
+                payload += message.data
+                if message.last:
+                    self._payload.set_result(bytes(payload))
+            elif isinstance(message, m.StoreReply):
+                waiting = self._replies.pop(message.number, None)
+                if waiting is not None:
+                    waiting.set_result(message)
+            else:
+                self._obey(message, connection)
+        beating.cancel()
+        if not self._ending:
+            return
+        # The main thread runs its exit handlers now; it ends the process.
+        await asyncio.sleep(GOODBYE_SECONDS)
+
+    def _obey(self, message: m.Message, connection: Connection) -> None:
+        with self._changed:
+            match message:
+                case m.FormWorld():
+                    self._form = message
+                case m.AbortWorld(generation, reason):
+                    self._aborted = max(self._aborted, generation)
+                    self._abort_reason = reason
+                case m.InterruptWorld(generation):
+                    self._interrupted = generation
+                case m.FinishWorld(generation):
+                    self._finished = generation
+                case m.LeaveJob():
+                    self._said_goodbye = True
+            self._changed.notify_all()
+        if isinstance(message, m.AbortWorld):
+            self.abort_world(message.generation)
+            connection.send(m.WorkerAborted(message.generation, self.commit))
+
+    async def _beat(self, connection: Connection) -> None:
+        while True:
+            connection.send(m.Heartbeat(self.generation, self.count_collectives(), self.beats, self.commit))
+            await asyncio.sleep(HEARTBEAT_SECONDS)

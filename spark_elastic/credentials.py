@@ -1,0 +1,87 @@
+"""A job's identity: one short-lived self-signed certificate that both ends of every control connection present.
+
+The private key is made on the driver and travels to the tasks inside Spark's own task closure. Whoever holds it is a
+member of the job; nobody else gets past the TLS handshake. It is never written to disk, put into an environment variable
+or onto a command line.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+# Clocks of a cluster differ, and a job may run for weeks; the key dies with the job's processes long before.
+BACKDATED = datetime.timedelta(days=1)
+VALID_FOR = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Certificate and private key of one job, PEM."""
+
+    certificate: bytes = field(repr=False)
+    private_key: bytes = field(repr=False)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Accept only TLS 1.3 clients that present this very certificate."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def client_context(self) -> ssl.SSLContext:
+        """Talk only to a TLS 1.3 server that presents this very certificate, and present it, too."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # The certificate is the identity; host names of a cluster say nothing.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self.certificate.decode())
+        with _in_memory_file(self.certificate + self.private_key) as path:
+            context.load_cert_chain(path)
+        return context
+
+
+def create_credentials(run_id: str) -> Credentials:
+    """Make a new key and a certificate named after the run."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"spark_elastic {run_id}"[:64])])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + VALID_FOR)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Credentials(
+        certificate=certificate.public_bytes(serialization.Encoding.PEM),
+        private_key=key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    )
+
+
+@contextmanager
+def _in_memory_file(content: bytes) -> Iterator[str]:
+    """Give ``content`` a path for an API that reads only files (``ssl`` loads keys from nothing else)."""
+    descriptor = os.memfd_create("spark_elastic", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,77 @@
+"""FailureBook: who failed and why, and when trying again has become pointless."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from spark_elastic.errors import WorkerFailure
+
+# The same exception of user code so many times without a commit between: a poison row resets no one forever.
+SAME_EXCEPTION_LIMIT = 3
+# Crashes (exit codes, SIGSEGV …) in a row without a commit between. A SIGKILL is the cluster's doing and never counts.
+CRASH_LIMIT = 10
+# Failures kept for the final error: enough to see the story, few enough to read it.
+KEPT = 32
+
+_CLUSTERS_DOING = {-signal.SIGKILL, -signal.SIGTERM}
+
+
+def describe_exit(code: int) -> str:
+    """Say what an exit code (minus the signal, for a killed process) means, and what to look at."""
+    if code >= 0:
+        hint = " (137 on a cluster: raise spark.executor.memoryOverhead)" if code == 137 else ""
+        return f"exited with code {code} before its result had arrived{hint}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; if the kernel ran out of memory, raise spark.executor.memoryOverhead" if code == -signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+@dataclass(slots=True)
+class FailureBook:
+    """Keeps the failures of a job, and counts those that repeat without progress between them."""
+
+    failures: dict[int, WorkerFailure] = field(default_factory=dict)
+    # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
+    _counted: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, failure: WorkerFailure) -> None:
+        self.failures[failure.worker] = failure
+        while len(self.failures) > KEPT:
+            del self.failures[next(iter(self.failures))]
+
+    def explain(self, worker: int, code: int, last_lines: tuple[str, ...]) -> None:
+        """Add what the exit of a worker tells, if its failure was noted for less."""
+        known = self.failures.get(worker)
+        if known is None:
+            return
+        cause = known.cause if known.traceback or known.cause.startswith("hung") else describe_exit(code)
+        self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
+
+    def count_exception(self, generation: int, place: str, error: str) -> None:
+        self._counted.append((generation, f"{error.split(':', 1)[0]} at {place}"))
+
+    def count_exit(self, generation: int, code: int) -> None:
+        if code not in _CLUSTERS_DOING:
+            self._counted.append((generation, ""))
+
+    def progressed(self, generation: int) -> None:
+        """A commit was made in this generation: what failed in earlier ones counts no more."""
+        self._counted = [entry for entry in self._counted if entry[0] >= generation]
+
+    def verdict(self) -> str | None:
+        """Say why another try is pointless, or None."""
+        counts = Counter(signature for _, signature in self._counted)
+        for signature, times in counts.items():
+            if signature and times >= SAME_EXCEPTION_LIMIT:
+                return f"the same exception ({signature}) was raised {times} times without a commit between"
+        if counts[""] >= CRASH_LIMIT:
+            return f"workers crashed {counts['']} times without a commit between"
+        return None
+
+    def story(self) -> tuple[WorkerFailure, ...]:
+        return tuple(self.failures.values())

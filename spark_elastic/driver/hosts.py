@@ -1,0 +1,97 @@
+"""HostManager: which hosts there are, and which have to cool down before they get another worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+COOLDOWN_SECONDS = 0.5
+COOLDOWN_LIMIT_SECONDS = 16.0
+# So many workers in a row that died before they made progress are the host's fault, not chance.
+FAILURES_OF_A_BAD_HOST = 3
+
+
+@dataclass(slots=True)
+class Host:
+    """One registered task. ``worker`` is the number of the process that it runs, from the order to start it to its end."""
+
+    host: int
+    slot: int
+    name: str
+    place: str
+    worker: int | None = None
+    draining: bool = False
+    drain_deadline: float | None = None
+    heard: float | None = None
+
+
+@dataclass(slots=True)
+class _Record:
+    failures: int = 0
+    ready_at: float = 0.0
+
+
+@dataclass(slots=True)
+class HostManager:
+    """Keeps the registered hosts and the record of the places (machine and executor) that they run in.
+
+    A place whose workers keep failing cools down: the first failure costs nothing, each further one in a row twice the
+    time of the one before. The times are short, as Spark's executors come back. A worker that made progress before it
+    died clears its place's record. Records outlive hosts, because a restarted task often lands in the same place.
+    """
+
+    _hosts: dict[int, Host] = field(default_factory=dict)
+    _records: dict[str, _Record] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(list(self._hosts.values()))
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def get(self, host: int) -> Host | None:
+        return self._hosts.get(host)
+
+    def add(self, host: Host) -> None:
+        self._hosts[host.host] = host
+
+    def remove(self, host: int) -> Host | None:
+        return self._hosts.pop(host, None)
+
+    def of_slot(self, slot: int) -> Host | None:
+        return next((host for host in self._hosts.values() if host.slot == slot), None)
+
+    def worker_failed(self, place: str, now: float, progressed: bool) -> bool:
+        """Note that a worker of this place died. Return whether the place itself looks at fault."""
+        record = self._records.setdefault(place, _Record())
+        record.failures = 1 if progressed else record.failures + 1
+        if record.failures > 1:
+            pause = min(COOLDOWN_SECONDS * 2 ** (record.failures - 2), COOLDOWN_LIMIT_SECONDS)
+            record.ready_at = now + pause
+        return record.failures >= FAILURES_OF_A_BAD_HOST
+
+    def worker_progressed(self, place: str) -> None:
+        """Note that a worker of this place takes part in a world that commits."""
+        self._records.pop(place, None)
+
+    def ready_at(self, place: str) -> float:
+        """The time from which on the place may get a worker again; 0 for a place without a record."""
+        record = self._records.get(place)
+        return record.ready_at if record is not None else 0.0
+
+    def startable(self, now: float) -> list[Host]:
+        """Hosts without a worker that have cooled down, in the order in which they came."""
+        return [
+            host
+            for host in self._hosts.values()
+            if host.worker is None and not host.draining and self.ready_at(host.place) <= now
+        ]
+
+    def next_ready_at(self, now: float) -> float | None:
+        """The earliest time at which a cooling host becomes startable."""
+        times = [
+            self.ready_at(host.place)
+            for host in self._hosts.values()
+            if host.worker is None and not host.draining and self.ready_at(host.place) > now
+        ]
+        return min(times, default=None)

@@ -1,0 +1,184 @@
+"""SlotLauncher: keeps one Spark task alive per slot, as long as the job wants slots.
+
+Each slot is a Spark job of one task, without a barrier: an abort stays inside its slot, a slot that Spark has given up
+(``spark.task.maxFailures``) is simply submitted again, and slots that wait make dynamic allocation ask for executors.
+Together in one Spark job, the fourth failure of one slot would end all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from spark_elastic.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+# How often Spark is asked what has become of the slots. The loss of a task is noticed by its connection, at once; this only
+# tells that Spark will not start it again, for which there is no event without a callback server in the user's gateway.
+WATCH_SECONDS = 0.5
+RESUBMIT_SECONDS = 0.5
+RESUBMIT_LIMIT_SECONDS = 10.0
+# A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
+YIELD_SECONDS = (1.0, 6.0)
+END_SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class _Slot:
+    future: Any = None
+    submit_at: float = 0.0
+    failures: int = 0
+
+
+class SlotLauncher:
+    """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
+
+    ``on_stopped`` is called when the SparkContext has gone. ``slot_registered`` and ``give_back`` may be called from any
+    thread and do not block.
+    """
+
+    def __init__(self, spark: Any, ticket: Ticket, slots: int, on_stopped: Callable[[str], None]) -> None:
+        self._context = spark.sparkContext
+        self._ticket = ticket
+        self._slots = [_Slot() for _ in range(slots)]
+        self._on_stopped = on_stopped
+        self._group = f"spark_elastic-{ticket.run_id}"
+        self._wake = threading.Condition()
+        self._closing = False
+        self._give_back = False
+        self._properties = _inherited_properties(self._context)
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
+
+    def __enter__(self) -> SlotLauncher:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what Spark has not started, and wait until none of our Spark jobs is left."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._thread.join(timeout=END_SECONDS)
+
+    def slot_registered(self, slot: int) -> None:
+        """Note that a slot's task runs: its next submission need not wait."""
+        self._slots[slot].failures = 0
+
+    def give_back(self) -> None:
+        """Cancel all slots and ask for them again after a while."""
+        with self._wake:
+            self._give_back = True
+            self._wake.notify_all()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
+            for name, value in self._properties.items():
+                self._context.setLocalProperty(name, value)
+            while not self._closing:
+                self._watch()
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closing or self._give_back, WATCH_SECONDS)
+        except Exception as error:
+            if not self._closing:
+                logger.debug("the launcher ended", exc_info=True)
+                self._on_stopped(_first_line(error))
+        finally:
+            self._cancel_all()
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if self._context._jsc is None or self._context._jsc.sc().isStopped():
+            raise RuntimeError("the SparkContext was stopped")
+        if self._give_back:
+            self._give_back = False
+            self._cancel_all()
+            again = now + random.uniform(*YIELD_SECONDS)
+            for slot in self._slots:
+                slot.future, slot.submit_at = None, again
+        for number, slot in enumerate(self._slots):
+            if slot.future is not None and slot.future.isDone():
+                slot.future = None
+                slot.failures += 1
+                pause = min(RESUBMIT_SECONDS * 2 ** (slot.failures - 1), RESUBMIT_LIMIT_SECONDS)
+                slot.submit_at = now + pause
+                logger.info("Spark gave up slot %d; it is submitted again in %.1f s", number, pause)
+            if slot.future is None and slot.submit_at <= now and not self._closing:
+                slot.future = self._submit(number)
+
+    def _submit(self, slot: int) -> Any:
+        self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
+        task = _SlotTask(self._ticket, slot)
+        return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
+
+    def _cancel_all(self) -> None:
+        """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled."""
+        try:
+            open_slots = [slot for slot in self._slots if slot.future is not None]
+            deadline = time.monotonic() + END_SECONDS
+            if open_slots:
+                tracker = self._context.statusTracker()
+                for job in tracker.getActiveJobsIds():
+                    info = tracker.getJobInfo(job)
+                    stages = [] if info is None else [tracker.getStageInfo(stage) for stage in info.stageIds]
+                    if job in self._own_jobs(tracker) and not any(stage and stage.numActiveTasks for stage in stages):
+                        self._context._jsc.sc().cancelJob(job)
+            while any(not slot.future.isDone() for slot in open_slots):
+                if time.monotonic() > deadline:
+                    self._context.cancelJobGroup(self._group)
+                    return
+                with self._wake:
+                    self._wake.wait_for(lambda: False, 0.02)
+        except Exception:
+            # The SparkContext is gone, and its jobs with it.
+            logger.debug("could not cancel the slots", exc_info=True)
+
+    def _own_jobs(self, tracker: Any) -> set[int]:
+        return set(tracker.getJobIdsForGroup(self._group))
+
+
+class _SlotTask:
+    """What Spark runs in an executor. Pickled with the ticket, and with nothing of the user's."""
+
+    def __init__(self, ticket: Ticket, slot: int) -> None:
+        self._ticket = ticket
+        self._slot = slot
+
+    def __call__(self, rows: Any) -> list[Any]:
+        from pyspark import TaskContext
+
+        from spark_elastic.task.service import TaskPlace, run_task
+
+        context = TaskContext.get()
+        assert context is not None
+        resources = context.resources()
+        gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
+        if len(gpus) > 1:
+            raise ValueError(
+                f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
+                "spark.task.resource.gpu.amount=1 and run more workers"
+            )
+        run_task(self._ticket, TaskPlace(self._slot, context.attemptNumber(), gpus, int(context.cpus())))
+        return []
+
+
+def _inherited_properties(context: Any) -> dict[str, str]:
+    """Local properties of the calling thread that have to hold for our jobs, too: the launcher has a thread of its own."""
+    names = ("spark.scheduler.pool",)
+    found = {name: context.getLocalProperty(name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,816 @@
+"""DriverMachine: turns what happened (events) into what to do (commands).
+
+It does no I/O, starts nothing and reads no clock, so that every schedule of faults can be replayed. Each formed world is a
+*generation*; a reset takes a world through these phases:
+
+    FORMING ──all ranks acknowledged──▶ RUNNING ──all voted──▶ FINISHING ──all results──▶ (job finished)
+       │                                 │   │
+       │ loss                       loss │   │ newcomers are ready, or a host drains
+       ▼                                 ▼   ▼
+    BREAKING ◀───────────loss──────── INTERRUPTING
+       │                                 │
+       └──── every living member ready ──┴──▶ FORMING of the next generation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from spark_elastic.driver import commands as do
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.failures import FailureBook, describe_exit
+from spark_elastic.driver.hosts import Host, HostManager
+from spark_elastic.driver.ranks import Candidate, assign_ranks, choose_members
+from spark_elastic.errors import (
+    NotEnoughHostsError,
+    ResetLimitExceededError,
+    SparkElasticError,
+    StateLostError,
+    TrainingFailedError,
+    WorkerFailure,
+)
+from spark_elastic.messages import CommitId, Member
+from spark_elastic.settings import JobSettings
+
+TICK_SECONDS = 1.0
+# A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.
+PAUSE_SECONDS = 3.0
+# Ranks that could not form their groups so many times in a row are replaced.
+FORM_ATTEMPTS = 3
+
+
+class InvalidTransitionError(AssertionError):
+    """The machine was told something that cannot happen; carries the events that led there."""
+
+
+class Phase(Enum):
+    """Where a worker stands."""
+
+    STARTING = auto()
+    BOOTING = auto()
+    READY = auto()
+    MEMBER = auto()
+    VOTED = auto()
+    LEAVING = auto()
+    DONE = auto()
+
+
+class WorldPhase(Enum):
+    FORMING = auto()
+    RUNNING = auto()
+    INTERRUPTING = auto()
+    BREAKING = auto()
+    FINISHING = auto()
+
+
+@dataclass(slots=True)
+class Worker:
+    worker: int
+    host: int
+    host_name: str
+    place: str
+    heard: float
+    phase: Phase = Phase.STARTING
+    commit: CommitId | None = None
+    collectives: int = 0
+    beats: int = 0
+    active_at: float = 0.0
+    ready_at: float = 0.0
+    ready_deadline: float | None = None
+    form_failures: int = 0
+
+
+@dataclass(slots=True)
+class World:
+    generation: int
+    members: tuple[Member, ...]
+    since: float
+    phase: WorldPhase = WorldPhase.FORMING
+    acknowledged: set[int] = field(default_factory=set)
+    raised: set[int] = field(default_factory=set)
+    # Whether an explicit commit of this generation is known.
+    progressed: bool = False
+    was_formed: bool = False
+    broken_by: str = ""
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return tuple(member.worker for member in self.members)
+
+    def rank_of(self, worker: int) -> int | None:
+        return next((member.rank for member in self.members if member.worker == worker), None)
+
+
+class DriverMachine:
+    """Decides for one job. ``handle`` is its only entrance; ``over`` tells that it has decided for the last time."""
+
+    def __init__(self, settings: JobSettings, now: float) -> None:
+        self.settings = settings
+        self.hosts = HostManager()
+        self.workers: dict[int, Worker] = {}
+        self.world: World | None = None
+        self.over = False
+        self.resets = 0
+        self.book = FailureBook()
+        self._commands: list[do.Command] = []
+        self._next_worker = 0
+        self._generation = 0
+        self._sizes: dict[int, int] = {}
+        self._newest_seen: CommitId | None = None
+        self._places: dict[int, str] = {}
+        # Set once a worker has shown that the user's function has an elastic function.
+        self._elastic_since: float | None = None
+        self._plain_target: int | None = None
+        self._started = now
+        self._short_since: float | None = None
+        self._yield_after = settings.yield_after
+        self._held_since: float | None = None
+        # The machine's own clock stands still while the driver is paused.
+        self._seen = now
+        self._paused = 0.0
+        self._handlers: dict[type, Callable[..., None]] = {
+            ev.TaskRegistered: self._task_registered,
+            ev.TaskHeard: self._task_heard,
+            ev.TaskLost: self._task_lost,
+            ev.HostDraining: self._host_draining,
+            ev.WorkerConnected: self._worker_connected,
+            ev.WorkerGone: self._worker_gone,
+            ev.WorkerExited: self._worker_exited,
+            ev.WorkerReady: self._worker_ready,
+            ev.WorkerAborted: self._worker_aborted,
+            ev.GroupFormed: self._group_formed,
+            ev.WorkerReturned: self._worker_returned,
+            ev.WorkerRaised: self._worker_raised,
+            ev.ResultArrived: self._result_arrived,
+            ev.WorkerHeard: self._worker_heard,
+            ev.Tick: self._tick,
+        }
+
+    # ------------------------------------------------------------------ entrance
+
+    def handle(self, event: ev.Event, now: float) -> list[do.Command]:
+        """Take note of an event at driver time ``now`` (monotonic seconds); return what to do, in order."""
+        gap = now - self._seen
+        if gap > PAUSE_SECONDS:
+            self._paused += gap - TICK_SECONDS
+            self._record("driver_paused", seconds=round(gap, 3))
+        self._seen = now
+        if self.over:
+            self._after_the_end(event)
+        else:
+            self._handlers[type(event)](event, now - self._paused)
+            if not self.over:
+                self._advance(now - self._paused)
+        decided, self._commands = self._commands, []
+        return decided
+
+    def cancel(self, error: SparkElasticError) -> list[do.Command]:
+        """End the job for a reason from outside."""
+        self._fail(error)
+        decided, self._commands = self._commands, []
+        return decided
+
+    def deadline(self) -> float | None:
+        """Driver time at which a ``Tick`` is due before the regular one, or None."""
+        times = [self.hosts.next_ready_at(self._now)]
+        newcomers = self._newcomers()
+        if newcomers and self.world is not None and self.world.phase is WorldPhase.RUNNING:
+            times.append(max(worker.ready_at for worker in newcomers) + self.settings.join_window)
+        known = [time for time in times if time is not None]
+        return min(known) + self._paused if known else None
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def _now(self) -> float:
+        return self._seen - self._paused
+
+    # ------------------------------------------------------------------ hosts
+
+    def _task_registered(self, event: ev.TaskRegistered, now: float) -> None:
+        earlier = self.hosts.of_slot(event.slot)
+        if earlier is not None:
+            # Spark starts a slot's task again only when it knows that the one before is gone.
+            self._task_lost(ev.TaskLost(earlier.host, "its slot was taken over by a new task"), now)
+        self.hosts.add(Host(event.host, event.slot, event.name, event.place))
+        self._held_since = self._held_since if self._held_since is not None else now
+        self._record("host_registered", host=event.host, slot=event.slot, name=event.name)
+
+    def _task_heard(self, event: ev.TaskHeard, now: float) -> None:
+        host = self.hosts.get(event.host)
+        if host is not None:
+            host.heard = now
+
+    def _task_lost(self, event: ev.TaskLost, now: float) -> None:
+        host = self.hosts.remove(event.host)
+        if host is None:
+            return
+        self._record("host_lost", host=event.host, name=host.name, reason=event.reason)
+        if host.worker is not None:
+            # Its supervisor is gone, and a worker ends with its supervisor.
+            self._lose(host.worker, f"its host was lost: {event.reason}", now)
+
+    def _host_draining(self, event: ev.HostDraining, now: float) -> None:
+        host = self.hosts.get(event.host)
+        if host is None or host.draining:
+            return
+        host.draining = True
+        host.drain_deadline = event.deadline
+        self._record("host_draining", host=event.host, name=host.name)
+        if host.worker is not None and host.worker in self.workers and not self._is_member(host.worker):
+            self._leave(self.workers[host.worker])
+
+    # ------------------------------------------------------------------ workers
+
+    def _worker_connected(self, event: ev.WorkerConnected, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is not None and worker.phase is Phase.STARTING:
+            worker.phase = Phase.BOOTING
+            worker.heard = now
+
+    def _worker_heard(self, event: ev.WorkerHeard, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None:
+            return
+        worker.heard = now
+        if event.beats != worker.beats:
+            worker.beats = event.beats
+            worker.active_at = now
+            if worker.ready_deadline is not None:
+                worker.ready_deadline = now + self.settings.ready_timeout
+        if self.world is not None and event.generation == self.world.generation:
+            if event.collectives != worker.collectives:
+                worker.collectives = event.collectives
+                worker.active_at = now
+            self._note_commit(worker, event.commit)
+
+    def _worker_ready(self, event: ev.WorkerReady, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.phase in (Phase.LEAVING, Phase.DONE):
+            return
+        worker.heard = now
+        if self._elastic_since is None:
+            self._elastic_since = now
+        world = self.world
+        if world is not None and event.worker in world.workers:
+            if event.generation != world.generation:
+                return
+            if event.reason and world.phase in (WorldPhase.FORMING, WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+                if world.phase is WorldPhase.FORMING:
+                    worker.form_failures += 1
+                self._break(f"rank {world.rank_of(event.worker)} reports: {event.reason}", now)
+        worker.phase = Phase.READY
+        worker.ready_at = now
+        worker.ready_deadline = None
+        self._note_commit(worker, event.commit)
+        self._record("worker_ready", worker=event.worker, generation=event.generation, commit=str(event.commit))
+
+    def _worker_aborted(self, event: ev.WorkerAborted, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is not None and self.world is not None and event.generation == self.world.generation:
+            worker.heard = now
+            self._note_commit(worker, event.commit)
+
+    def _group_formed(self, event: ev.GroupFormed, now: float) -> None:
+        world = self.world
+        if world is None or event.generation != world.generation or event.worker not in self.workers:
+            return
+        world.acknowledged.add(event.worker)
+        if world.phase is WorldPhase.FORMING and world.acknowledged >= set(world.workers):
+            world.phase = WorldPhase.RUNNING
+            world.was_formed = True
+            for worker in self._living_members():
+                worker.active_at = now
+                worker.form_failures = 0
+            self._record(
+                "world_formed",
+                generation=world.generation,
+                size=len(world.members),
+                seconds=round(now - world.since, 4),
+            )
+
+    def _worker_returned(self, event: ev.WorkerReturned, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        world = self.world
+        if worker is None or world is None or event.generation != world.generation or worker.phase is not Phase.MEMBER:
+            return
+        self._note_commit(worker, event.commit)
+        if world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING, WorldPhase.FORMING):
+            worker.phase = Phase.VOTED
+
+    def _worker_raised(self, event: ev.WorkerRaised, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.phase is Phase.LEAVING:
+            return
+        world = self.world
+        failure = WorkerFailure(
+            event.worker, self._rank_of(event.worker), worker.host_name, f"raised {event.error}", event.traceback
+        )
+        self.book.add(failure)
+        if world is not None and event.worker in world.workers:
+            world.raised.add(event.worker)
+        if event.fatal:
+            self._fail(TrainingFailedError(f"{event.error}", (failure,)))
+            return
+        self.book.count_exception(self._generation, event.place, event.error)
+        self._lose(event.worker, f"raised {event.error}", now)
+        if world is None and not self.over:
+            self._give_up_if_pointless()
+
+    def _worker_gone(self, event: ev.WorkerGone, now: float) -> None:
+        self._lose(event.worker, event.reason, now)
+
+    def _worker_exited(self, event: ev.WorkerExited, now: float) -> None:
+        host = self.hosts.get(event.host)
+        if host is not None and host.worker == event.worker:
+            host.worker = None
+        worker = self.workers.get(event.worker)
+        if worker is not None:
+            if worker.phase is Phase.DONE:
+                return
+            if worker.phase is Phase.LEAVING:
+                del self.workers[event.worker]
+                return
+            self._lose(event.worker, describe_exit(event.code), now)
+        known = self.book.failures.get(event.worker)
+        if known is not None and not known.traceback and not self.over:
+            self.book.count_exit(self._generation, event.code)
+            if self.world is None:
+                self._give_up_if_pointless()
+        self.book.explain(event.worker, event.code, event.last_lines)
+        self._record("worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code))
+
+    def _result_arrived(self, event: ev.ResultArrived, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None:
+            return
+        worker.heard = now
+        if not event.elastic and (self._elastic_since is not None or self._generation > 0):
+            failure = WorkerFailure(
+                event.worker, None, worker.host_name, "fn returned without calling its elastic function"
+            )
+            self._fail(
+                TrainingFailedError(
+                    "fn has an elastic function, but one worker returned without calling it; every worker has to",
+                    (failure,),
+                )
+            )
+            return
+        worker.phase = Phase.DONE
+        self._record("result_arrived", worker=event.worker)
+
+    # ------------------------------------------------------------------ losing a worker
+
+    def _lose(self, number: int, cause: str, now: float) -> None:
+        """Take a worker out of the job. It is fenced from here on: whatever it still sends is ignored."""
+        worker = self.workers.get(number)
+        if worker is None or worker.phase is Phase.DONE:
+            return
+        del self.workers[number]
+        host = self.hosts.get(worker.host)
+        if host is not None and host.worker == number:
+            self._commands.append(do.KillWorker(worker.host, number))
+        if worker.phase is Phase.LEAVING:
+            return
+        world = self.world
+        rank = self._rank_of(number)
+        if number not in self.book.failures:
+            self.book.add(WorkerFailure(number, rank, worker.host_name, cause))
+        self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
+        bad_place = self.hosts.worker_failed(worker.place, now, progressed=False)
+        if bad_place and host is not None and not self._is_member(number):
+            self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
+        if world is None or number not in world.workers:
+            return
+        if world.phase is WorldPhase.FINISHING:
+            self._fail(
+                TrainingFailedError(
+                    f"rank {rank} was lost after training had finished, before its result arrived", self.book.story()
+                )
+            )
+            return
+        self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now)
+        if not self.over and not self._living_members():
+            self._all_members_lost(world)
+
+    def _break(self, reason: str, now: float) -> None:
+        """The world cannot go on: have everybody abort its collectives and come back to the elastic function."""
+        world = self.world
+        assert world is not None
+        if world.phase is not WorldPhase.BREAKING:
+            world.phase = WorldPhase.BREAKING
+            world.broken_by = reason
+            self.resets += 1
+            self._short_since = now
+            self._record("world_broken", generation=world.generation, reason=reason)
+            limit = self.settings.reset_limit
+            if limit is not None and self.resets > limit:
+                self._fail(
+                    ResetLimitExceededError(
+                        f"{self.resets} resets were caused by failures, more than reset_limit={limit} allows; "
+                        f"the last one: {reason}",
+                        self.book.story(),
+                    )
+                )
+                return
+        waiting = [worker for worker in self._living_members() if worker.phase in (Phase.MEMBER, Phase.VOTED)]
+        fresh = [worker for worker in waiting if worker.ready_deadline is None]
+        for worker in fresh:
+            worker.phase = Phase.MEMBER
+            worker.ready_deadline = now + self.settings.ready_timeout
+        if fresh:
+            self._commands.append(
+                do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by)
+            )
+
+    def _all_members_lost(self, world: World) -> None:
+        story = self.book.story()
+        if world.raised >= set(world.workers):
+            self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", story))
+        elif world.was_formed or self._newest_seen is not None:
+            self._fail(
+                StateLostError(
+                    f"all {len(world.members)} workers of generation {world.generation} were lost, and the state with "
+                    "them; there is no durable checkpoint (see checkpoint=)",
+                    story,
+                )
+            )
+        else:
+            # Nobody had begun to train: the next world starts from the beginning.
+            self.world = None
+            self._give_up_if_pointless()
+
+    # ------------------------------------------------------------------ moving on
+
+    def _advance(self, now: float) -> None:
+        """Do whatever has become possible. Each step looks at the whole state, whichever event came."""
+        self._start_workers(now)
+        self._finish_if_voted()
+        if self.over:
+            return
+        if self.world is not None and self.world.phase is WorldPhase.FINISHING:
+            if all(worker in self.workers and self.workers[worker].phase is Phase.DONE for worker in self.world.workers):
+                self._finish(self.world.workers)
+            return
+        if self._elastic_since is None and self._finish_plain(now):
+            return
+        self._interrupt_if_planned(now)
+        self._form_if_ready(now)
+
+    def _start_workers(self, now: float) -> None:
+        if self.world is not None and self.world.phase is WorldPhase.FINISHING:
+            return
+        for host in self.hosts.startable(now):
+            if self._elastic_since is None and len(self.workers) >= (self._plain_target or self.settings.num_proc):
+                return  # a function without an elastic part runs in num_proc workers, no more
+            number = self._next_worker
+            self._next_worker += 1
+            host.worker = number
+            self.workers[number] = Worker(number, host.host, host.name, host.place, heard=now, active_at=now)
+            self._places[number] = host.place
+            self._commands.append(do.StartWorker(host.host, number))
+            self._record("worker_starting", worker=number, host=host.host, name=host.name)
+
+    def _finish_if_voted(self) -> None:
+        world = self.world
+        if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+            return
+        members = [self.workers.get(number) for number in world.workers]
+        if all(worker is not None and worker.phase is Phase.VOTED for worker in members):
+            world.phase = WorldPhase.FINISHING
+            self._commands.append(do.FinishWorld(world.generation, world.workers))
+            self._record("world_finished", generation=world.generation, size=len(world.members))
+            for worker in list(self.workers.values()):
+                if worker.worker not in world.workers:
+                    self._leave(worker)
+        elif world.phase is WorldPhase.INTERRUPTING:
+            # Some ranks left the function, others the world: those that left have to enter it again.
+            voted = [worker for worker in members if worker is not None and worker.phase is Phase.VOTED]
+            if voted and any(worker is not None and worker.phase is Phase.READY for worker in members):
+                for worker in voted:
+                    worker.phase = Phase.MEMBER
+                self._commands.append(
+                    do.AbortWorld(
+                        world.generation, tuple(worker.worker for worker in voted), "other ranks were interrupted"
+                    )
+                )
+
+    def _finish_plain(self, now: float) -> bool:
+        """End a job whose function has no elastic part once enough results are there. Return whether it did."""
+        target = self._plain_target
+        if target is None:
+            target = self.settings.num_proc
+            if now - self._started >= self.settings.start_timeout and self.settings.min_np <= len(self.workers):
+                target = self._plain_target = min(len(self.workers), target)
+        done = [worker.worker for worker in self.workers.values() if worker.phase is Phase.DONE]
+        if len(done) < target:
+            return False
+        self._finish(tuple(sorted(done)[:target]))
+        return True
+
+    def _interrupt_if_planned(self, now: float) -> None:
+        world = self.world
+        if world is None or world.phase is not WorldPhase.RUNNING:
+            return
+        members = self._living_members()
+        if any(worker.phase is Phase.VOTED for worker in members):
+            return
+        reason = ""
+        if any(self._is_draining(worker) for worker in members):
+            reason = "a host drains"
+        elif len(members) < self.settings.max_np and self._join_is_due(now):
+            reason = "workers arrived"
+        if reason:
+            world.phase = WorldPhase.INTERRUPTING
+            self._short_since = now
+            self._commands.append(do.InterruptWorld(world.generation, world.workers))
+            self._record("world_interrupted", generation=world.generation, reason=reason)
+
+    def _join_is_due(self, now: float) -> bool:
+        newcomers = self._newcomers()
+        if not newcomers:
+            return False
+        if now - min(worker.ready_at for worker in newcomers) >= self.settings.join_patience:
+            return True
+        booting = any(worker.phase in (Phase.STARTING, Phase.BOOTING) for worker in self.workers.values())
+        quiet_for = now - max(worker.ready_at for worker in newcomers)
+        return not booting and quiet_for >= self.settings.join_window
+
+    def _form_if_ready(self, now: float) -> None:
+        world = self.world
+        if world is not None:
+            if world.phase not in (WorldPhase.INTERRUPTING, WorldPhase.BREAKING):
+                return
+            if any(worker.phase is not Phase.READY for worker in self._living_members()):
+                return
+            if world.phase is WorldPhase.BREAKING and self._give_up_if_pointless():
+                return
+        ready = [worker for worker in self.workers.values() if worker.phase is Phase.READY]
+        newest = max((worker.commit for worker in ready if worker.commit is not None), default=None)
+        chosen = choose_members(
+            (Candidate(worker.worker, worker.host_name, worker.commit) for worker in ready),
+            self.settings.max_np,
+            newest,
+            {worker.worker: self._is_draining(worker) for worker in ready},
+        )
+        if len(chosen) < self._needed(now):
+            return
+        self._form(assign_ranks(chosen), newest, now)
+
+    def _form(self, members: tuple[Member, ...], newest: CommitId | None, now: float) -> None:
+        self._generation += 1
+        self._sizes[self._generation] = len(members)
+        previous_size = self._sizes[newest.generation] if newest is not None else 0
+        self.world = World(self._generation, members, since=now)
+        self._short_since = None
+        for member in members:
+            worker = self.workers[member.worker]
+            worker.phase = Phase.MEMBER
+            worker.collectives = 0
+            worker.active_at = now
+            worker.ready_deadline = None
+        self._commands.append(do.FormWorld(self._generation, members, previous_size))
+        self._record(
+            "world_forming",
+            generation=self._generation,
+            size=len(members),
+            previous_size=previous_size,
+            workers=[member.worker for member in members],
+            newest_commit=str(newest),
+        )
+        for worker in list(self.workers.values()):
+            if worker.phase is Phase.READY and self._is_draining(worker):
+                self._leave(worker)
+
+    def _needed(self, now: float) -> int:
+        """How many ready workers it takes to form the next world."""
+        if self._generation > 0 or self._start_timeout_passed(now):
+            return self.settings.min_np
+        return self.settings.num_proc
+
+    def _start_timeout_passed(self, now: float) -> bool:
+        return now - self._started >= self.settings.start_timeout
+
+    # ------------------------------------------------------------------ time
+
+    def _tick(self, event: ev.Tick, now: float) -> None:
+        checks = (
+            self._check_silence,
+            self._check_collectives,
+            self._check_survivors,
+            self._check_forming,
+            self._check_drains,
+            self._check_host_count,
+        )
+        for check in checks:
+            if self.over:
+                return
+            check(now)
+
+    def _check_silence(self, now: float) -> None:
+        limit = self.settings.heartbeat_timeout
+        for host in self.hosts:
+            if host.heard is None:
+                host.heard = now
+            elif now - host.heard > limit:
+                self._commands.append(do.RestartTask(host.host, f"it did not answer pings for {limit:g} s"))
+                self._task_lost(ev.TaskLost(host.host, f"it did not answer pings for {limit:g} s"), now)
+        for worker in list(self.workers.values()):
+            patience = self.settings.start_timeout if worker.phase is Phase.STARTING else limit
+            if worker.phase is not Phase.DONE and now - worker.heard > patience:
+                what = "hung: did not start" if worker.phase is Phase.STARTING else "hung: its process was silent"
+                self._lose(worker.worker, f"{what} for {patience:g} s", now)
+
+    def _check_collectives(self, now: float) -> None:
+        """Find those who have not entered a collective that all others have been waiting in."""
+        world = self.world
+        if world is None or world.phase is not WorldPhase.RUNNING:
+            return
+        members = self._living_members()
+        # The first step of a generation may compile kernels, open files, fill a loader …
+        limit = self.settings.hang_timeout * (1 if world.progressed else 2)
+        if any(now - worker.active_at <= limit for worker in members):
+            return
+        fewest = min(worker.collectives for worker in members)
+        if any(worker.collectives > fewest for worker in members):
+            for worker in members:
+                if worker.collectives == fewest and worker.phase is Phase.MEMBER:
+                    self._lose(
+                        worker.worker,
+                        f"hung: all others had waited for it in a collective for {limit:g} s "
+                        "(hang_timeout; call state.heartbeat() in long code)",
+                        now,
+                    )
+        elif not world.progressed and not any(worker.phase is Phase.VOTED for worker in members):
+            self._fail(
+                TrainingFailedError(
+                    f"no worker reached a commit within {limit:g} s (twice hang_timeout={self.settings.hang_timeout:g}) "
+                    f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
+                    "and state.heartbeat() in long code before it",
+                    self.book.story(),
+                )
+            )
+
+    def _check_survivors(self, now: float) -> None:
+        for worker in self._living_members():
+            if worker.ready_deadline is not None and now > worker.ready_deadline:
+                limit = self.settings.ready_timeout
+                self._lose(
+                    worker.worker, f"hung: did not return to its elastic function for {limit:g} s after a reset", now
+                )
+
+    def _check_forming(self, now: float) -> None:
+        world = self.world
+        if world is None or world.phase is not WorldPhase.FORMING or now - world.since <= self.settings.form_timeout:
+            return
+        missing = [worker for worker in self._living_members() if worker.worker not in world.acknowledged]
+        for worker in missing:
+            worker.form_failures += 1
+        ranks = [world.rank_of(worker.worker) for worker in missing]
+        self._break(f"ranks {ranks} did not connect within {self.settings.form_timeout:g} s", now)
+        for worker in missing:
+            if worker.form_failures >= FORM_ATTEMPTS:
+                self._lose(worker.worker, f"could not connect to the others {FORM_ATTEMPTS} times", now)
+
+    def _check_drains(self, now: float) -> None:
+        world = self.world
+        if world is None or world.phase is not WorldPhase.INTERRUPTING:
+            return
+        for worker in self._living_members():
+            host = self.hosts.get(worker.host)
+            if host is not None and host.drain_deadline is not None and now >= host.drain_deadline:
+                self._break(f"{host.name} goes away before the next commit", now)
+                return
+
+    def _check_host_count(self, now: float) -> None:
+        settings = self.settings
+        if self._generation == 0:
+            self._check_start(now)
+        elif self._short_since is not None and now - self._short_since >= settings.elastic_timeout:
+            ready = sum(worker.phase is Phase.READY for worker in self.workers.values())
+            self._fail(
+                NotEnoughHostsError(
+                    f"only {ready} of min_np={settings.min_np} workers were ready {settings.elastic_timeout:g} s "
+                    f"(elastic_timeout) after {self.world.broken_by if self.world else 'a loss'}; "
+                    f"{len(self.hosts)} hosts are registered"
+                )
+            )
+
+    def _check_start(self, now: float) -> None:
+        settings = self.settings
+        if len(self.hosts) >= settings.min_np:
+            self._held_since = None
+        elif len(self.hosts) and not any(worker.phase is Phase.DONE for worker in self.workers.values()):
+            self._held_since = self._held_since if self._held_since is not None else now
+            if now - self._held_since >= self._yield_after:
+                self._yield_slots()
+        since = self._started
+        if self._elastic_since is not None:
+            ready = sum(worker.phase is Phase.READY for worker in self.workers.values())
+            since = max(since, self._elastic_since)
+            what = f"{ready} of min_np={settings.min_np} workers had reached the elastic function"
+        else:
+            # Nobody can tell a long plain function from one that never reaches its elastic part: only hosts count.
+            if len(self.hosts) >= settings.min_np:
+                return
+            what = f"{len(self.hosts)} of min_np={settings.min_np} hosts had registered"
+        if now - since >= settings.start_timeout:
+            self._fail(
+                NotEnoughHostsError(
+                    f"only {what} after {settings.start_timeout:g} s (start_timeout). Does Spark have free cores "
+                    f"for max_np={settings.max_np} tasks? Lower min_np, or raise start_timeout"
+                )
+            )
+
+    def _yield_slots(self) -> None:
+        self._held_since = None
+        self._yield_after *= 2
+        self._record("slots_yielded", hosts=len(self.hosts))
+        for worker in list(self.workers.values()):
+            worker.phase = Phase.LEAVING
+        self._commands.append(do.YieldSlots())
+        for host in self.hosts:
+            self._commands.append(do.ReleaseTask(host.host))
+            self.hosts.remove(host.host)
+        self.workers.clear()
+
+    # ------------------------------------------------------------------ small questions and answers
+
+    def _note_commit(self, worker: Worker, commit: CommitId | None) -> None:
+        if commit is None or (worker.commit is not None and commit < worker.commit):
+            return
+        worker.commit = commit
+        if self._newest_seen is None or commit > self._newest_seen:
+            self._newest_seen = commit
+        world = self.world
+        if world is not None and commit.generation == world.generation and commit.index > 0 and not world.progressed:
+            world.progressed = True
+            self.book.progressed(world.generation)
+            for number in world.workers:
+                self.hosts.worker_progressed(self._places[number])
+
+    def _living_members(self) -> list[Worker]:
+        if self.world is None:
+            return []
+        return [self.workers[number] for number in self.world.workers if number in self.workers]
+
+    def _newcomers(self) -> list[Worker]:
+        members = self.world.workers if self.world is not None else ()
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.phase is Phase.READY and worker.worker not in members and not self._is_draining(worker)
+        ]
+
+    def _is_member(self, number: int) -> bool:
+        return self.world is not None and number in self.world.workers
+
+    def _rank_of(self, number: int) -> int | None:
+        return self.world.rank_of(number) if self.world is not None else None
+
+    def _is_draining(self, worker: Worker) -> bool:
+        host = self.hosts.get(worker.host)
+        return host is not None and host.draining
+
+    def _leave(self, worker: Worker) -> None:
+        connected = worker.phase is not Phase.STARTING
+        worker.phase = Phase.LEAVING
+        self._commands.append(do.LeaveJob(worker.worker) if connected else do.KillWorker(worker.host, worker.worker))
+
+    def _give_up_if_pointless(self) -> bool:
+        verdict = self.book.verdict()
+        if verdict is not None:
+            self._fail(TrainingFailedError(verdict, self.book.story()))
+        return self.over
+
+    def _finish(self, workers: tuple[int, ...]) -> None:
+        self.over = True
+        self._record("job_finished", workers=list(workers), resets=self.resets)
+        self._commands.append(do.FinishJob(workers))
+        self._release_hosts()
+
+    def _fail(self, error: SparkElasticError) -> None:
+        if self.over:
+            return
+        self.over = True
+        self._record("job_failed", error=type(error).__name__, message=str(error))
+        self._commands.append(do.FailJob(error))
+        self._release_hosts()
+
+    def _release_hosts(self) -> None:
+        for host in self.hosts:
+            self._commands.append(do.ReleaseTask(host.host))
+
+    def _after_the_end(self, event: ev.Event) -> None:
+        """A closed job admits nobody."""
+        if isinstance(event, ev.TaskRegistered):
+            self._commands.append(do.ReleaseTask(event.host))
+        elif isinstance(event, ev.WorkerExited):
+            self.book.explain(event.worker, event.code, event.last_lines)
+
+    def _record(self, kind: str, **fields: object) -> None:
+        self._commands.append(do.Record(kind, fields))

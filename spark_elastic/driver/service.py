@@ -1,0 +1,444 @@
+"""SparkDriverService: one event loop that carries messages between tasks, workers and the ``DriverMachine``.
+
+The machine decides; this file only translates: messages into events, commands into messages. All state is touched by the
+loop's thread alone; other threads enter through ``call``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from spark_elastic import messages as m
+from spark_elastic.credentials import Credentials
+from spark_elastic.driver import commands as do
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
+from spark_elastic.driver.store import ControlStore
+from spark_elastic.errors import SparkElasticError, TrainingFailedError
+from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
+from spark_elastic.settings import JobSettings
+
+logger = logging.getLogger("spark_elastic")
+
+HELLO_SECONDS = 15.0
+# How long released tasks may take to end before the connections to them are cut.
+RELEASE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Task:
+    host: int
+    facts: m.HostFacts
+    connection: Connection
+
+
+@dataclass(slots=True)
+class _WorkerLink:
+    worker: int
+    connection: Connection
+    elastic_result: bool = False
+    result: bytearray = field(default_factory=bytearray)
+
+
+class SparkDriverService:
+    """Runs one job's driver side from ``__enter__`` to ``__exit__``; ``outcome`` is its end.
+
+    ``outcome`` resolves to the pickled results in rank order, or to the job's error. Nothing here may block the loop.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        credentials: Credentials,
+        payload: bytes,
+        *,
+        bind_address: str = "",
+        event_log: EventLog | None = None,
+        faults: dict[int, int] | None = None,
+        on_yield: Callable[[], None] = lambda: None,
+        on_registered: Callable[[int], None] = lambda slot: None,
+    ) -> None:
+        self.settings = settings
+        self.outcome: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
+        self.port = 0
+        self._credentials = credentials
+        self._payload = payload
+        self._bind_address = bind_address
+        self._log = event_log or EventLog(None, None)
+        self._faults = dict(faults or {})
+        self._on_yield = on_yield
+        self._on_registered = on_registered
+        self._machine = DriverMachine(settings, time.monotonic())
+        self._store = ControlStore()
+        self._tasks: dict[int, _Task] = {}
+        self._slots: dict[int, int] = {}
+        self._standby: dict[int, list[asyncio.Future[None]]] = {}
+        self._links: dict[int, _WorkerLink] = {}
+        self._results: dict[int, bytes] = {}
+        self._ranks: dict[int, int] = {}
+        self._next_host = 0
+        self._pings = 0
+        self._next_ping = time.monotonic()
+        self._backend: str | None = settings.backend
+        self._timer: asyncio.TimerHandle | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._run_loop, name="spark_elastic-driver", daemon=True)
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> SparkDriverService:
+        self._thread.start()
+        try:
+            self.call(self._start())
+        except BaseException:
+            self._stop_loop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.call(self._close())
+        self._stop_loop()
+
+    def stop_serving(self) -> None:
+        """Release all tasks and refuse new ones; waits until they are gone, or ``RELEASE_SECONDS``."""
+        self.call(self._close())
+
+    def call(self, coroutine: Any) -> Any:
+        """Run a coroutine on the loop from another thread and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def cancel(self, error: SparkElasticError) -> None:
+        """End the job from any thread, without waiting."""
+        self._loop.call_soon_threadsafe(self._cancel, error)
+
+    def drain_host(self, host: int, deadline: float | None = None) -> None:
+        """Have the worker of a host leave at the next commit; from any thread, without waiting."""
+        self._loop.call_soon_threadsafe(self._handle, ev.HostDraining(host, deadline))
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._accepted,
+            host=self._bind_address or None,
+            port=self.settings.driver_port,
+            ssl=self._credentials.server_context(),
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            backlog=1024,
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._schedule_tick()
+
+    async def _close(self) -> None:
+        """Wait for released tasks to go, then cut what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._server is not None
+        # New connections are refused from here on, which is how late tasks learn that the job is over.
+        self._server.close()
+        for link in self._links.values():
+            link.connection.send(m.LeaveJob())
+        for task in self._tasks.values():
+            task.connection.send(m.ReleaseTask())
+        for waiting in self._standby.values():
+            for vacant in waiting:
+                vacant.cancel()
+        pending = set(self._connections)
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=RELEASE_SECONDS)
+        for connection in pending:
+            connection.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=RELEASE_SECONDS)
+
+    # ------------------------------------------------------------------ connections
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        self._connections.add(current)
+        connection = Connection(reader, writer, m.ToDriver)
+        try:
+            hello = await asyncio.wait_for(connection.receive(), HELLO_SECONDS)
+            if isinstance(hello, m.TaskHello):
+                await self._serve_task(hello, connection)
+            elif isinstance(hello, m.WorkerHello):
+                await self._serve_worker(hello, connection)
+            else:
+                logger.warning("%s opened with %s; refused", connection.peer_address, type(hello).__name__)
+        except (ConnectionLostError, asyncio.TimeoutError, ConnectionError) as error:
+            logger.debug("connection from %s ended: %s", connection.peer_address, error)
+        finally:
+            self._connections.discard(current)
+            connection.abort()
+
+    async def _serve_task(self, hello: m.TaskHello, connection: Connection) -> None:
+        if not self._accepts(hello.facts, connection):
+            await connection.close()
+            return
+        slot = hello.slot
+        if not 0 <= slot < self.settings.max_np:
+            raise ConnectionLostError(f"slot {slot} does not exist")
+        while slot in self._slots.values():
+            if not await self._stand_by(slot, connection):
+                return
+        host = self._next_host
+        self._next_host += 1
+        self._tasks[host] = _Task(host, hello.facts, connection)
+        self._slots[host] = slot
+        connection.send(m.Welcome(host, dict(self.settings.env)))
+        for warning in hello.facts.warnings:
+            logger.warning("host %s: %s", hello.facts.name, warning)
+        self._on_registered(slot)
+        place = f"{hello.facts.name}/{hello.facts.executor_pid}"
+        self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
+        self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place))
+        reason = "its connection to the driver broke"
+        try:
+            async for message in connection.messages():
+                if isinstance(message, m.TaskFailed):
+                    reason = message.reason
+                else:
+                    self._task_said(host, message)
+        finally:
+            self._tasks.pop(host, None)
+            self._slots.pop(host, None)
+            self._handle(ev.TaskLost(host, reason))
+            for vacant in self._standby.pop(slot, []):
+                if not vacant.done():
+                    vacant.set_result(None)
+
+    async def _stand_by(self, slot: int, connection: Connection) -> bool:
+        """Let a speculative duplicate of a task wait until the original goes. Return whether it is still there then.
+
+        Were it to end, Spark would take the slot for done and kill the original.
+        """
+        vacant = self._loop.create_future()
+        self._standby.setdefault(slot, []).append(vacant)
+        silence = asyncio.ensure_future(connection.receive())
+        await asyncio.wait({vacant, silence}, return_when=asyncio.FIRST_COMPLETED)
+        if not silence.done():
+            silence.cancel()
+        return vacant.done()
+
+    def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
+        """Refuse a host whose Python cannot read what the driver pickles; name a differing torch."""
+        mine = platform.python_version()
+        if facts.python.split(".")[:2] != mine.split(".")[:2]:
+            self._cancel(
+                TrainingFailedError(
+                    f"host {facts.name} runs Python {facts.python}, the driver {mine}: functions cannot travel between "
+                    "them. Set PYSPARK_PYTHON (spark.pyspark.python) to the same minor version everywhere"
+                )
+            )
+            connection.send(m.ReleaseTask())
+            return False
+        others = {task.facts.torch for task in self._tasks.values()} - {facts.torch}
+        if others:
+            logger.warning("host %s has torch %s, others have %s", facts.name, facts.torch, ", ".join(sorted(others)))
+        return True
+
+    async def _serve_worker(self, hello: m.WorkerHello, connection: Connection) -> None:
+        number = hello.worker
+        if number not in self._machine.workers or number in self._links:
+            connection.send(m.LeaveJob())
+            await connection.close()
+            return
+        link = self._links[number] = _WorkerLink(number, connection)
+        self._handle(ev.WorkerConnected(number))
+        try:
+            await connection.send_bytes(self._payload)
+            async for message in connection.messages():
+                self._worker_said(link, message)
+        finally:
+            del self._links[number]
+            self._handle(ev.WorkerGone(number, "its connection to the driver broke"))
+
+    # ------------------------------------------------------------------ messages → events
+
+    def _task_said(self, host: int, message: Any) -> None:
+        if isinstance(message, m.OutputLines):
+            self._print(message)
+        elif isinstance(message, m.Pong):
+            self._handle(ev.TaskHeard(host))
+        elif isinstance(message, m.WorkerDying):
+            self._handle(ev.WorkerGone(message.worker, "its process died"))
+        elif isinstance(message, m.WorkerExited):
+            self._handle(ev.WorkerExited(host, message.worker, message.code, message.last_lines))
+        elif isinstance(message, m.WorkerStarted):
+            self._log.record("worker_started", worker=message.worker, host=host, pid=message.pid)
+        else:
+            raise ConnectionLostError(f"a task may not send {type(message).__name__}")
+
+    def _worker_said(self, link: _WorkerLink, message: Any) -> None:
+        worker = link.worker
+        match message:
+            case m.Heartbeat():
+                self._handle(
+                    ev.WorkerHeard(worker, message.generation, message.collectives, message.beats, message.commit)
+                )
+            case m.StoreRequest():
+                self._store.handle(message, link.connection.send)
+            case m.WorkerReady():
+                self._handle(ev.WorkerReady(worker, message.generation, message.commit, message.reason))
+            case m.WorkerAborted():
+                self._handle(ev.WorkerAborted(worker, message.generation, message.commit))
+            case m.WorldFormed():
+                self._handle(ev.GroupFormed(worker, message.generation))
+            case m.WorkerReturned():
+                self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
+            case m.WorkerRaised():
+                self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
+            case m.ResultFollows():
+                link.elastic_result = message.elastic
+                link.result.clear()
+            case m.Chunk():
+                link.result += message.data
+                if message.last:
+                    self._results[worker] = bytes(link.result)
+                    link.result.clear()
+                    link.connection.send(m.LeaveJob())
+                    self._handle(ev.ResultArrived(worker, link.elastic_result))
+            case m.Reported():
+                self._log.record(
+                    message.kind,
+                    worker=worker,
+                    rank=self._ranks.get(worker),
+                    generation=message.generation,
+                    **message.values,
+                )
+            case m.ClaimFault():
+                left = self._faults.get(message.fault, 0)
+                self._faults[message.fault] = left - 1
+                if left > 0:
+                    self._log.record("fault_injected", worker=worker, rank=self._ranks.get(worker), fault=message.fault)
+                link.connection.send(m.StoreReply(message.number, amount=left > 0))
+            case _:
+                raise ConnectionLostError(f"a worker may not send {type(message).__name__}")
+
+    def _print(self, message: m.OutputLines) -> None:
+        rank = self._ranks.get(message.worker)
+        prefix = f"[{rank}]" if rank is not None else f"[worker {message.worker}]"
+        target = sys.stdout if message.stream is m.Stream.OUT else sys.stderr
+        lines = [f"{prefix} {line}\n" for line in message.lines]
+        if message.dropped:
+            lines.append(f"{prefix} … {message.dropped:,} lines dropped\n")
+        target.write("".join(lines))
+        target.flush()
+
+    # ------------------------------------------------------------------ events → commands
+
+    def _handle(self, event: ev.Event) -> None:
+        for command in self._machine.handle(event, time.monotonic()):
+            self._execute(command)
+        self._schedule_tick()
+
+    def _schedule_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        now = time.monotonic()
+        due = self._machine.deadline()
+        regular = self._next_ping
+        self._timer = self._loop.call_later(max(0.0, min(regular, due or regular) - now), self._tick)
+
+    def _tick(self) -> None:
+        if time.monotonic() >= self._next_ping:
+            self._next_ping = time.monotonic() + TICK_SECONDS
+            self._pings += 1
+            ping = encode(m.Ping(self._pings))
+            for task in self._tasks.values():
+                task.connection.send_encoded(ping)
+        self._handle(ev.Tick())
+
+    def _execute(self, command: do.Command) -> None:
+        match command:
+            case do.Record(kind, fields):
+                logger.debug("%s %s", kind, fields)
+                self._log.record(kind, **fields)
+            case do.StartWorker(host, worker):
+                self._to_task(host, m.StartWorker(worker))
+            case do.KillWorker(host, worker):
+                self._to_task(host, m.KillWorker(worker))
+                self._to_workers((worker,), m.LeaveJob())
+            case do.RestartTask(host, reason):
+                self._to_task(host, m.RestartTask(reason))
+            case do.ReleaseTask(host):
+                self._to_task(host, m.ReleaseTask())
+            case do.YieldSlots():
+                self._on_yield()
+            case do.FormWorld(generation, members, previous_size):
+                self._store.open_generation(generation)
+                self._ranks.update({member.worker: member.rank for member in members})
+                self._to_workers(
+                    tuple(member.worker for member in members),
+                    m.FormWorld(generation, members, previous_size, self._choose_backend(members)),
+                )
+            case do.AbortWorld(generation, workers, reason):
+                self._store.close_generation(generation)
+                self._to_workers(workers, m.AbortWorld(generation, reason))
+            case do.InterruptWorld(generation, workers):
+                self._to_workers(workers, m.InterruptWorld(generation))
+            case do.FinishWorld(generation, workers):
+                self._to_workers(workers, m.FinishWorld(generation))
+            case do.LeaveJob(worker):
+                self._to_workers((worker,), m.LeaveJob())
+            case do.FinishJob(workers):
+                if not self.outcome.done():
+                    self.outcome.set_result([self._results[worker] for worker in workers])
+            case do.FailJob(error):
+                for link in self._links.values():
+                    link.connection.send(m.LeaveJob())
+                if not self.outcome.done():
+                    self.outcome.set_exception(error)
+
+    def _choose_backend(self, members: tuple[m.Member, ...]) -> str:
+        """nccl where every worker of the world has a GPU that no other has, else gloo."""
+        if self._backend is not None:
+            return self._backend
+        gpus = []
+        for member in members:
+            task = self._tasks.get(self._machine.workers[member.worker].host)
+            if task is None or not task.facts.gpus:
+                return "gloo"
+            gpus.append((task.facts.name, task.facts.gpus[0]))
+        return "nccl" if len(set(gpus)) == len(gpus) else "gloo"
+
+    def _to_task(self, host: int, message: m.Message) -> None:
+        task = self._tasks.get(host)
+        if task is not None:
+            task.connection.send(message)
+
+    def _to_workers(self, workers: tuple[int, ...], message: m.Message) -> None:
+        frame = encode(message)
+        for worker in workers:
+            link = self._links.get(worker)
+            if link is not None:
+                link.connection.send_encoded(frame)
+
+    def _cancel(self, error: SparkElasticError) -> None:
+        for command in self._machine.cancel(error):
+            self._execute(command)

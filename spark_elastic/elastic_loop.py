@@ -1,0 +1,90 @@
+"""@elastic: the loop that enters the user's function once per generation until all ranks have left it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from spark_elastic import faults
+from spark_elastic.context import Job, current_job
+from spark_elastic.errors import HostsUpdatedInterrupt, WorldChanged
+from spark_elastic.state import State
+
+logger = logging.getLogger("spark_elastic")
+
+T = TypeVar("T")
+
+
+def elastic(function: Callable[..., T]) -> Callable[..., T]:
+    """Make ``function(state, *args, **kwargs)`` survive losses and arrivals of workers.
+
+    When a worker is lost the state goes back to the last commit; when workers come or leave as planned it has just been
+    committed. Then the world is formed anew, the state synced, reset callbacks run on all ranks, and ``function`` is
+    entered again; so it has to go on from what the state says. The call returns when all ranks have left ``function``, with
+    this rank's value; a loss before that enters it again. It blocks while fewer than ``min_np`` workers are there.
+
+    In a job there is one elastic function, called once. Outside a job the function is simply called.
+    """
+
+    @functools.wraps(function)
+    def call(state: State, *args: Any, **kwargs: Any) -> T:
+        if not isinstance(state, State):
+            raise TypeError(f"the first argument of an elastic function is a State, not {type(state).__name__}")
+        job = current_job()
+        if job is None:
+            state._begin(None)
+            return function(state, *args, **kwargs)
+        job.enter_elastic()
+        return _run(job, state, lambda: function(state, *args, **kwargs))
+
+    return call
+
+
+def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
+    reason = ""
+    while True:
+        try:
+            world = job.next_world(reason)
+            state._begin(job)
+            value = enter()
+            faults.reached(faults.Point.RETURN, rank=world.rank, generation=world.generation)
+            state._leave(world)
+            job.control.vote()
+        except BaseException as error:
+            change = _find_change(error, job)
+            if change is None:
+                raise
+            reason = "" if isinstance(change, HostsUpdatedInterrupt) else str(change) or type(change).__name__
+            # The frames of the failed step hold the old model wrapper and its buckets.
+            traceback.clear_frames(error.__traceback__)
+            logger.info("%s: %s", type(change).__name__, change)
+        else:
+            job.finished = True
+            faults.reached(faults.Point.FINISHED, rank=world.rank, generation=world.generation)
+            return value
+        if reason:
+            state.restore()
+
+
+def _find_change(error: BaseException, job: Job) -> WorldChanged | None:
+    """Tell whether an exception comes from a change of the world.
+
+    User code may wrap ours in one of its own, and errors of collectives in a broken world are plain ``RuntimeError``s.
+    """
+    for link in _chain(error):
+        if isinstance(link, WorldChanged):
+            return link
+        if isinstance(link, RuntimeError) and job.world is not None and job.world.is_broken():
+            return job.world.lost(link)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

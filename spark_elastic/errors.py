@@ -1,0 +1,114 @@
+"""Every error that spark_elastic raises on purpose.
+
+::
+
+    SparkElasticError
+    ├── TrainingFailedError          the job failed; holds every failing worker's host, rank and traceback
+    │   ├── ResetLimitExceededError  more resets after failures than reset_limit allows
+    │   └── StateLostError           every copy of the committed state is gone
+    ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
+    ├── NotInWorldError              rank(), size() … were asked before the first generation
+    ├── DataError                    a dataset is broken, changed, or not what the job expects
+    └── JobCancelledError            Spark or the user ended the job from outside
+
+    WorldChanged(Exception)          raised into user code; caught by @elastic
+    ├── WorkerLostError              a worker of this generation is gone: the state goes back to the last commit
+    └── HostsUpdatedInterrupt        workers come or leave as planned: the state was just committed
+
+Mistakes in arguments are ``ValueError`` and ``TypeError``. ``WorkerLostError`` and ``HostsUpdatedInterrupt`` are not
+``RuntimeError``s, so that code which skips a batch on out-of-memory does not swallow them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "DataError",
+    "HostsUpdatedInterrupt",
+    "JobCancelledError",
+    "NotEnoughHostsError",
+    "NotInWorldError",
+    "ResetLimitExceededError",
+    "SparkElasticError",
+    "StateLostError",
+    "TrainingFailedError",
+    "WorkerFailure",
+    "WorkerLostError",
+    "WorldChanged",
+]
+
+
+class SparkElasticError(Exception):
+    """Base of all errors that end a job or refuse an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """What is known of one worker's end: where it ran, how it ended, and its last words.
+
+    ``rank`` is None for a worker that had not been in a world yet. ``traceback`` is empty where no Python exception
+    was raised (a signal, an exit, a hang); ``last_lines`` holds the last lines of its output.
+    """
+
+    worker: int
+    rank: int | None
+    host: str
+    cause: str
+    traceback: str = ""
+    last_lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}" if self.rank is not None else "a worker without a rank"
+        text = f"{who} (worker {self.worker}) on {self.host}: {self.cause}"
+        if self.traceback:
+            return f"{text}\n{self.traceback.rstrip()}"
+        return "\n".join([text, *(f"    | {line}" for line in self.last_lines)])
+
+
+class TrainingFailedError(SparkElasticError):
+    """The job failed. ``failures`` holds every failing worker, the latest last."""
+
+    def __init__(self, message: str, failures: tuple[WorkerFailure, ...] = ()) -> None:
+        super().__init__(message, failures)
+        self.message = message
+        self.failures = failures
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.message, *map(str, self.failures)])
+
+
+class ResetLimitExceededError(TrainingFailedError):
+    """More resets were caused by failures than ``reset_limit`` allows."""
+
+
+class StateLostError(TrainingFailedError):
+    """Every worker that held the committed state is gone, and there is no durable checkpoint."""
+
+
+class NotEnoughHostsError(SparkElasticError):
+    """Fewer than ``min_np`` workers were there when ``start_timeout`` or ``elastic_timeout`` passed."""
+
+
+class NotInWorldError(SparkElasticError):
+    """There is no rank yet: the code runs above the elastic function, before the first generation."""
+
+
+class DataError(SparkElasticError):
+    """A dataset is damaged, has changed while it was read, or does not hold what was asked of it."""
+
+
+class JobCancelledError(SparkElasticError):
+    """The job was ended from outside: the SparkContext stopped."""
+
+
+class WorldChanged(Exception):
+    """The world that the code trains in has ended. ``@elastic`` catches it and enters the function again."""
+
+
+class WorkerLostError(WorldChanged):
+    """A worker of this generation is gone; the state goes back to the last commit."""
+
+
+class HostsUpdatedInterrupt(WorldChanged):
+    """Workers arrive or leave as planned; the state has just been committed and nothing is lost."""

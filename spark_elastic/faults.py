@@ -1,0 +1,107 @@
+"""Injected faults, worker side: named points of the protocol at which a fault of the job's plan may strike.
+
+Without a plan each point costs one look at an empty tuple. ``spark_elastic.testing`` makes plans.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+import psutil
+
+
+class Point(Enum):
+    """Where in a worker's life a fault can strike. The first three come before there is a rank."""
+
+    BOOT = "boot"
+    READY = "ready"
+    JOINING = "joining"
+    FORM = "form"
+    FORMED = "formed"
+    REPAIR = "repair"
+    SYNCED = "synced"
+    COMMIT = "commit"
+    RECORDED = "recorded"
+    COMMITTED = "committed"
+    RETURN = "return"
+    FINISHED = "finished"
+    RESULT = "result"
+
+
+class Action(Enum):
+    KILL = "kill"
+    EXIT = "exit"
+    SEGFAULT = "segfault"
+    RAISE = "raise"
+    STOP = "stop"
+    HANG = "hang"
+    KILL_TASK = "kill_task"
+    KILL_EXECUTOR = "kill_executor"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1 on."""
+
+    number: int
+    action: Action
+    point: Point
+    rank: int | None = None
+    step: int | None = None
+    generation: int | None = None
+    times: int = 1
+    code: int = 1
+
+
+class InjectedFaultError(Exception):
+    """What a fault of the kind RAISE raises in user code."""
+
+
+_plan: tuple[Fault, ...] = ()
+_claim: Callable[[int], bool] = lambda number: False
+
+
+def arm(plan: tuple[Fault, ...], claim: Callable[[int], bool]) -> None:
+    """Set the plan of this worker. ``claim`` asks the driver whether a fault has strikes left in this job."""
+    global _plan, _claim
+    _plan, _claim = plan, claim
+
+
+def reached(point: Point, *, rank: int | None = None, step: int | None = None, generation: int | None = None) -> None:
+    """Let a matching fault strike. May block, raise, or never return."""
+    for fault in _plan:
+        if (
+            fault.point is point
+            and fault.rank in (None, rank)
+            and fault.step in (None, step)
+            and fault.generation in (None, generation)
+            and _claim(fault.number)
+        ):
+            _strike(fault)
+
+
+def _strike(fault: Fault) -> None:
+    me = os.getpid()
+    match fault.action:
+        case Action.KILL:
+            os.kill(me, signal.SIGKILL)
+        case Action.EXIT:
+            os._exit(fault.code)
+        case Action.SEGFAULT:
+            os.kill(me, signal.SIGSEGV)
+        case Action.RAISE:
+            raise InjectedFaultError(f"injected at {fault.point.value}")
+        case Action.STOP:
+            os.kill(me, signal.SIGSTOP)
+        case Action.HANG:
+            threading.Event().wait()
+        case Action.KILL_TASK:
+            psutil.Process().parents()[1].kill()
+            threading.Event().wait()
+        case Action.KILL_EXECUTOR:
+            next(process for process in psutil.Process().parents() if process.name().startswith("java")).kill()
+            threading.Event().wait()

@@ -1,0 +1,181 @@
+"""Process groups of one generation: built eagerly, registered as torch's default group, aborted at once.
+
+Torch's own ``init_process_group("gloo")`` would build the group on the calling thread, where a peer that dies while it
+connects could hold it. Here the group is built first, on a thread that can be left behind, and then handed to
+``init_process_group`` through torch's interface for third-party backends. So ``torch.distributed`` calls, DDP, SyncBatchNorm
+and ``new_group`` work in user code as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.sockets import GroupSockets, listening_addresses
+from spark_elastic.store import WorldStore
+
+# Hangs are found by the driver, long before this; Gloo's own timeout is the last resort.
+COLLECTIVE_TIMEOUT = timedelta(hours=24)
+GLOO_BACKEND = "elastic_gloo"
+NCCL_BACKEND = "elastic_nccl"
+
+
+class Group:
+    """The process group of a generation, over Gloo, with NCCL beside it where ``backend`` is "nccl".
+
+    ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort`` and ``is_broken`` may be called
+    from any thread, at any time.
+    """
+
+    def __init__(self, store: WorldStore, rank: int, size: int, address: str, backend: str, timeout: timedelta) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._address = address
+        self._backend = backend
+        self._timeout = timeout
+        self._sockets = GroupSockets()
+        self._device: Any = None
+        self._aborted = threading.Event()
+        self.gloo: Any = None
+        self.nccl: Any = None
+
+    def build(self) -> None:
+        """Connect to all ranks. Raises what torch raises when a peer does not answer in time."""
+        before = listening_addresses()
+        self._device = _create_device(self._address)
+        mine = [address for inode, address in listening_addresses().items() if inode not in before]
+        self._sockets.addresses.update(mine)
+        host, port = mine[0]
+        self._store.set(f"address/{self._rank}", f"{host} {port}")
+        self.gloo = self._new_gloo(dist.PrefixStore("gloo", self._store), self._rank, self._size, self._timeout)
+        # After the group is complete everybody has published, so this does not wait.
+        for value in self._store.get_many([f"address/{rank}" for rank in range(self._size)]):
+            peer, peer_port = value.decode().split()
+            self._sockets.addresses.add((peer, int(peer_port)))
+        self._sockets.capture()
+        self.gloo._set_default_timeout(COLLECTIVE_TIMEOUT)
+        if self._backend == "nccl":
+            self.nccl = self._new_nccl(dist.PrefixStore("nccl", self._store), self._rank, self._size)
+        if self._aborted.is_set():
+            self.abort()
+
+    def register(self) -> None:
+        """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
+        _offer(self)
+        name = GLOO_BACKEND if self.nccl is None else f"cpu:{GLOO_BACKEND},cuda:{NCCL_BACKEND}"
+        dist.init_process_group(
+            name, store=dist.PrefixStore("default", self._store), rank=self._rank, world_size=self._size
+        )
+
+    def collectives(self) -> int:
+        """How many collectives of the group this rank has entered."""
+        return sum(int(group._get_sequence_number_for_group()) for group in (self.gloo, self.nccl) if group is not None)
+
+    def is_broken(self) -> bool:
+        """Whether a peer is gone, as far as this process can see without asking anybody."""
+        return self._aborted.is_set() or self._sockets.is_broken()
+
+    def abort(self) -> None:
+        """End all pending and later collectives of the group with an error, on this rank and its peers."""
+        self._aborted.set()
+        self._sockets.shut()
+        if self.nccl is not None:
+            # NCCL's abort may wait for kernels; the caller is the control thread and must not.
+            threading.Thread(target=self.nccl.abort, name="spark_elastic-nccl-abort", daemon=True).start()
+
+    def close(self) -> None:
+        """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn."""
+        self.abort()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.gloo = self.nccl = self._device = None
+        self._sockets.close()
+
+    def _new_gloo(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [self._device]
+        options._timeout = timeout
+        options._threads = 2
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    def _new_nccl(self, store: Any, rank: int, size: int) -> Any:
+        # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+    def subgroup(self, kind: str, options: Any) -> Any:
+        """Make the backend of a ``new_group`` in user code, on the same device, so that an abort reaches it."""
+        if kind == NCCL_BACKEND:
+            return self._new_nccl(options.store, options.group_rank, options.group_size)
+        return self._new_gloo(options.store, options.group_rank, options.group_size, COLLECTIVE_TIMEOUT)
+
+
+def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool]) -> None:
+    """Build ``group`` on a thread, waiting by ``wait``, which returns False when the generation is over.
+
+    Raises ``WorkerLostError`` then, or when the group could not be built; the thread is left to end by itself.
+    """
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def build() -> None:
+        try:
+            group.build()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+            notify()
+
+    threading.Thread(target=build, name="spark_elastic-form", daemon=True).start()
+    if not wait(done.is_set):
+        group.abort()
+        raise WorkerLostError("the generation ended while its group was being built")
+    if failures:
+        group.abort()
+        raise WorkerLostError(f"the group could not be built: {failures[0]}") from failures[0]
+
+
+def _create_device(address: str) -> Any:
+    """Make a Gloo device that listens on ``address``, eager: a lazy group can hang beyond every timeout."""
+    try:
+        return dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+    except TypeError:  # torch before 2.7 knows no lazy devices
+        return dist.ProcessGroupGloo.create_device(hostname=address)
+
+
+# The group that torch's next call of a creator is for; only the thread that runs user code registers groups.
+_offered: Group | None = None
+_default_taken: set[str] = set()
+
+
+def _offer(group: Group) -> None:
+    global _offered
+    _offered = group
+    _default_taken.clear()
+
+
+def _creator(kind: str) -> Callable[[Any, Any], Any]:
+    def create(options: Any, backend_options: Any) -> Any:
+        assert _offered is not None, "the backend is registered for spark_elastic's own use"
+        if kind not in _default_taken:
+            _default_taken.add(kind)
+            return _offered.nccl if kind == NCCL_BACKEND else _offered.gloo
+        return _offered.subgroup(kind, options)
+
+    return create
+
+
+for _kind, _devices in ((GLOO_BACKEND, ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]), (NCCL_BACKEND, ["cuda"])):
+    if not hasattr(dist.Backend, _kind.upper()):
+        dist.Backend.register_backend(_kind, _creator(_kind), extended_api=True, devices=_devices)

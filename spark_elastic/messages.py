@@ -1,0 +1,325 @@
+"""What driver, tasks and workers say to each other: plain data with a schema.
+
+Requests are in the imperative, facts in the past tense. Whatever concerns a world carries its generation, and a receiver
+refuses what is stale by that number. User code, arguments and results travel as opaque cloudpickle bytes in ``Chunk``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+
+class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Names a commit. Ordered by generation first: after a fork of histories indexes alone would not tell who is newer.
+
+    Index 0 is the implicit commit that seals a generation; explicit commits count from 1.
+    """
+
+    generation: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.index}"
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What a task knows of the place it runs in."""
+
+    name: str
+    address: str
+    pid: int
+    executor_pid: int
+    python: str
+    torch: str
+    gpus: tuple[str, ...] = ()
+    cpus: int = 1
+    attempt: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One rank of a world. ``commit`` is the newest commit that the worker holds; None for a newcomer."""
+
+    worker: int
+    rank: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    commit: CommitId | None
+
+
+class Stream(Enum):
+    OUT = "stdout"
+    ERR = "stderr"
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of everything that travels in a frame."""
+
+
+# ---------------------------------------------------------------- both ways
+
+
+class Ping(Message, frozen=True):
+    """Are you there? Answered by ``Pong`` with the same number."""
+
+    number: int
+
+
+class Pong(Message, frozen=True):
+    number: int
+
+
+class Chunk(Message, frozen=True):
+    """A piece of a long byte string; ``last`` ends it."""
+
+    data: bytes
+    last: bool
+
+
+# ---------------------------------------------------------------- task → driver
+
+
+class TaskHello(Message, frozen=True):
+    """First message of a task: this host offers the slot."""
+
+    slot: int
+    facts: HostFacts
+
+
+class WorkerStarted(Message, frozen=True):
+    worker: int
+    pid: int
+
+
+class WorkerDying(Message, frozen=True):
+    """The kernel has begun to take the worker down; its sockets may stay open until its memory is freed."""
+
+    worker: int
+
+
+class WorkerExited(Message, frozen=True):
+    """The worker process is gone: ``code`` is its exit code, or minus the signal that killed it."""
+
+    worker: int
+    code: int
+    last_lines: tuple[str, ...] = ()
+
+
+class OutputLines(Message, frozen=True):
+    """Lines that the worker printed; ``dropped`` counts those that were not forwarded."""
+
+    worker: int
+    stream: Stream
+    lines: tuple[str, ...]
+    dropped: int = 0
+
+
+class TaskFailed(Message, frozen=True):
+    """The host cannot run workers; the task is about to raise."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- driver → task
+
+
+class Welcome(Message, frozen=True):
+    """The task is registered. ``env`` and ``threads`` are for the worker's process."""
+
+    host: int
+    env: dict[str, str]
+
+
+class Refused(Message, frozen=True):
+    """The task is not needed (a duplicate, or the job is over) and ends without an error."""
+
+    reason: str
+
+
+class StartWorker(Message, frozen=True):
+    worker: int
+
+
+class KillWorker(Message, frozen=True):
+    """Kill the worker and everything that it started."""
+
+    worker: int
+
+
+class RestartTask(Message, frozen=True):
+    """Raise, so that Spark starts the task anew, perhaps elsewhere."""
+
+    reason: str
+
+
+class ReleaseTask(Message, frozen=True):
+    """End the worker and the task; nothing has failed."""
+
+
+# ---------------------------------------------------------------- worker → driver
+
+
+class WorkerHello(Message, frozen=True):
+    """First message of a worker. The driver answers with the user's function, as chunks."""
+
+    worker: int
+    pid: int
+
+
+class WorkerReady(Message, frozen=True):
+    """The worker stands at the elastic function and waits for the next world.
+
+    ``generation`` is the last one that it was a member of, 0 for a newcomer.
+    """
+
+    generation: int
+    commit: CommitId | None
+    reason: str = ""
+
+
+class WorkerAborted(Message, frozen=True):
+    """Answer of the control thread to ``AbortWorld``: collectives are aborted, this is the last commit."""
+
+    generation: int
+    commit: CommitId | None
+
+
+class WorldFormed(Message, frozen=True):
+    """This rank's process group of the generation is complete."""
+
+    generation: int
+
+
+class WorkerReturned(Message, frozen=True):
+    """The worker left the elastic function: its vote to end."""
+
+    generation: int
+    commit: CommitId | None
+
+
+class WorkerRaised(Message, frozen=True):
+    """The user's function raised. ``place`` is the innermost frame, file:line."""
+
+    error: str
+    place: str
+    traceback: str
+    fatal: bool = False
+
+
+class ResultFollows(Message, frozen=True):
+    """The result comes next, as chunks."""
+
+    elastic: bool
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent every second by the control thread.
+
+    ``collectives`` counts the collectives that the generation's group has entered, ``beats`` the calls of
+    ``state.heartbeat()``; neither going up while all others wait is a hang.
+    """
+
+    generation: int
+    collectives: int
+    beats: int
+    commit: CommitId | None
+
+
+class StoreRequest(Message, frozen=True):
+    """One operation on the control store, within the name space of a generation (0: the job's)."""
+
+    number: int
+    generation: int
+    operation: Literal["set", "get", "add", "check", "delete", "set_default"]
+    keys: tuple[str, ...]
+    values: tuple[bytes, ...] = ()
+    amount: int = 0
+
+
+class Reported(Message, frozen=True):
+    """Metrics of the user's, from ``state.report()``, or facts of the library's own for the event log."""
+
+    kind: str
+    generation: int
+    values: dict[str, float | int | str]
+
+
+class ClaimFault(Message, frozen=True):
+    """May this injected fault strike? Each does so a limited number of times a job."""
+
+    number: int
+    fault: int
+
+
+# ---------------------------------------------------------------- driver → worker
+
+
+class FormWorld(Message, frozen=True):
+    """Build the process group of a generation. ``previous_size`` is that of the newest commit's world, 0 for none."""
+
+    generation: int
+    members: tuple[Member, ...]
+    previous_size: int
+    backend: str
+
+
+class AbortWorld(Message, frozen=True):
+    """Abort the collectives of the generation at once."""
+
+    generation: int
+    reason: str
+
+
+class InterruptWorld(Message, frozen=True):
+    """Leave the generation at the next commit, all ranks at the same one."""
+
+    generation: int
+
+
+class FinishWorld(Message, frozen=True):
+    """All ranks have voted: return from the elastic function. There are no more resets."""
+
+    generation: int
+
+
+class LeaveJob(Message, frozen=True):
+    """The worker is no longer needed."""
+
+
+class StoreReply(Message, frozen=True):
+    """Answer to ``StoreRequest`` or ``ClaimFault``. ``gone`` says that the generation is over."""
+
+    number: int
+    values: tuple[bytes, ...] = ()
+    amount: int = 0
+    gone: bool = False
+
+
+ToDriver = (
+    TaskHello
+    | WorkerStarted
+    | WorkerDying
+    | WorkerExited
+    | OutputLines
+    | TaskFailed
+    | WorkerHello
+    | WorkerReady
+    | WorkerAborted
+    | WorldFormed
+    | WorkerReturned
+    | WorkerRaised
+    | ResultFollows
+    | Heartbeat
+    | StoreRequest
+    | Reported
+    | ClaimFault
+    | Chunk
+    | Pong
+)
+ToTask = Welcome | Refused | StartWorker | KillWorker | RestartTask | ReleaseTask | Ping
+ToWorker = FormWorld | AbortWorld | InterruptWorld | FinishWorld | LeaveJob | StoreReply | Chunk

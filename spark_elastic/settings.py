@@ -1,0 +1,75 @@
+"""The settings of a job, validated once on the driver and frozen from then on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+BACKENDS = ("gloo", "nccl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Everything that the driver's decisions depend on. All times are in seconds.
+
+    The first block is the public contract of ``spark_elastic.run``; the second holds what few users turn.
+    """
+
+    min_np: int
+    max_np: int
+    num_proc: int
+    start_timeout: float = 600.0
+    elastic_timeout: float = 600.0
+    hang_timeout: float = 300.0
+    reset_limit: int | None = None
+    backend: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    network_interface: str | None = None
+    driver_port: int = 0
+
+    # A worker whose control thread is silent for so long is taken for stopped (SIGSTOP, swapped out, a cut network).
+    heartbeat_timeout: float = 20.0
+    # A survivor has so long to come back to its elastic function after an abort.
+    ready_timeout: float = 60.0
+    # The ranks of a new world have so long to connect to each other.
+    form_timeout: float = 60.0
+    # Newcomers are collected until none has arrived for ``join_window``, or the first has waited ``join_patience``.
+    join_window: float = 0.25
+    join_patience: float = 10.0
+    # A run that holds fewer than min_np slots gives them back after so long, so that another run may finish.
+    yield_after: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self.min_np, self.num_proc, self.max_np)
+        for name in (
+            "start_timeout",
+            "elastic_timeout",
+            "hang_timeout",
+            "heartbeat_timeout",
+            "ready_timeout",
+            "form_timeout",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):
+                raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+        if self.reset_limit is not None and (not isinstance(self.reset_limit, int) or self.reset_limit < 0):
+            raise ValueError(f"reset_limit must be None or a whole number from 0 on, not {self.reset_limit!r}")
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
+        if not 0 <= self.driver_port <= 65535:
+            raise ValueError(f"driver_port must be a port from 0 (any) to 65535, not {self.driver_port!r}")
+        for key, value in self.env.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise ValueError(f"env must map strings to strings, not {key!r} to {value!r}")
+
+
+def check_sizes(min_np: int, num_proc: int, max_np: int) -> None:
+    """Raise ``ValueError`` unless ``1 <= min_np <= num_proc <= max_np``."""
+    for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if not 1 <= min_np <= num_proc <= max_np:
+        raise ValueError(
+            f"1 <= min_np <= num_proc <= max_np must hold, but min_np={min_np}, num_proc={num_proc}, max_np={max_np}"
+        )

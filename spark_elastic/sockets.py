@@ -1,0 +1,160 @@
+"""The sockets of one generation's Gloo group: found exactly, watched for breakage, and shut at once.
+
+Gloo has no working abort: after the death of a peer only its ring neighbours get an error, everybody else hangs until the
+group's timeout. Shutting down the sockets under it ends every pending collective within milliseconds, also when the peer is
+stopped rather than dead. User code opens sockets, too, so the group's are told by address: each rank publishes the one that
+its Gloo device listens on, and a connection belongs to the group if its own or its peer's address is among those.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+
+Address = tuple[str, int]
+
+_BROKEN = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
+
+
+class GroupSockets:
+    """The connections among the ranks of one group, as seen by this process.
+
+    Methods may be called from any thread. ``capture`` keeps duplicates of the descriptors, so that ``is_broken`` costs a
+    single system call; forked children close theirs and Gloo's, or a killed worker's peers would not see its end.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: set[Address] = set()
+        self._kept: list[socket.socket] = []
+        self._inodes: set[int] = set()
+        self._poll = select.poll()
+        self._lock = threading.Lock()
+        self._shut = False
+        _all.add(self)
+
+    def capture(self) -> None:
+        """Take note of the connections that exist now: the group has just been built."""
+        with self._lock:
+            for duplicate in self._find():
+                self._kept.append(duplicate)
+                self._inodes.add(os.fstat(duplicate.fileno()).st_ino)
+                self._poll.register(duplicate.fileno(), select.POLLRDHUP)
+            if self._shut:
+                self._shut_kept()
+
+    def is_broken(self) -> bool:
+        """Whether a connection of the group has ended, at either side."""
+        return self._shut or any(events & _BROKEN for _, events in self._poll.poll(0))
+
+    def shut(self) -> None:
+        """End every connection of the group, in both directions; pending collectives fail on all ranks at once.
+
+        Connections that were made after ``capture`` (``new_group`` in user code) are found, too.
+        """
+        with self._lock:
+            self._shut = True
+            self._shut_kept()
+            for duplicate in self._find():
+                with duplicate:
+                    _shutdown(duplicate)
+
+    def close(self) -> None:
+        """Let go of the duplicates. The connections stay open until Gloo closes them."""
+        with self._lock:
+            self._shut = True
+            self._poll = select.poll()
+            for duplicate in self._kept:
+                duplicate.close()
+            self._kept.clear()
+
+    def close_in_child(self) -> None:
+        """In a forked child: close the duplicates and Gloo's own descriptors, which are told by inode."""
+        kept = {duplicate.fileno() for duplicate in self._kept}
+        for descriptor in _descriptors():
+            try:
+                if descriptor in kept or os.fstat(descriptor).st_ino in self._inodes:
+                    os.close(descriptor)
+            except OSError:
+                pass
+        for duplicate in self._kept:
+            duplicate.detach()
+        self._kept = []
+
+    def _shut_kept(self) -> None:
+        for duplicate in self._kept:
+            _shutdown(duplicate)
+
+    def _find(self) -> Iterator[socket.socket]:
+        """Yield duplicates of the group's connections; the caller closes them."""
+        for duplicate in _sockets():
+            if _is_listening(duplicate) or not (_ends(duplicate) & self.addresses):
+                duplicate.close()
+            else:
+                yield duplicate
+
+
+def listening_addresses() -> dict[int, Address]:
+    """The listening sockets of this process, by inode."""
+    found = {}
+    for duplicate in _sockets():
+        with duplicate:
+            if _is_listening(duplicate):
+                host, port = duplicate.getsockname()[:2]
+                found[os.fstat(duplicate.fileno()).st_ino] = (host, port)
+    return found
+
+
+def _descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yield a duplicate of every internet stream socket of this process. A duplicate cannot become somebody else's file."""
+    for descriptor in _descriptors():
+        try:
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
+            duplicate = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue
+        if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+            yield duplicate
+        else:
+            duplicate.close()
+
+
+def _is_listening(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _ends(connection: socket.socket) -> set[Address]:
+    ends = set()
+    for ask in (connection.getsockname, connection.getpeername):
+        try:
+            host, port = ask()[:2]
+        except OSError:
+            continue
+        ends.add((host, port))
+    return ends
+
+
+def _shutdown(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it has ended already
+
+
+_all: weakref.WeakSet[GroupSockets] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for sockets in list(_all):
+        sockets.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,296 @@
+"""``spark_elastic.run``: trains on the executors of a Spark session, from the Spark driver."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pickle
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import cloudpickle
+import msgspec
+
+from spark_elastic import testing
+from spark_elastic.credentials import create_credentials
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.launcher import SlotLauncher
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.errors import JobCancelledError, SparkElasticError
+from spark_elastic.faults import Fault
+from spark_elastic.settings import JobSettings
+from spark_elastic.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+T = TypeVar("T")
+
+# How often a waiting ``run`` lets Python look at signals; the outcome itself arrives as an event.
+SIGNAL_SECONDS = 0.2
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    """See ``spark_elastic.worker.Payload``, which cannot be imported here: it needs torch, and the driver does not."""
+
+    call: bytes
+    form_timeout: float
+    faults: tuple[Fault, ...] = ()
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_proc: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    start_timeout: float = 600.0,
+    elastic_timeout: float = 600.0,
+    hang_timeout: float = 300.0,
+    reset_limit: int | None = None,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    spark: Any = None,
+    network_interface: str | None = None,
+    driver_port: int | None = None,
+    checkpoint: str | None = None,
+    checkpoint_interval: float = 60.0,
+    host_discovery_script: str | None = None,
+    event_log: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    **timeouts: float,
+) -> list[T]:
+    """Call ``fn(*args, **kwargs)`` in every worker and return what the workers of the last generation returned.
+
+    The results are in rank order. The job goes on through the loss of workers, tasks and executors as long as ``min_np``
+    workers are left or come back, and grows up to ``max_np`` as executors arrive.
+
+    Args:
+        fn: called in each worker; travels with its arguments by cloudpickle. With a function decorated by ``@elastic``
+            inside, training survives resets; without, ``fn`` runs once in each of ``num_proc`` workers.
+        num_proc: workers to wait for before the first generation; default ``min_np``.
+        min_np: with fewer workers, training waits.
+        max_np: slots asked of Spark. Unset, ``min_np`` and ``max_np`` come from the Spark configuration: with dynamic
+            allocation from its limits, else from the cluster's present cores.
+        start_timeout: seconds to get hosts.
+        elastic_timeout: seconds to get back to ``min_np`` workers after a loss.
+        hang_timeout: seconds that all others may wait for one worker in a collective before it is replaced.
+        reset_limit: resets caused by failures after which the job fails; None is no limit.
+        backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
+        env: environment variables for the workers.
+        spark: the session; default the active one, else a local-cluster with as many executors as there are cores.
+        network_interface: the interface that workers use among themselves; default the one that reaches the driver.
+        driver_port: port that the driver listens on; default any.
+        event_log: file to which events are appended as JSON lines.
+        on_event: called with each event as a dict, on a thread of its own.
+        timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
+            ``yield_after``, see ``JobSettings``.
+
+    Raises:
+        TrainingFailedError: the job failed; holds every failing worker's rank, host and traceback.
+        NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
+        ResetLimitExceededError: see ``reset_limit``.
+        ValueError, TypeError: an argument is wrong; nothing was started.
+
+    Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
+    """
+    _refuse_unavailable(
+        checkpoint=checkpoint, host_discovery_script=host_discovery_script, progress=progress or None
+    )
+    call = _pickle_call(fn, args, kwargs)
+    _check_linux()
+    unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
+    if unknown:
+        raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
+    for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+    if min_np is not None and max_np is not None and min_np > max_np:
+        raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
+    with ExitStack() as stack:
+        session = spark if spark is not None else _find_session(stack)
+        low, high = _default_sizes(session, num_proc, min_np, max_np)
+        settings = JobSettings(
+            min_np=low,
+            max_np=high,
+            num_proc=num_proc if num_proc is not None else low,
+            start_timeout=start_timeout,
+            elastic_timeout=elastic_timeout,
+            hang_timeout=hang_timeout,
+            reset_limit=reset_limit,
+            backend=backend,
+            env=dict(env or {}),
+            network_interface=network_interface,
+            driver_port=driver_port or 0,
+            **timeouts,
+        )
+        log = stack.enter_context(EventLog(os.fspath(event_log) if event_log is not None else None, on_event))
+        results = _run_job(session, settings, call, log)
+    return [pickle.loads(result) for result in results]
+
+
+def _run_job(session: Any, settings: JobSettings, call: bytes, log: EventLog) -> list[bytes]:
+    run_id = secrets.token_hex(4)
+    credentials = create_credentials(run_id)
+    plan = testing.active_plan()
+    payload = msgspec.msgpack.encode(_Payload(call, settings.form_timeout, plan))
+    log.record(
+        "job_started",
+        run_id=run_id,
+        min_np=settings.min_np,
+        num_proc=settings.num_proc,
+        max_np=settings.max_np,
+        application=session.sparkContext.applicationId,
+    )
+    launcher: SlotLauncher | None = None
+
+    def give_back() -> None:
+        if launcher is not None:
+            launcher.give_back()
+
+    def registered(slot: int) -> None:
+        if launcher is not None:
+            launcher.slot_registered(slot)
+
+    with ExitStack() as stack:
+        service = stack.enter_context(
+            SparkDriverService(
+                settings,
+                credentials,
+                payload,
+                bind_address=session.sparkContext.getConf().get("spark.driver.bindAddress", ""),
+                event_log=log,
+                faults={fault.number: fault.times for fault in plan},
+                on_yield=give_back,
+                on_registered=registered,
+            )
+        )
+        ticket = Ticket(run_id, _addresses(session, service.port), credentials, settings.network_interface)
+        launcher = SlotLauncher(
+            session,
+            ticket,
+            settings.max_np,
+            on_stopped=lambda reason: service.cancel(JobCancelledError(f"Spark ended the job: {reason}")),
+        )
+        # Left in reverse order: the tasks are told to end before the launcher waits for their Spark jobs.
+        try:
+            launcher.__enter__()
+            results = _await(service)
+        except BaseException:
+            service.cancel(JobCancelledError("run() was interrupted"))
+            service.stop_serving()
+            raise
+        else:
+            service.stop_serving()
+            return results
+        finally:
+            launcher.__exit__(None, None, None)
+
+
+def _await(service: SparkDriverService) -> list[bytes]:
+    """Wait for the outcome in short turns: a thread that waits without end takes no Ctrl-C on some platforms."""
+    import concurrent.futures
+
+    while True:
+        try:
+            return service.outcome.result(SIGNAL_SECONDS)
+        except concurrent.futures.TimeoutError:
+            continue
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _pickle_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, not {fn!r}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise TypeError(f"args must be a sequence of arguments for fn, not {args!r}")
+    try:
+        inspect.signature(fn).bind(*args, **(kwargs or {}))
+    except TypeError as error:
+        raise TypeError(f"fn cannot be called with the given args and kwargs: {error}") from error
+    except ValueError:
+        pass  # builtins without a signature
+    for name, value in (("fn", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *(kwargs or {}).items()):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"{name} cannot be pickled, so it cannot travel to the workers: {value!r}: {error}. Create what cannot "
+                "travel (sessions, locks, open files) inside fn"
+            ) from error
+    return bytes(cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
+
+
+def _refuse_unavailable(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}= is not available yet in this version")
+
+
+def _check_linux() -> None:
+    if not sys.platform.startswith("linux"):
+        raise SparkElasticError(f"spark_elastic runs on Linux only, this is {sys.platform}")
+
+
+def _find_session(stack: ExitStack) -> Any:
+    """The active session, else a new local-cluster that ends with the run."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        return session
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    cores = os.cpu_count() or 1
+    session = (
+        SparkSession.builder.master(f"local-cluster[{cores},1,1024]")
+        .appName("spark_elastic")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    stack.callback(session.stop)
+    return session
+
+
+def _default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int]:
+    """Fill in ``min_np`` and ``max_np`` from the Spark configuration."""
+    conf = session.sparkContext.getConf()
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        cores = int(conf.get("spark.executor.cores", "1"))
+        slots = max(cores // int(conf.get("spark.task.cpus", "1")), 1)
+        if max_np is None:
+            limit = conf.get("spark.dynamicAllocation.maxExecutors", "infinity")
+            if limit.lower() == "infinity":
+                raise ValueError(
+                    "give max_np: spark.dynamicAllocation.maxExecutors is not set, so there is no bound to the slots that "
+                    "could be asked of Spark"
+                )
+            max_np = int(limit) * slots
+        if min_np is None:
+            minimum = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
+            initial = int(conf.get("spark.dynamicAllocation.initialExecutors", str(minimum)))
+            min_np = min(max(1, minimum * slots), max_np)
+            if num_proc is None and initial > minimum:
+                logger.debug("initialExecutors=%d", initial)
+    else:
+        parallelism = int(session.sparkContext.defaultParallelism)
+        if max_np is None:
+            max_np = max(parallelism, min_np or 1, num_proc or 1)
+        if min_np is None:
+            min_np = min(num_proc or max_np, max_np)
+    return min_np, max_np
+
+
+def _addresses(session: Any, port: int) -> tuple[tuple[str, int], ...]:
+    """Where executors reach the driver: what Spark tells them itself, then what this machine believes."""
+    conf = session.sparkContext.getConf()
+    host = conf.get("spark.driver.host", "") or socket.gethostname()
+    return ((host.strip("[]"), port),)

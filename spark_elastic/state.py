@@ -1,0 +1,383 @@
+"""State: what has to survive the loss of workers. ``ObjectState`` for any objects, ``TorchState`` for training."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from spark_elastic import faults
+from spark_elastic.context import Job, current_job
+from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.messages import CommitId
+from spark_elastic.parallel import DistributedDataParallel
+from spark_elastic.repair import plan_repair, repair
+from spark_elastic.snapshot import SnapshotPair
+from spark_elastic.world import LOADER_FIELDS, World
+
+ResetCallback = Callable[[int, int], None]
+_NO_LOADER = (0,) * LOADER_FIELDS
+
+
+class State(ABC):
+    """What ``@elastic`` needs of a state. Subclasses say how to save, restore and sync it; call ``super().__init__()``.
+
+    Commits are named by (generation, index). A commit is made on each rank alone and confirmed by all ranks one commit
+    later, so ranks are never more than one commit apart; what one of them lacks after a loss is repaired by ``sync``.
+    """
+
+    def __init__(self) -> None:
+        self._reset_callbacks: list[ResetCallback] = []
+        self._steps = 0
+        self._index = 0
+        self._interrupted = False
+
+    # ------------------------------------------------------------------ for subclasses
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep a copy of the present values, in this process. The copy before it must stay intact until it is whole."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Set the values back to those of the last ``save``."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make all ranks equal to rank ``self.donor``, which holds the newest commit. A collective: all ranks call it."""
+
+    def on_reset(self) -> None:
+        """Called on every rank after a reset, between ``sync`` and the reset callbacks. Does nothing by itself."""
+
+    # ------------------------------------------------------------------ for users
+
+    @property
+    def donor(self) -> int:
+        """A rank that holds the newest commit; 0 in the first generation and outside a job."""
+        world = self._world
+        if world is None:
+            return 0
+        commits = [member.commit for member in world.members]
+        newest = plan_repair(commits).newest
+        return 0 if newest is None else commits.index(newest)
+
+    def commit(self) -> None:
+        """Save, then see whether the world changes.
+
+        Costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have to
+        commit equally often. Raises ``WorkerLostError`` when a rank is gone (this step is then not saved if a reduction
+        may have failed in it) and ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers come or leave.
+        """
+        job, world = self._job, self._world
+        if job is None or world is None:
+            self._save_and_count()
+            return
+        where = {"rank": world.rank, "step": self._steps + 1, "generation": world.generation}
+        faults.reached(faults.Point.COMMIT, **where)
+        if world.is_broken():
+            raise WorkerLostError(f"generation {world.generation} is broken")
+        self._save_and_count()
+        faults.reached(faults.Point.RECORDED, **where)
+        if self._exchange(job, world):
+            raise HostsUpdatedInterrupt("workers arrive or leave")
+        faults.reached(faults.Point.COMMITTED, **where)
+
+    def check_host_updates(self) -> None:
+        """See whether the world changes, without saving unless it does. All ranks have to call it equally often.
+
+        Raises like ``commit``.
+        """
+        job, world = self._job, self._world
+        if job is None or world is None:
+            return
+        if world.is_broken():
+            raise WorkerLostError(f"generation {world.generation} is broken")
+        if self._exchange(job, world):
+            self._save_and_count()
+            raise HostsUpdatedInterrupt("workers arrive or leave")
+
+    def register_reset_callbacks(self, callbacks: Iterable[ResetCallback]) -> None:
+        """Have ``callback(old_size, new_size)`` called on every rank, newcomers included, after each reset's sync.
+
+        ``old_size`` is the size of the world that made the commit from which training goes on. Not called for the job's
+        first generation.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def heartbeat(self) -> None:
+        """Say that this worker makes progress in long code between collectives; restarts ``hang_timeout``. Costs nothing."""
+        if self._job is not None:
+            self._job.control.beats += 1
+
+    def report(self, **metrics: Any) -> None:
+        """Send metrics (numbers, one-element tensors, strings) to the job's event log; never blocks."""
+        if self._job is not None:
+            values = {name: _plain(name, value) for name, value in metrics.items()}
+            self._job.control.report("metrics", {"step": self._steps, **values})
+
+    # ------------------------------------------------------------------ for @elastic
+
+    @property
+    def _job(self) -> Job | None:
+        return current_job()
+
+    @property
+    def _world(self) -> World | None:
+        job = current_job()
+        return None if job is None or job.finished else job.world
+
+    def _begin(self, job: Job | None) -> None:
+        """Take part in a new generation: sync, callbacks, data, and the implicit commit that seals it."""
+        self._interrupted = False
+        if job is None or job.world is None:
+            self._enter_world(0, 1)
+            return
+        world = job.world
+        self.sync()
+        job.attach_models()
+        faults.reached(faults.Point.SYNCED, rank=world.rank, generation=world.generation)
+        if world.newest_commit is not None:
+            self.on_reset()
+            for callback in self._reset_callbacks:
+                callback(world.previous_size, world.size)
+        self._enter_world(world.rank, world.size)
+        self._index = -1
+        steps = self._steps
+        self._save_and_count()
+        self._steps = steps
+
+    def _enter_world(self, rank: int, size: int) -> None:
+        """Take this rank's share of the data."""
+
+    def _save_and_count(self) -> None:
+        before = self._index
+        self.save()
+        if self._index == before:  # a subclass of the user's, which knows nothing of commits
+            self._advance()
+
+    def _advance(self) -> None:
+        """Name the commit that has just become whole."""
+        self._index += 1
+        self._steps += 1
+        job, world = self._job, self._world
+        if job is not None and world is not None:
+            job.control.commit = CommitId(world.generation, self._index)
+
+    def _exchange(self, job: Job, world: World) -> bool:
+        """Start this commit's control collective and read the last one's. Return whether the world changes."""
+        if self._interrupted:  # user code has swallowed the interrupt
+            return True
+        self._read(world.exchange([job.control.is_interrupted, self._index, *self._loader_report()]), world)
+        return self._interrupted
+
+    def _leave(self, world: World) -> None:
+        """Read the control collective of the last commit: the user's function has returned."""
+        self._read(world.finish_exchange(), world)
+
+    def _read(self, everybody: list[list[int]] | None, world: World) -> None:
+        """Look at what all ranks said at a commit."""
+        if everybody is None:
+            return
+        indexes = [values[1] for values in everybody]
+        if len(set(indexes)) > 1:
+            raise SparkElasticError(
+                f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
+                "check_host_updates() equally often"
+            )
+        self._confirm_loader([tuple(values[2:]) for values in everybody])
+        self._interrupted = any(values[0] for values in everybody)
+
+    def _loader_report(self) -> Sequence[int]:
+        return _NO_LOADER
+
+    def _confirm_loader(self, reports: list[tuple[int, ...]]) -> None:
+        pass
+
+
+class ObjectState(State):
+    """Holds named objects as attributes: ``ObjectState(epoch=0, best=inf, ema=ema)``, then ``state.epoch += 1``.
+
+    Objects with ``state_dict`` and ``load_state_dict`` are saved and restored through these, in place; tensors and all else
+    are copied by value. Public attributes that are set later belong to the state, too. Those named in ``local`` stay on
+    their rank: they are saved and restored there and never sent. After a sync all others are the same on every rank.
+
+    A ``save`` that fails leaves the one before intact. On the loss of this worker its copy is lost with it; the others hold
+    their own.
+    """
+
+    def __init__(self, *, local: str | Iterable[str] | Mapping[str, Any] | None = None, **objects: Any) -> None:
+        super().__init__()
+        self._snapshots = SnapshotPair()
+        self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
+        if isinstance(local, Mapping):
+            objects = {**objects, **local}
+        for name, value in objects.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise ValueError(f"{name!r} cannot be the name of an object of a {type(self).__name__}")
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        """Copy all objects into the spare one of two kept buffers, then make it the current one."""
+        self._snapshots.spare.take({"steps": self._steps + 1, "objects": self._values(shared=True)}, self._own_part())
+        self._snapshots.switch()
+        self._advance()
+
+    def restore(self) -> None:
+        """Set all objects back to the last commit, in place where they can; gradients are cleared.
+
+        Before the first commit it does nothing.
+        """
+        if not self._snapshots.is_empty:
+            self._load_shared()
+            self._load_own(self._snapshots.current.own)
+
+    def sync(self) -> None:
+        """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective."""
+        world = self._world
+        if world is None:
+            return
+        if world.newest_commit is None and world.rank == 0:
+            # The first state of a job is rank 0's.
+            self._snapshots.spare.take({"steps": self._steps, "objects": self._values(shared=True)}, self._own_part())
+            self._snapshots.switch()
+        if repair(world, self._snapshots):
+            self._load_shared()
+            if world.me.commit is None:
+                self._own_as_newcomer(world)
+
+    def _values(self, shared: bool) -> dict[str, Any]:
+        """The present values of the objects, uncopied; those of objects with a state dict as such."""
+        values = {}
+        for name, value in vars(self).items():
+            if not name.startswith("_") and (name not in self._local) == shared:
+                values[name] = value.state_dict() if _has_state_dict(value) else value
+        return values
+
+    def _own_part(self) -> Any:
+        """A copy of what is this rank's alone."""
+        own = SnapshotPair()
+        own.spare.take(self._values(shared=False), None)
+        return own.spare if self._local else None
+
+    def _load_shared(self) -> None:
+        snapshot = self._snapshots.current
+        content = snapshot.content()
+        self._steps = content["steps"]
+        self._load(content["objects"])
+
+    def _load_own(self, own: Any) -> None:
+        if own is not None:
+            self._load(own.content())
+
+    def _own_as_newcomer(self, world: World) -> None:
+        """Set what is never received."""
+
+    def _load(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            present = getattr(self, name, None)
+            if _has_state_dict(present):
+                present.load_state_dict(value)
+                if isinstance(present, torch.nn.Module):
+                    present.zero_grad(set_to_none=True)
+            else:
+                setattr(self, name, value)
+
+
+class TorchState(ObjectState):
+    """The state of a training job: models, optimizers, schedulers, a loader, random number generators, and any objects.
+
+    ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
+    names. The ``loader`` goes on from the last commit after a reset, with this rank's new share of the rows, and tells the
+    wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own:
+    saved with commits, never sent; a newcomer's are derived from (``torch.initial_seed()``, generation, rank).
+
+    ``commit="copy"`` keeps two copies of the state on the device that it is on.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        loader: Any = None,
+        commit: str = "copy",
+        local: str | Iterable[str] | Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> None:
+        if commit == "in_place":
+            raise NotImplementedError('commit="in_place" is not available yet; use commit="copy"')
+        if commit != "copy":
+            raise ValueError(f'commit must be "copy" or "in_place", not {commit!r}')
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+        super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
+
+    def commit(self) -> None:
+        super().commit()
+        for model in self._wrapped_models():
+            model.forget_rows()
+
+    commit.__doc__ = State.commit.__doc__
+
+    def _wrapped_models(self) -> list[DistributedDataParallel]:
+        return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]
+
+    def _enter_world(self, rank: int, size: int) -> None:
+        loader = vars(self).get("loader")
+        if hasattr(loader, "set_world"):
+            loader.set_world(rank, size)
+            for model in self._wrapped_models():
+                model.follow_rows(loader)
+
+    def _loader_report(self) -> Sequence[int]:
+        loader = vars(self).get("loader")
+        return loader.report() if hasattr(loader, "report") else _NO_LOADER
+
+    def _confirm_loader(self, reports: list[tuple[int, ...]]) -> None:
+        loader = vars(self).get("loader")
+        if hasattr(loader, "confirm"):
+            loader.confirm(reports)
+
+    def _own_part(self) -> Any:
+        return super()._own_part(), _random_states()
+
+    def _load_own(self, own: Any) -> None:
+        values, random_states = own
+        super()._load_own(values)
+        _set_random_states(random_states)
+
+    def _own_as_newcomer(self, world: World) -> None:
+        seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, world.generation, world.rank])
+        first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
+        random.seed(first)
+        numpy.random.seed(second)
+        torch.manual_seed(third)
+
+
+def _has_state_dict(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _random_states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    python, numeric, cpu, cuda = states
+    random.setstate(python)
+    numpy.random.set_state(numeric)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def _plain(name: str, value: Any) -> float | int | str:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "item"):
+        return _plain(name, value.item())
+    raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {type(value).__name__}")

@@ -1,0 +1,76 @@
+"""What a task finds out about the place it runs in, before it registers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+from spark_elastic.messages import HostFacts
+
+
+def gather_facts(address: str, gpus: tuple[str, ...], cpus: int, attempt: int) -> HostFacts:
+    """Describe this host. ``address`` is the local end of the connection to the driver: name look-ups often lie."""
+    try:
+        torch_version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch_version = "missing"
+    return HostFacts(
+        name=socket.gethostname(),
+        address=address,
+        pid=os.getpid(),
+        executor_pid=_executor_pid(),
+        python=platform.python_version(),
+        torch=torch_version,
+        gpus=gpus,
+        cpus=cpus,
+        attempt=attempt,
+        warnings=tuple(_warnings()),
+    )
+
+
+def interface_address(interface: str) -> str:
+    """Return the address of a network interface. Raises ``ValueError`` naming those that exist."""
+    interfaces = psutil.net_if_addrs()
+    for entry in interfaces.get(interface, ()):
+        if entry.family in (socket.AF_INET, socket.AF_INET6):
+            return str(entry.address.split("%")[0])
+    raise ValueError(f"network_interface={interface!r} does not exist here; there are {', '.join(sorted(interfaces))}")
+
+
+def worker_environment(
+    inherited: Mapping[str, str], settings: Mapping[str, str], gpus: tuple[str, ...], cpus: int, import_path: list[str]
+) -> dict[str, str]:
+    """Build the environment of the worker: the task's, our defaults where the task has none, the user's ``env`` last."""
+    environment = dict(inherited)
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in import_path)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        # pyspark's daemon sets OMP_NUM_THREADS to spark.task.cpus only in some set-ups; torch would take every core.
+        environment.setdefault(name, str(cpus))
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
+    environment.update(settings)
+    return environment
+
+
+def _executor_pid() -> int:
+    """The executor's JVM: the nearest ancestor that is not Python; the task's parent where there is none."""
+    for ancestor in psutil.Process().parents():
+        if ancestor.name().startswith("java"):
+            return int(ancestor.pid)
+    return os.getppid()
+
+
+def _warnings() -> list[str]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        return [
+            f"address space is limited to {soft / 2**20:,.0f} MiB (spark.executor.pyspark.memory); the limit holds for "
+            "the training worker, too, and torch reserves far more than it uses. Unset it, or expect failing allocations"
+        ]
+    return []

@@ -1,0 +1,82 @@
+"""Forwarding of what a worker prints: read at once, line by line, bounded, dropped rather than waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+
+from spark_elastic.messages import OutputLines, Stream
+from spark_elastic.rpc import Connection
+
+LINE_LIMIT = 8 * 1024
+READ_BYTES = 256 * 1024
+LAST_LINES = 20
+
+
+class OutputForwarder:
+    """Reads one stream of a worker through a pipe. The pipe is always emptied, so the worker never blocks on it.
+
+    A line longer than ``LINE_LIMIT`` is cut into several. While the connection to the driver is crowded, lines are counted
+    instead of sent.
+    """
+
+    def __init__(
+        self, worker: int, stream: Stream, connection: Connection, last_lines: deque[str], on_end: Callable[[], None]
+    ) -> None:
+        self._worker = worker
+        self._stream = stream
+        self._connection = connection
+        self._last_lines = last_lines
+        self._on_end = on_end
+        self._rest = b""
+        self._dropped = 0
+        self._reading, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+
+    @property
+    def is_open(self) -> bool:
+        return self._reading >= 0
+
+    def start(self) -> None:
+        """Begin to read, on the running event loop."""
+        asyncio.get_running_loop().add_reader(self._reading, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._reading, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_LIMIT:
+            lines.append(self._rest)
+            self._rest = b""
+        self._forward(lines)
+
+    def _forward(self, lines: list[bytes]) -> None:
+        texts = [
+            line[start : start + LINE_LIMIT].decode("utf-8", "replace")
+            for line in lines
+            for start in range(0, max(len(line), 1), LINE_LIMIT)
+        ]
+        self._last_lines.extend(texts)
+        if self._connection.crowded:
+            self._dropped += len(texts)
+        elif texts or self._dropped:
+            self._connection.send(OutputLines(self._worker, self._stream, tuple(texts), self._dropped))
+            self._dropped = 0
+
+    def close(self) -> None:
+        """Forward what is left and let the pipe go; harmless when done twice."""
+        if self._reading < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._reading)
+        os.close(self._reading)
+        self._reading = -1
+        self._forward([self._rest] if self._rest else [])
+        self._rest = b""
+        self._on_end()

@@ -1,0 +1,70 @@
+"""Linux process matters: dying with a parent, adopting orphans, seeing a death early, and killing whole trees."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(signal_number: int, parent: int) -> None:
+    """Have the kernel send us ``signal_number`` when the thread that started us ends. Call it first thing in a child."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal_number)  # it ended before we asked
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that none escapes ``kill_descendants``."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel has begun to take the process down.
+
+    It frees memory before it closes sockets: for a process of 4 GiB that takes over a second, this is visible at once.
+    A pid that does not exist is exiting, too.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[6]) & _PF_EXITING)
+
+
+def kill_descendants() -> None:
+    """SIGKILL every descendant of this process, and wait for its own children among them; orphans are adopted first."""
+    me = psutil.Process()
+    while descendants := [process for process in me.children(recursive=True) if _is_alive(process)]:
+        for process in descendants:
+            _kill(process)
+        psutil.wait_procs(descendants, timeout=1)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        pass
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

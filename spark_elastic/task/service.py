@@ -1,0 +1,144 @@
+"""SparkTaskService: what a Spark task does for a job, from registration to the job's end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from spark_elastic import messages as m
+from spark_elastic.rpc import Connection, ConnectionLostError, connect
+from spark_elastic.task.facts import gather_facts, worker_environment
+from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
+from spark_elastic.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+# A released worker that has finished runs its exit handlers; one that has not is killed by its own control thread.
+GRACE_SECONDS = 1.0
+
+
+class TaskRestartError(RuntimeError):
+    """Raised out of a Spark task on purpose, so that Spark starts it anew, perhaps on another executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """What Spark says about this attempt of the slot's task."""
+
+    slot: int
+    attempt: int = 0
+    gpus: tuple[str, ...] = ()
+    cpus: int = 1
+
+
+def run_task(ticket: Ticket, place: TaskPlace) -> None:
+    """Serve as a host until the driver says that the job is over; blocks the calling (main) thread.
+
+    Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
+    """
+    asyncio.run(_serve(ticket, place))
+
+
+async def _serve(ticket: Ticket, place: TaskPlace) -> None:
+    try:
+        driver = await connect(list(ticket.addresses), ticket.credentials, m.ToTask)
+    except ConnectionRefusedError:
+        logger.info("the driver of run %s listens no more: the job is over", ticket.run_id)
+        return
+    except OSError as error:
+        raise TaskRestartError(
+            f"cannot reach the driver at {_join(ticket.addresses)}: {error}. Is spark.driver.host reachable from the "
+            "executors? Firewalls may want a fixed driver_port"
+        ) from error
+    try:
+        facts = gather_facts(driver.local_address, place.gpus, place.cpus, place.attempt)
+        driver.send(m.TaskHello(place.slot, facts))
+        try:
+            welcome = await driver.receive()
+        except ConnectionLostError:
+            return
+        if not isinstance(welcome, m.Welcome):
+            return
+        environment = worker_environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
+        await _Host(ticket, driver, environment).serve()
+    finally:
+        await driver.close()
+
+
+class _Host:
+    def __init__(self, ticket: Ticket, driver: Connection, environment: dict[str, str]) -> None:
+        self._ticket = ticket
+        self._driver = driver
+        self._environment = environment
+
+    async def serve(self) -> None:
+        async with WorkerSupervisor(self._ticket, self._driver, self._environment) as supervisor:
+            obeying = asyncio.ensure_future(self._obey(supervisor))
+            orphaned = asyncio.ensure_future(_ancestors_gone())
+            try:
+                await asyncio.wait({obeying, supervisor.broken, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+                if supervisor.broken.done():
+                    reason = str(supervisor.broken.exception())
+                    self._driver.send(m.TaskFailed(reason))
+                    raise TaskRestartError(reason)
+                if obeying.done():
+                    obeying.result()
+            except HostFaultError as error:
+                raise TaskRestartError(str(error)) from error
+            finally:
+                for waiting in (obeying, orphaned):
+                    waiting.cancel()
+                await asyncio.gather(obeying, orphaned, return_exceptions=True)
+
+    async def _obey(self, supervisor: WorkerSupervisor) -> None:
+        """Do what the driver says until it releases the task, or is gone."""
+        async for message in self._driver.messages():
+            match message:
+                case m.Ping(number):
+                    self._driver.send(m.Pong(number))
+                case m.StartWorker(worker):
+                    supervisor.start(worker)
+                case m.KillWorker(worker):
+                    supervisor.kill(worker)
+                case m.RestartTask(reason):
+                    raise TaskRestartError(reason)
+                case m.ReleaseTask():
+                    await _within(supervisor.idle.wait(), GRACE_SECONDS)
+                    return
+
+
+async def _ancestors_gone() -> None:
+    """Wait until pyspark's daemon or the executor's JVM has ended: this process may be left, but it is no host any more."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    watched = []
+    for ancestor in psutil.Process().parents()[:2]:
+        try:
+            descriptor = os.pidfd_open(ancestor.pid)
+        except OSError:
+            continue
+        watched.append(descriptor)
+        loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        for descriptor in watched:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+async def _within(waiting: Any, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(waiting, seconds)
+    except asyncio.TimeoutError:
+        pass
+
+
+def _join(addresses: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{host}:{port}" for host, port in addresses)

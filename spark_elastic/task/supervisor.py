@@ -1,0 +1,166 @@
+"""WorkerSupervisor: starts workers through the warm parent and reports their end as early as it can be seen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from types import TracebackType
+
+from spark_elastic.messages import Message, Stream, WorkerDying, WorkerExited, WorkerStarted
+from spark_elastic.rpc import Connection
+from spark_elastic.task import warm_parent
+from spark_elastic.task.output import LAST_LINES, OutputForwarder
+from spark_elastic.task.processes import is_exiting
+from spark_elastic.ticket import Ticket
+
+# How often the process table is asked whether the worker is dying. The pidfd tells only when its memory is freed.
+GLANCE_SECONDS = 0.01
+# The warm parent ends within milliseconds once told; a kernel that frees gigabytes may take longer.
+END_SECONDS = 10.0
+# Output that is still in the pipes when a worker has exited is waited for no longer than this.
+LAST_WORDS_SECONDS = 0.5
+
+
+class HostFaultError(RuntimeError):
+    """This host cannot run workers; the task has to raise."""
+
+
+class WorkerSupervisor:
+    """Owns the warm parent from ``__aenter__`` to ``__aexit__``; afterwards nothing of it or below it is left.
+
+    Runs on the task's event loop, on the thread that started it: the kernel ties the warm parent's life to that thread.
+    """
+
+    def __init__(self, ticket: Ticket, connection: Connection, environment: dict[str, str]) -> None:
+        self._ticket = ticket
+        self._driver = connection
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: int | None = None
+        self._pidfd = -1
+        self._glance: asyncio.TimerHandle | None = None
+        self._outputs: list[OutputForwarder] = []
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._quiet = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> WorkerSupervisor:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = (
+            "from spark_elastic.task.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._send({"ticket": warm_parent.encode_ticket(self._ticket)})
+        asyncio.get_running_loop().add_reader(self._socket, self._parent_said)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        self._socket.close()  # the warm parent takes everything below it along
+        self._stop_watching()
+        for output in self._outputs:
+            output.close()
+        try:
+            await asyncio.wait_for(loop.run_in_executor(None, self._process.wait), END_SECONDS)
+        except asyncio.TimeoutError:
+            self._process.kill()
+            self._process.wait()
+
+    def start(self, worker: int) -> None:
+        """Have a worker forked, once the one before it is gone with everything that it started."""
+        self.idle.clear()
+        outputs = [
+            OutputForwarder(worker, stream, self._driver, self._last_lines, self._output_ended)
+            for stream in (Stream.OUT, Stream.ERR)
+        ]
+        for output in outputs:
+            output.start()
+        self._outputs = [*self._outputs, *outputs]
+        self._send({"start": worker}, [output.write_end for output in outputs])
+        for output in outputs:
+            os.close(output.write_end)
+
+    def kill(self, worker: int) -> None:
+        """SIGKILL the worker and everything that it started; its exit is reported as ever."""
+        self._send({"kill": worker})
+
+    # ------------------------------------------------------------------ what the warm parent says
+
+    def _parent_said(self) -> None:
+        packet, descriptors = warm_parent.receive(self._socket)
+        loop = asyncio.get_running_loop()
+        if packet is None:
+            loop.remove_reader(self._socket)
+            assert self._process is not None
+            if not self.broken.done():
+                self.broken.set_exception(
+                    HostFaultError(f"the warm parent process {self._process.pid} ended; see this executor's stderr")
+                )
+        elif "started" in packet:
+            self._worker, self._pidfd = packet["started"], descriptors[0]
+            self._quiet.clear()
+            self._driver.send(WorkerStarted(packet["started"], packet["pid"]))
+            loop.add_reader(self._pidfd, self._dying, packet["pid"])
+            self._look(packet["pid"])
+        elif "exited" in packet:
+            self._stop_watching()
+            loop.create_task(self._report_exit(packet["exited"], packet["code"]))
+
+    def _look(self, pid: int) -> None:
+        if is_exiting(pid):
+            self._dying(pid)
+        else:
+            self._glance = asyncio.get_running_loop().call_later(GLANCE_SECONDS, self._look, pid)
+
+    def _dying(self, pid: int) -> None:
+        assert self._worker is not None
+        self._report(WorkerDying(self._worker))
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if self._glance is not None:
+            self._glance.cancel()
+            self._glance = None
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    async def _report_exit(self, worker: int, code: int) -> None:
+        """Report after the last words have been read: a traceback in them explains the code."""
+        try:
+            await asyncio.wait_for(self._quiet.wait(), LAST_WORDS_SECONDS)
+        except asyncio.TimeoutError:
+            pass  # a descendant outside our reach holds the pipe
+        self._report(WorkerExited(worker, code, tuple(self._last_lines)))
+        self._last_lines.clear()
+        self._worker = None
+        self.idle.set()
+
+    def _output_ended(self) -> None:
+        self._outputs = [output for output in self._outputs if output.is_open]
+        if not self._outputs:
+            self._quiet.set()
+
+    def _report(self, message: Message) -> None:
+        self._driver.send(message)
+
+    def _send(self, packet: dict[str, object], descriptors: list[int] | None = None) -> None:
+        warm_parent.send(self._socket, packet, descriptors)

@@ -1,0 +1,101 @@
+"""The life of a training worker: fetch the user's function, call it, send what it returns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import sys
+import traceback
+
+import cloudpickle
+import msgspec
+import numpy
+
+from spark_elastic import faults
+from spark_elastic.context import Job, current_job, enter_job
+from spark_elastic.control import ControlClient
+from spark_elastic.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """What the driver has for every worker: the call (a pickled ``(fn, args, kwargs)``) and what it has to know."""
+
+    call: bytes
+    form_timeout: float
+    faults: tuple[faults.Fault, ...] = ()
+
+
+def run_worker(ticket: Ticket, number: int) -> int:
+    """Run one worker in this process and return its exit code. The process has just been forked from the warm parent."""
+    _reseed()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    with ControlClient(ticket, number) as control:
+        payload = msgspec.msgpack.decode(control.payload(), type=Payload)
+        faults.arm(payload.faults, control.claim_fault)
+        faults.reached(faults.Point.BOOT)
+        address = _group_address(ticket, control)
+        enter_job(Job(control, number, address, payload.form_timeout))
+        return _call(control, payload.call)
+
+
+def _call(control: ControlClient, pickled: bytes) -> int:
+    try:
+        function, args, kwargs = _unpickle(pickled)
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        _report(control, error)
+        return 1
+    job = current_job()
+    assert job is not None
+    world = job.world
+    faults.reached(
+        faults.Point.RESULT,
+        rank=None if world is None else world.rank,
+        generation=None if world is None else world.generation,
+    )
+    try:
+        data = cloudpickle.dumps(value)
+    except Exception as error:
+        kind = type(value).__name__
+        problem = f"the result of fn, of type {kind}, cannot be pickled: {type(error).__name__}: {error}"
+        control.raised(problem, "", traceback.format_exc(), fatal=True)
+        return 1
+    control.send_result(data, elastic=job.finished)
+    return 0
+
+
+def _unpickle(pickled: bytes) -> tuple[object, tuple[object, ...], dict[str, object]]:  # type: ignore[return]
+    try:
+        return pickle.loads(pickled)  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"fn needs the module {error.name!r}, which this executor does not have; ship it with --py-files or "
+            "spark.submit.pyFiles, or install it there"
+        ) from error
+
+
+def _report(control: ControlClient, error: BaseException) -> None:
+    """Tell the driver of a failure in user code; frames of this file are no news to the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    control.raised("".join(traceback.format_exception_only(type(error), error)).strip(), place, text)
+    sys.stderr.flush()
+
+
+def _group_address(ticket: Ticket, control: ControlClient) -> str:
+    if ticket.network_interface is None:
+        return control.address
+    from spark_elastic.task.facts import interface_address
+
+    return interface_address(ticket.network_interface)
+
+
+def _reseed() -> None:
+    """Give this fork random numbers of its own, as a fresh interpreter would have."""
+    random.seed()
+    numpy.random.seed()

@@ -1,0 +1,123 @@
+"""World: this worker's view of one generation, from forming to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spark_elastic import faults
+from spark_elastic.control import ControlClient
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.group import Group, build_on_thread
+from spark_elastic.messages import CommitId, FormWorld, Member
+from spark_elastic.store import WorldStore
+
+# int64s that every rank adds to the control collective of a commit: ours, then those of the loader.
+OWN_FIELDS = 2
+LOADER_FIELDS = 4
+
+
+class World:
+    """One formed generation. Made by ``form``; ``abort`` comes from the control thread, all else from the user's.
+
+    ``members`` are in rank order, with the commit that each held when the generation was formed.
+    """
+
+    def __init__(self, control: ControlClient, order: FormWorld, worker: int, address: str, form_timeout: float) -> None:
+        self._control = control
+        self.generation = order.generation
+        self.members = order.members
+        self.previous_size = order.previous_size
+        self.backend = order.backend
+        self.me: Member = next(member for member in order.members if member.worker == worker)
+        self.store = WorldStore(control, order.generation, timedelta(seconds=form_timeout))
+        self.group = Group(
+            self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout)
+        )
+        self._form_timeout = form_timeout
+        self._pending: tuple[Any, torch.Tensor] | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.me.rank
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def newest_commit(self) -> CommitId | None:
+        """The newest commit that a member holds; None in a job's first generation."""
+        return max((member.commit for member in self.members if member.commit is not None), default=None)
+
+    def form(self) -> None:
+        """Connect to the other ranks and become torch's default group. Raises ``WorkerLostError`` if that fails."""
+        faults.reached(faults.Point.FORM, rank=self.rank, generation=self.generation)
+        self._control.abort_world = self._abort_if_mine
+        self._control.count_collectives = self.group.collectives
+        build_on_thread(self.group, self._control.notify, self._wait_while_alive)
+        self.group.register()
+        self._control.formed()
+        faults.reached(faults.Point.FORMED, rank=self.rank, generation=self.generation)
+
+    def is_broken(self) -> bool:
+        """Whether a rank of this generation is known to be gone."""
+        return self._control.is_aborted(self.generation) or self.group.is_broken()
+
+    def exchange(self, values: Sequence[int]) -> list[list[int]] | None:
+        """Start the control collective of a commit with this rank's ``values``; return all ranks' of the one before.
+
+        So a commit costs no round trip: what it says is read one commit later, by all ranks at the same one. Returns None
+        for the first of a generation. Raises ``WorkerLostError``.
+        """
+        previous = self.finish_exchange()
+        mine = torch.tensor(values, dtype=torch.int64)
+        if self.size == 1:
+            self._pending = (None, mine)
+            return previous
+        everybody = torch.empty(self.size * len(values), dtype=torch.int64)
+        try:
+            work = dist.all_gather_into_tensor(everybody, mine, async_op=True)
+        except RuntimeError as error:
+            raise self.lost(error) from error
+        self._pending = (work, everybody)
+        return previous
+
+    def finish_exchange(self) -> list[list[int]] | None:
+        """Wait for the control collective under way and return all ranks' values, in rank order."""
+        if self._pending is None:
+            return None
+        work, everybody = self._pending
+        self._pending = None
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.lost(error) from error
+        return everybody.view(self.size, -1).tolist()
+
+    def lost(self, error: BaseException) -> WorkerLostError:
+        """Make the error of a failed collective into ours."""
+        reason = self._control.abort_reason if self._control.is_aborted(self.generation) else str(error)
+        return WorkerLostError(f"generation {self.generation} is broken: {reason}")
+
+    def close(self) -> None:
+        """Leave the generation for good."""
+        self._control.abort_world = lambda generation: None
+        self._control.count_collectives = lambda: 0
+        self._pending = None
+        self.group.close()
+
+    def _abort_if_mine(self, generation: int) -> None:
+        if generation >= self.generation:
+            self.group.abort()
+
+    def _wait_while_alive(self, is_done: Any) -> bool:
+        alive = self._control.wait(
+            lambda: is_done() or self._control.is_aborted(self.generation), self._form_timeout + 10
+        )
+        return alive and not self._control.is_aborted(self.generation)
