@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from spark_elastic import messages as m
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.rpc import Connection, ConnectionLostError, connect
 from spark_elastic.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
 
 HEARTBEAT_SECONDS = 1.0
 # What a worker that has ended its work waits for the driver to say goodbye, before it leaves anyway.
@@ -197,7 +200,8 @@ class ControlClient:
         while not self._said_goodbye:
             try:
                 message = await connection.receive()
-            except ConnectionLostError:
+            except ConnectionLostError as error:
+                logger.warning("this worker ends: %s", error)
                 return
             if isinstance(message, m.Chunk):
                 payload += message.data

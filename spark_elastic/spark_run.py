@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import logging
 import os
@@ -179,25 +180,19 @@ def _run_job(session: Any, settings: JobSettings, call: bytes, log: EventLog) ->
             settings.max_np,
             on_stopped=lambda reason: service.cancel(JobCancelledError(f"Spark ended the job: {reason}")),
         )
-        # Left in reverse order: the tasks are told to end before the launcher waits for their Spark jobs.
-        try:
-            launcher.__enter__()
-            results = _await(service)
-        except BaseException:
-            service.cancel(JobCancelledError("run() was interrupted"))
-            service.stop_serving()
-            raise
-        else:
-            service.stop_serving()
-            return results
-        finally:
-            launcher.__exit__(None, None, None)
+        with launcher:
+            try:
+                return _await(service)
+            except BaseException:
+                service.cancel(JobCancelledError("run() was interrupted"))
+                raise
+            finally:
+                launcher.submit_no_more()
+                service.stop_serving()
 
 
 def _await(service: SparkDriverService) -> list[bytes]:
     """Wait for the outcome in short turns: a thread that waits without end takes no Ctrl-C on some platforms."""
-    import concurrent.futures
-
     while True:
         try:
             return service.outcome.result(SIGNAL_SECONDS)

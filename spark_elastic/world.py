@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from spark_elastic import faults
 from spark_elastic.control import ControlClient
@@ -79,9 +78,9 @@ class World:
         if self.size == 1:
             self._pending = (None, mine)
             return previous
-        everybody = torch.empty(self.size * len(values), dtype=torch.int64)
+        everybody = torch.empty(self.size, len(values), dtype=torch.int64)
         try:
-            work = dist.all_gather_into_tensor(everybody, mine, async_op=True)
+            work = self.group.gloo.allgather([list(everybody.unbind())], [mine])
         except RuntimeError as error:
             raise self.lost(error) from error
         self._pending = (work, everybody)
@@ -98,7 +97,7 @@ class World:
                 work.wait()
             except RuntimeError as error:
                 raise self.lost(error) from error
-        return everybody.view(self.size, -1).tolist()
+        return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
 
     def lost(self, error: BaseException) -> WorkerLostError:
         """Make the error of a failed collective into ours."""

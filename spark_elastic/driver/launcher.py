@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class _Slot:
     future: Any = None
     submit_at: float = 0.0
     failures: int = 0
+    registered: bool = False
 
 
 class SlotLauncher:
@@ -64,14 +66,19 @@ class SlotLauncher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel what Spark has not started, and wait until none of our Spark jobs is left."""
+        self.submit_no_more()
+        self._thread.join(timeout=END_SECONDS)
+
+    def submit_no_more(self) -> None:
+        """Note that the job is over; its tasks are about to end, and are not to be started again."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        self._thread.join(timeout=END_SECONDS)
 
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task runs: its next submission need not wait."""
         self._slots[slot].failures = 0
+        self._slots[slot].registered = True
 
     def give_back(self) -> None:
         """Cancel all slots and ask for them again after a while."""
@@ -109,11 +116,23 @@ class SlotLauncher:
                 slot.future, slot.submit_at = None, again
         for number, slot in enumerate(self._slots):
             if slot.future is not None and slot.future.isDone():
-                slot.future = None
                 slot.failures += 1
                 pause = min(RESUBMIT_SECONDS * 2 ** (slot.failures - 1), RESUBMIT_LIMIT_SECONDS)
                 slot.submit_at = now + pause
-                logger.info("Spark gave up slot %d; it is submitted again in %.1f s", number, pause)
+                reason = _reason(slot.future)
+                if _cannot_import(reason):
+                    raise RuntimeError(
+                        f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
+                    )
+                logger.log(
+                    logging.INFO if slot.registered else logging.WARNING,
+                    "Spark gave up slot %d (%s); it is submitted again in %.1f s",
+                    number,
+                    reason or "its task ended without registering at the driver; can executors reach it at "
+                    + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses),
+                    pause,
+                )
+                slot.future, slot.registered = None, False
             if slot.future is None and slot.submit_at <= now and not self._closing:
                 slot.future = self._submit(number)
 
@@ -178,6 +197,21 @@ def _inherited_properties(context: Any) -> dict[str, str]:
     names = ("spark.scheduler.pool",)
     found = {name: context.getLocalProperty(name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _reason(future: Any) -> str:
+    """Say why a slot's Spark job failed, in a line; empty if it did not fail."""
+    try:
+        future.get()
+    except Exception as error:
+        lines = str(getattr(error, "java_exception", error)).strip().splitlines()
+        python = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line.strip())]
+        return (python[-1] if python else lines[0] if lines else type(error).__name__).strip()[:500]
+    return ""
+
+
+def _cannot_import(reason: str) -> bool:
+    return re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason) is not None
 
 
 def _first_line(error: BaseException) -> str:

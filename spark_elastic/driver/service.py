@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import logging
 import platform
+import socket
 import sys
 import threading
 import time
@@ -113,7 +114,7 @@ class SparkDriverService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.call(self._close())
+        self.stop_serving()
         self._stop_loop()
 
     def stop_serving(self) -> None:
@@ -144,11 +145,9 @@ class SparkDriverService:
     async def _start(self) -> None:
         self._server = await asyncio.start_server(
             self._accepted,
-            host=self._bind_address or None,
-            port=self.settings.driver_port,
+            sock=_listen(self._bind_address, self.settings.driver_port),
             ssl=self._credentials.server_context(),
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self._schedule_tick()
@@ -157,9 +156,11 @@ class SparkDriverService:
         """Wait for released tasks to go, then cut what is left."""
         if self._timer is not None:
             self._timer.cancel()
-        assert self._server is not None
+        if self._server is None:
+            return
         # New connections are refused from here on, which is how late tasks learn that the job is over.
         self._server.close()
+        self._server = None
         for link in self._links.values():
             link.connection.send(m.LeaveJob())
         for task in self._tasks.values():
@@ -336,7 +337,7 @@ class SparkDriverService:
                 self._faults[message.fault] = left - 1
                 if left > 0:
                     self._log.record("fault_injected", worker=worker, rank=self._ranks.get(worker), fault=message.fault)
-                link.connection.send(m.StoreReply(message.number, amount=left > 0))
+                link.connection.send(m.StoreReply(message.number, amount=int(left > 0)))
             case _:
                 raise ConnectionLostError(f"a worker may not send {type(message).__name__}")
 
@@ -442,3 +443,19 @@ class SparkDriverService:
     def _cancel(self, error: SparkElasticError) -> None:
         for command in self._machine.cancel(error):
             self._execute(command)
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Listen on one port: on ``address``, or on every address of this machine, IPv4 and IPv6, where it is empty."""
+    host = address.strip("[]")
+    every_address = host in ("", "0.0.0.0", "::")
+    try:
+        if every_address and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise SparkElasticError(
+            f"the driver cannot listen on {host or 'any address'} (spark.driver.bindAddress), port {port or 'any'} "
+            f"(driver_port): {error}"
+        ) from error

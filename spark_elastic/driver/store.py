@@ -47,7 +47,7 @@ class ControlStore:
         if operation == "get":
             reply = StoreReply(request.number, tuple(values[key] for key in keys))
         elif operation == "check":
-            reply = StoreReply(request.number, amount=all(key in values for key in keys))
+            reply = StoreReply(request.number, amount=int(all(key in values for key in keys)))
         elif operation == "set":
             values.update(zip(keys, request.values, strict=True))
         elif operation == "set_default":

@@ -1,0 +1,113 @@
+"""One local-cluster of real executor JVMs for as many tests as it can serve, and a leak check around each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import training
+
+import spark_elastic
+from spark_elastic.testing import Fault, inject
+
+EXECUTORS = 4
+# Python processes of a finished task end within this; Spark keeps idle ones of its own, which do not count.
+SETTLE_SECONDS = 10.0
+
+cloudpickle.register_pickle_by_value(training)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1024]")
+        .appName("spark_elastic tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+def ours() -> list[psutil.Process]:
+    """Processes of spark_elastic below this one: warm parents, workers and whatever these have started."""
+    parents = [process for process in psutil.Process().children(recursive=True) if _is_warm_parent(process)]
+    orphans = [process for process in psutil.process_iter() if _is_warm_parent(process)]
+    found = {process.pid: process for parent in [*parents, *orphans] for process in _tree(parent)}
+    return list(found.values())
+
+
+def _is_warm_parent(process: psutil.Process) -> bool:
+    try:
+        return any("spark_elastic.task.warm_parent" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("spark_elastic")]
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """After the test no process, thread, listening socket or Spark job of ours may be there."""
+    yield
+    _, alive = psutil.wait_procs(ours(), timeout=SETTLE_SECONDS)
+    assert not alive, f"left behind: {[(process.pid, process.cmdline()) for process in alive]}"
+    assert not our_threads()
+
+
+@pytest.fixture
+def run(spark: Any, nothing_left: None) -> Iterator[Callable[..., Any]]:
+    """``run(fn, *args, faults=[…], **settings)``: results and events of a run on the shared cluster."""
+
+    def call(fn: Callable[..., Any], *args: Any, faults: list[Fault] | None = None, **settings: Any) -> Run:
+        events: list[dict[str, Any]] = []
+        try:
+            with inject(*(faults or [])):
+                results = spark_elastic.run(fn, args=args, spark=spark, on_event=events.append, **settings)
+        except BaseException as error:
+            error.events = events  # type: ignore[attr-defined]
+            raise
+        return Run(results, events)
+
+    yield call
+    tracker = spark.sparkContext.statusTracker()
+    assert not tracker.getActiveJobsIds(), "Spark jobs of ours still run"
+
+
+class Run:
+    """What came out of a run."""
+
+    def __init__(self, results: list[Any], events: list[dict[str, Any]]) -> None:
+        self.results = results
+        self.events = events
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [event["size"] for event in self.of("world_formed")]
+
+    @property
+    def faults(self) -> int:
+        return len(self.of("fault_injected"))

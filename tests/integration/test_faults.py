@@ -1,0 +1,129 @@
+"""Training lives through the loss of workers, tasks and executors, at every named point of the protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from training import count_steps
+
+from spark_elastic import TrainingFailedError
+from spark_elastic.testing import Point, exit_with, hang, kill, kill_executor, kill_task, raise_error, segfault, stop
+
+STEPS = 60
+
+
+def check(run: Any, steps: int = STEPS) -> None:
+    """Every committed step counted once, on every rank; all ranks equal; ranks dense and in order."""
+    results = run.results
+    assert [result["rank"] for result in results] == list(range(len(results)))
+    for result in results:
+        assert result["history"] == list(range(1, steps + 1))
+        assert result["counter"] == steps
+        assert result["size"] == len(results)
+    assert len({result["digest"] for result in results}) == 1
+    assert len({result["generation"] for result in results}) == 1
+
+
+def test_killed_workers_cost_no_committed_step_wherever_they_are_in_a_step(run: Any) -> None:
+    faults = [
+        kill(rank=1, step=5),
+        kill(rank=0, step=12),
+        kill(rank=2, step=20, at=Point.RECORDED),
+        kill(rank=0, step=28, at=Point.RECORDED),
+        kill(rank=1, step=36, at=Point.COMMITTED),
+        kill(rank=0, step=44, at=Point.COMMITTED),
+        kill(rank=1, step=STEPS),
+    ]
+    result = run(count_steps, STEPS, 0.05, faults=faults, min_np=1, max_np=3, num_proc=3)
+    check(result)
+    assert result.faults == len(faults)
+
+
+def test_deaths_while_a_world_forms_is_repaired_and_sealed_only_delay_it(run: Any) -> None:
+    faults = [
+        kill(rank=2, generation=1, at=Point.FORM),
+        kill(rank=0, generation=2, at=Point.FORM),
+        kill(rank=1, step=10),
+        kill(rank=0, generation=5, at=Point.FORMED),
+        kill(rank=1, generation=6, at=Point.REPAIR),
+        kill(rank=1, generation=7, at=Point.SYNCED),
+        kill(rank=1, step=50, at=Point.RECORDED),
+    ]
+    result = run(count_steps, STEPS, 0.05, faults=faults, min_np=2, max_np=3, num_proc=3)
+    check(result)
+    assert result.faults >= 5
+
+
+def test_a_second_death_during_the_recovery_from_the_first_is_survived(run: Any) -> None:
+    faults = [kill(rank=3, step=10), kill(rank=0, generation=2, at=Point.FORM)]
+    result = run(count_steps, STEPS, 0.02, faults=faults, min_np=1, max_np=4, num_proc=4)
+    check(result)
+    assert result.faults == 2
+    assert result.of("world_forming")[2]["size"] >= 2
+
+
+def test_survivors_never_restart(run: Any) -> None:
+    result = run(count_steps, STEPS, 0.02, faults=[kill(rank=1, step=20)], min_np=2, max_np=3, num_proc=3)
+    check(result)
+    first = {event["worker"]: event["pid"] for event in result.of("worker_started")[:3]}
+    victim = result.of("worker_lost")[0]["worker"]
+    survivors = {pid for worker, pid in first.items() if worker != victim}
+    assert survivors <= {entry["pid"] for entry in result.results}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [segfault(rank=1, step=9), exit_with(rank=1, step=9, code=0), exit_with(rank=0, step=9, code=3),
+     raise_error(rank=1, step=9)],
+    ids=["segfault", "exit 0 without a result", "exit 3", "exception"],
+)  # fmt: skip
+def test_a_worker_that_ends_by_itself_is_replaced(run: Any, fault: Any) -> None:
+    result = run(count_steps, 30, 0.02, faults=[fault], min_np=1, max_np=2, num_proc=2)
+    check(result, 30)
+    assert result.faults == 1
+
+
+def test_a_killed_task_and_a_killed_executor_are_brought_back_by_spark(run: Any) -> None:
+    faults = [kill_task(rank=1, step=10), kill_executor(rank=0, step=40)]
+    result = run(count_steps, 400, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2)
+    check(result, 400)
+    assert result.faults == 2
+    assert result.sizes[-1] == 2
+
+
+def test_a_stopped_worker_is_found_killed_and_replaced(run: Any) -> None:
+    result = run(
+        count_steps, 40, 0.02, faults=[stop(rank=1, step=9)], min_np=1, max_np=2, num_proc=2, heartbeat_timeout=3.0
+    )
+    check(result, 40)
+    assert "silent for 3 s" in result.of("worker_lost")[0]["cause"]
+
+
+def test_a_worker_that_never_enters_a_collective_is_found_killed_and_replaced(run: Any) -> None:
+    result = run(
+        count_steps, 40, 0.02, faults=[hang(rank=1, step=9)], min_np=1, max_np=2, num_proc=2, hang_timeout=2.0
+    )
+    check(result, 40)
+    assert "hang_timeout" in result.of("worker_lost")[0]["cause"]
+
+
+def test_killing_the_same_slot_ten_times_does_not_end_the_job(run: Any) -> None:
+    faults = [kill(rank=1, step=step) for step in range(5, 55, 5)]
+    result = run(count_steps, STEPS, faults=faults, min_np=2, max_np=2)
+    check(result)
+    assert result.faults == 10
+
+
+def test_a_loss_after_one_rank_has_left_sends_all_back_into_the_function(run: Any) -> None:
+    faults = [kill(rank=1, at=Point.RETURN, generation=1)]
+    result = run(count_steps, 20, faults=faults, min_np=1, max_np=2, num_proc=2)
+    check(result, 20)
+    assert result.faults == 1
+
+
+@pytest.mark.parametrize("point", [Point.FINISHED, Point.RESULT], ids=["after the vote", "before the result"])
+def test_a_worker_that_dies_before_its_result_has_arrived_fails_the_job_by_name(run: Any, point: Point) -> None:
+    with pytest.raises(TrainingFailedError, match="rank 1 was lost after training had finished") as failure:
+        run(count_steps, 10, faults=[kill(rank=1, at=point)], min_np=1, max_np=2, num_proc=2)
+    assert failure.value.failures[-1].rank == 1
