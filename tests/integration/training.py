@@ -82,3 +82,147 @@ def count_steps(steps: int, seconds: float = 0.0, loader_workers: int = 0, hidde
 
 def plain(value: Any) -> Any:
     return value
+
+
+def raise_everywhere(message: str) -> None:
+    import spark_elastic as se
+
+    @se.elastic
+    def train(state: Any) -> None:
+        raise KeyError(message)
+
+    train(se.ObjectState(step=0))
+
+
+def raise_on_rank(rank: int, step: int) -> None:
+    """One rank raises at a step that never gets committed: a poison row."""
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < 100:
+            if state.step == step and se.rank() == rank:
+                raise ValueError(f"row {step} is poisoned")
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
+def never_commit() -> None:
+    import threading
+
+    import spark_elastic as se
+
+    @se.elastic
+    def train(state: Any) -> None:
+        threading.Event().wait()
+
+    train(se.ObjectState(step=0))
+
+
+def ask_rank_too_early() -> int:
+    import spark_elastic as se
+
+    se.device()
+    return se.rank()
+
+
+def return_a_lock() -> Any:
+    import threading
+
+    return threading.Lock()
+
+
+def long_evaluation(seconds: float) -> list[int]:
+    """Rank 0 evaluates for longer than hang_timeout while the others wait for it, and says that it is alive."""
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < 3:
+            if se.rank() == 0:
+                end = time.monotonic() + seconds
+                while time.monotonic() < end:
+                    time.sleep(0.1)
+                    state.heartbeat()
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return [se.rank(), se.size(), se.generation()]
+
+
+def collectives() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    import spark_elastic as se
+
+    state = se.ObjectState(value=None, mine=-1, local=["mine"])
+
+    @se.elastic
+    def train(state: Any) -> None:
+        rank, size = se.rank(), se.size()
+        state.mine = rank
+        plain = torch.full((2,), float(rank))
+        dist.all_reduce(plain)
+        state.value = {
+            "mean": se.allreduce(torch.tensor([float(rank)])).item(),
+            "sum": se.allreduce(torch.tensor([rank]), op="sum").item(),
+            "max": se.allreduce(torch.tensor([rank]), op="max").item(),
+            "gathered": se.allgather_object({"rank": rank}),
+            "broadcast": se.broadcast_object(f"from {rank}", src=size - 1),
+            "plain": plain.tolist(),
+            "group": dist.get_world_size(se.process_group()),
+            "places": (se.local_rank(), se.local_size(), se.cross_rank(), se.cross_size()),
+        }
+        se.barrier()
+        state.commit()
+
+    train(state)
+    return {"rank": se.rank(), "mine": state.mine, **state.value}
+
+
+def die_quietly(folder: str, seconds: float) -> None:
+    """Start processes of every kind below a worker, write their pids, and wait to be killed."""
+    import os
+    import subprocess
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        feed = iter(torch.utils.data.DataLoader(range(10**9), num_workers=2, persistent_workers=True))
+        sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        pids = [os.getpid(), os.getppid(), sleeper.pid, *(worker.pid for worker in feed._workers)]
+        path = os.path.join(folder, f"{se.rank()}")
+        with open(path + ".tmp", "w") as file:
+            file.write(" ".join(map(str, pids)))
+        os.rename(path + ".tmp", path)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            next(feed)
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+            time.sleep(0.05)
+
+    train(state)

@@ -1,0 +1,185 @@
+"""A job as a whole: growing and waiting, ends and errors, bad input, several runs, and the small collectives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import training
+from test_faults import check
+
+import spark_elastic
+from spark_elastic import NotEnoughHostsError, ResetLimitExceededError, TrainingFailedError
+from spark_elastic.testing import kill, kill_executor
+
+
+def test_the_world_grows_to_max_np_while_training_goes_on(run: Any) -> None:
+    result = run(training.count_steps, 150, 0.05, min_np=1, max_np=3, num_proc=1)
+    check(result, 150)
+    assert result.sizes[0] < 3
+    assert result.sizes[-1] == 3
+    # Newcomers boot while steps go on: the pause begins only when they are ready.
+    for interrupted in result.of("world_interrupted"):
+        ready = [event for event in result.of("worker_ready") if event["generation"] == 0]
+        assert any(event["time"] <= interrupted["time"] for event in ready)
+    assert not result.of("world_broken")
+    assert all(old < new for old, new in result.results[0]["resets"])
+
+
+def test_below_min_np_survivors_keep_their_state_in_memory_and_wait(run: Any) -> None:
+    result = run(training.count_steps, 40, 0.02, faults=[kill_executor(rank=1, step=20)], min_np=2, max_np=2)
+    check(result, 40)
+    assert result.sizes == [2, 2]
+    survivor = next(entry for entry in result.results if len(entry["entries"]) == 2)
+    assert survivor["resets"] == [(2, 2)]
+
+
+def test_elastic_timeout_ends_a_job_that_stays_below_min_np(run: Any) -> None:
+    with pytest.raises(NotEnoughHostsError, match=r"1 of min_np=2 workers .* \(elastic_timeout\)"):
+        run(
+            training.count_steps, 1000, 0.02, faults=[kill_executor(rank=1, step=20)],
+            min_np=2, max_np=2, elastic_timeout=2.0,
+        )  # fmt: skip
+
+
+def test_too_few_executors_end_the_job_after_start_timeout(run: Any) -> None:
+    with pytest.raises(NotEnoughHostsError, match=r"4 of min_np=5 hosts .*start_timeout.*max_np=6"):
+        run(training.plain, 1, min_np=5, max_np=6, start_timeout=8.0)
+
+
+def test_reset_limit_ends_the_job(run: Any) -> None:
+    with pytest.raises(ResetLimitExceededError, match="reset_limit=1") as failure:
+        run(
+            training.count_steps, 60, 0.02, faults=[kill(rank=1, step=10), kill(rank=0, step=30)],
+            min_np=1, max_np=2, num_proc=2, reset_limit=1,
+        )  # fmt: skip
+    assert [entry.rank for entry in failure.value.failures] == [1, 0]
+
+
+def test_an_exception_on_all_ranks_fails_the_job_within_seconds_with_its_traceback(run: Any) -> None:
+    with pytest.raises(TrainingFailedError, match="KeyError") as failure:
+        run(training.raise_everywhere, "gone", min_np=2, max_np=2)
+    assert "in raise_everywhere" in failure.value.failures[0].traceback
+    assert "KeyError: 'gone'" in failure.value.failures[0].traceback
+
+
+def test_the_same_exception_three_times_without_a_commit_between_fails_the_job(run: Any) -> None:
+    with pytest.raises(TrainingFailedError, match="3 times without a commit between") as failure:
+        run(training.raise_on_rank, 1, 7, min_np=2, max_np=2)
+    assert "row 7 is poisoned" in str(failure.value)
+
+
+def test_a_function_that_never_commits_fails_the_job_naming_the_setting(run: Any) -> None:
+    with pytest.raises(TrainingFailedError, match=r"no worker reached a commit .*hang_timeout=1"):
+        run(training.never_commit, min_np=2, max_np=2, hang_timeout=1.0)
+
+
+def test_rank_above_the_elastic_function_is_an_error_that_says_so(run: Any) -> None:
+    with pytest.raises(TrainingFailedError, match="before its first generation a worker belongs to no world"):
+        run(training.ask_rank_too_early, min_np=1, max_np=1)
+
+
+def test_a_result_that_cannot_be_pickled_is_named(run: Any) -> None:
+    with pytest.raises(TrainingFailedError, match="result of fn, of type lock, cannot be pickled"):
+        run(training.return_a_lock, min_np=1, max_np=1)
+
+
+def test_a_function_without_an_elastic_part_runs_once_in_each_of_num_proc_workers(run: Any) -> None:
+    assert run(training.plain, "x", min_np=1, max_np=4, num_proc=2).results == ["x", "x"]
+
+
+def test_a_long_evaluation_with_heartbeats_is_not_taken_for_a_hang(run: Any) -> None:
+    result = run(training.long_evaluation, 3.0, min_np=2, max_np=2, hang_timeout=1.0)
+    assert result.results == [[0, 2, 1], [1, 2, 1]]
+
+
+def test_collectives_agree_with_torch_and_local_attributes_stay(run: Any) -> None:
+    results = run(training.collectives, min_np=3, max_np=3).results
+    for rank, result in enumerate(results):
+        assert result["rank"] == result["mine"] == rank
+        assert (result["mean"], result["sum"], result["max"]) == (1.0, 3, 2)
+        assert result["gathered"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert result["broadcast"] == "from 2"
+        assert result["plain"] == [3.0, 3.0]
+        assert result["group"] == 3
+    assert results[0]["places"] == (0, 3, 0, 1)
+
+
+def test_env_reaches_the_workers(run: Any) -> None:
+    def read() -> str:
+        import os
+
+        return os.environ["GREETING"]
+
+    assert run(read, min_np=1, max_np=1, env={"GREETING": "hello"}).results == ["hello"]
+
+
+def test_a_large_result_and_large_arguments_travel(run: Any) -> None:
+    data = bytes(range(256)) * 2**18  # 64 MiB
+    assert run(training.plain, data, min_np=1, max_np=1).results == [data]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"fn": 3}, TypeError, "fn must be callable, not 3"),
+        ({"fn": lambda: None, "args": (1,)}, TypeError, "fn cannot be called with the given args"),
+        ({"min_np": 3, "max_np": 2}, ValueError, "min_np=3, max_np=2"),
+        ({"min_np": 0}, ValueError, "min_np must be a whole number from 1 on, not 0"),
+        ({"num_proc": 5, "min_np": 1, "max_np": 4}, ValueError, "num_proc=5, max_np=4"),
+        ({"backend": "mpi"}, ValueError, "backend must be one of gloo, nccl or None, not 'mpi'"),
+        ({"hang_timeout": -1}, ValueError, "hang_timeout must be a number of seconds above 0, not -1"),
+        ({"bananas": 3}, TypeError, "unexpected keyword argument 'bananas'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(
+    spark: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    call = {"fn": training.plain, "args": (1,) if "fn" not in arguments else (), **arguments}
+    with pytest.raises(error, match=message):
+        spark_elastic.run(spark=spark, **call)
+
+
+def test_a_function_that_cannot_be_pickled_is_named(spark: Any) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="fn cannot be pickled, so it cannot travel to the workers"):
+        spark_elastic.run(lambda: lock, spark=spark, min_np=1, max_np=1)
+
+
+def test_two_runs_side_by_side_on_too_few_slots_take_turns(run: Any) -> None:
+    outcomes: dict[str, Any] = {}
+
+    def one(name: str) -> None:
+        outcomes[name] = run(training.count_steps, 20, 0.02, min_np=3, max_np=3, yield_after=2.0)
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert set(outcomes) == {"a", "b"}
+    for outcome in outcomes.values():
+        check(outcome, 20)
+
+
+def test_a_stopped_run_leaves_within_seconds(run: Any) -> None:
+    """What Ctrl-C does: an exception in the waiting thread."""
+    import ctypes
+
+    problems: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            run(training.count_steps, 10**6, 0.02, min_np=1, max_np=2)
+        except KeyboardInterrupt as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(5)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert len(problems) == 1
