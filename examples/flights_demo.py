@@ -81,15 +81,21 @@ def train(train_path: str, test_path: str, epochs: int, seconds: float) -> dict[
 
     def load(path: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         table = pq.read_table(path)
-        numbers = [torch.from_numpy(table[name].to_numpy().copy()) for name in table.column_names if "_code" not in name]
-        codes = [torch.from_numpy(table[name].to_numpy().copy()).long() for name in table.column_names if "_code" in name]
+        numbers = [
+            torch.from_numpy(table[name].to_numpy().copy()) for name in table.column_names if "_code" not in name
+        ]
+        codes = [
+            torch.from_numpy(table[name].to_numpy().copy()).long() for name in table.column_names if "_code" in name
+        ]
         return torch.stack(numbers[1:], 1), torch.stack(codes, 1), numbers[0]
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.tables = nn.ModuleList(nn.Embedding(size, 8) for size in (32, 8, 128))
-            self.body = nn.Sequential(nn.Linear(5 + 24, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+            self.body = nn.Sequential(
+                nn.Linear(5 + 24, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+            )
 
         def forward(self, numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
             embedded = [table(codes[:, place]) for place, table in enumerate(self.tables)]
@@ -154,7 +160,9 @@ class Story:
         match event["event"]:
             case "world_formed" if self._broken_at:
                 self.recoveries.append(event["time"] - self._broken_at)
-                print(f"    generation {event['generation']}: {event['size']} workers, {self.recoveries[-1]:.3f} s after the loss")
+                print(
+                    f"    generation {event['generation']}: {event['size']} workers, {self.recoveries[-1]:.3f} s after the loss"
+                )
                 self._broken_at = 0.0
             case "world_formed":
                 print(f"    generation {event['generation']}: {event['size']} workers")
@@ -166,7 +174,11 @@ class Story:
             case "world_interrupted":
                 print(f"    {event['reason']}")
             case "metrics" if event["rank"] == 0:
-                print(f"epoch {event['epoch']}: loss {event['loss']:.4f}, AUC {event['auc']:.4f}, {event['rows']:,} rows")
+                values = event["values"]
+                print(
+                    f"epoch {values['epoch']}: loss {values['loss']:.4f}, AUC {values['auc']:.4f}, "
+                    f"{values['rows']:,} rows"
+                )
 
 
 def main() -> int:

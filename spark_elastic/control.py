@@ -23,12 +23,14 @@ from spark_elastic.ticket import Ticket
 logger = logging.getLogger("spark_elastic")
 
 HEARTBEAT_SECONDS = 1.0
+# The name space of the control store that outlives generations.
+WHOLE_JOB = 0
 # What a worker that has ended its work waits for the driver to say goodbye, before it leaves anyway.
 GOODBYE_SECONDS = 5.0
 
 
-class GenerationOverError(Exception):
-    """The control store's name space of a generation is closed."""
+class GenerationOverError(WorkerLostError):
+    """The control store's name space of a generation is closed: the driver has given the generation up."""
 
 
 class ControlClient:
@@ -154,21 +156,18 @@ class ControlClient:
         values: tuple[bytes, ...] = (),
         amount: int = 0,
         generation: int | None = None,
-        seconds: float = 60.0,
     ) -> m.StoreReply:
         """Run an operation on the control store. A ``get`` blocks until its keys exist.
 
-        Raises ``GenerationOverError`` when the generation ends first, ``TimeoutError`` after ``seconds``.
+        There is no timeout: the driver watches over the forming of a world, and may itself be paused. Raises
+        ``GenerationOverError`` when the generation ends first.
         """
         number = next(self._numbers)
         space = self.generation if generation is None else generation
         request = m.StoreRequest(number, space, operation, keys, values, amount)  # type: ignore[arg-type]
-        waiting = self._ask(number, request)
-        try:
-            reply = waiting.result(seconds)
-        except concurrent.futures.TimeoutError:
-            self._replies.pop(number, None)
-            raise TimeoutError(f"{operation} of {', '.join(keys)} took longer than {seconds:g} s") from None
+        reply = self._ask(number, request).result()
+        if reply.error:
+            raise ValueError(reply.error)
         if reply.gone:
             raise GenerationOverError(f"generation {space} is over")
         return reply
@@ -193,7 +192,9 @@ class ControlClient:
             os._exit(0 if self._said_goodbye else 1)
 
     async def _converse(self) -> None:
-        self._connection = connection = await connect(list(self._ticket.addresses), self._ticket.credentials, m.ToWorker)
+        self._connection = connection = await connect(
+            list(self._ticket.addresses), self._ticket.credentials, m.ToWorker
+        )
         connection.send(m.WorkerHello(self._worker, os.getpid()))
         beating = asyncio.ensure_future(self._beat(connection))
         payload = bytearray()

@@ -176,6 +176,9 @@ def _creator(kind: str) -> Callable[[Any, Any], Any]:
     return create
 
 
-for _kind, _devices in ((GLOO_BACKEND, ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]), (NCCL_BACKEND, ["cuda"])):
+for _kind, _devices in (
+    (GLOO_BACKEND, ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]),
+    (NCCL_BACKEND, ["cuda"]),
+):
     if not hasattr(dist.Backend, _kind.upper()):
         dist.Backend.register_backend(_kind, _creator(_kind), extended_api=True, devices=_devices)

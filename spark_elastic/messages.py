@@ -292,12 +292,16 @@ class LeaveJob(Message, frozen=True):
 
 
 class StoreReply(Message, frozen=True):
-    """Answer to ``StoreRequest`` or ``ClaimFault``. ``gone`` says that the generation is over."""
+    """Answer to ``StoreRequest`` or ``ClaimFault``. ``gone`` says that the generation is over.
+
+    ``error`` is not empty where the request made no sense.
+    """
 
     number: int
     values: tuple[bytes, ...] = ()
     amount: int = 0
     gone: bool = False
+    error: str = ""
 
 
 ToDriver = (

@@ -70,8 +70,8 @@ def repair(world: World, snapshots: SnapshotPair) -> bool:
         if receivers:
             _send(world, plan, snapshots.current, receivers)
         return False
-    except (RuntimeError, TimeoutError) as error:
-        if isinstance(error, TimeoutError) or world.is_broken():
+    except RuntimeError as error:
+        if world.is_broken():
             raise world.lost(error) from error
         raise
 

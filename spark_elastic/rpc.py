@@ -90,7 +90,7 @@ class Connection:
             return self._decoder.decode(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise ConnectionLostError(f"the connection to {self.peer_address} broke: {error}") from error
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConnectionLostError(f"{self.peer_address} sent what is not a message: {error}") from error
 
     async def messages(self) -> AsyncIterator[Any]:

@@ -49,6 +49,9 @@ class JobSettings:
             "heartbeat_timeout",
             "ready_timeout",
             "form_timeout",
+            "join_window",
+            "join_patience",
+            "yield_after",
         ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):

@@ -104,9 +104,7 @@ class TensorBuffer:
 
     def copy_from(self, tensors: list[torch.Tensor]) -> None:
         """Copy the tensors in. On CUDA, wait until the copies are complete: a copy that may still fail is no commit."""
-        specs = tuple(
-            TensorSpec(tensor.dtype, str(tensor.device), tuple(tensor.shape)) for tensor in tensors
-        )
+        specs = tuple(TensorSpec(tensor.dtype, str(tensor.device), tuple(tensor.shape)) for tensor in tensors)
         self.fit(specs)
         if tensors:
             with torch.no_grad():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import stat
 import threading
 import weakref
 from collections.abc import Iterator
@@ -76,7 +77,8 @@ class GroupSockets:
         kept = {duplicate.fileno() for duplicate in self._kept}
         for descriptor in _descriptors():
             try:
-                if descriptor in kept or os.fstat(descriptor).st_ino in self._inodes:
+                status = os.fstat(descriptor)
+                if descriptor in kept or (stat.S_ISSOCK(status.st_mode) and status.st_ino in self._inodes):
                     os.close(descriptor)
             except OSError:
                 pass

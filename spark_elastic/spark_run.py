@@ -102,9 +102,7 @@ def run(
 
     Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
     """
-    _refuse_unavailable(
-        checkpoint=checkpoint, host_discovery_script=host_discovery_script, progress=progress or None
-    )
+    _refuse_unavailable(checkpoint=checkpoint, host_discovery_script=host_discovery_script, progress=progress or None)
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))

@@ -146,9 +146,8 @@ class State(ABC):
                 callback(world.previous_size, world.size)
         self._enter_world(world.rank, world.size)
         self._index = -1
-        steps = self._steps
+        self._steps -= 1  # the seal is no step of the user's
         self._save_and_count()
-        self._steps = steps
 
     def _enter_world(self, rank: int, size: int) -> None:
         """Take this rank's share of the data."""
@@ -244,7 +243,10 @@ class ObjectState(State):
             # The first state of a job is rank 0's.
             self._snapshots.spare.take({"steps": self._steps, "objects": self._values(shared=True)}, self._own_part())
             self._snapshots.switch()
+        own = None if self._snapshots.is_empty else self._snapshots.current.own
         if repair(world, self._snapshots):
+            # What is this rank's own is never received; a newcomer has none yet.
+            self._snapshots.current.own = own
             self._load_shared()
             if world.me.commit is None:
                 self._own_as_newcomer(world)
@@ -267,6 +269,7 @@ class ObjectState(State):
         snapshot = self._snapshots.current
         content = snapshot.content()
         self._steps = content["steps"]
+        self._forget_newer(content["objects"])
         self._load(content["objects"])
 
     def _load_own(self, own: Any) -> None:
@@ -275,6 +278,12 @@ class ObjectState(State):
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set what is never received."""
+
+    def _forget_newer(self, names: Iterable[str]) -> None:
+        """Drop objects that have been added since the last commit."""
+        for name in [name for name in vars(self) if not name.startswith("_") and name not in self._local]:
+            if name not in names:
+                delattr(self, name)
 
     def _load(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -345,6 +354,8 @@ class TorchState(ObjectState):
         return super()._own_part(), _random_states()
 
     def _load_own(self, own: Any) -> None:
+        if own is None:  # received, and not sealed yet
+            return
         values, random_states = own
         super()._load_own(values)
         _set_random_states(random_states)

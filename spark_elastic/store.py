@@ -14,17 +14,16 @@ from spark_elastic.control import ControlClient
 
 
 class WorldStore(Store):
-    """A ``torch.distributed.Store``. Values are bytes; a ``get`` blocks until its key exists.
+    """A ``torch.distributed.Store``. Values are bytes; a ``get`` blocks until its key exists, whatever its timeout.
 
     Every call raises ``GenerationOverError`` once the driver has given the generation up, so that nobody waits for a peer
     that is dead.
     """
 
-    def __init__(self, control: ControlClient, generation: int, timeout: timedelta) -> None:
+    def __init__(self, control: ControlClient, generation: int) -> None:
         super().__init__()
         self._control = control
         self._generation = generation
-        self._timeout = timeout
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
@@ -35,12 +34,10 @@ class WorldStore(Store):
 
     def get_many(self, keys: Sequence[str]) -> tuple[bytes, ...]:
         """Get several values in one round trip."""
-        seconds = self._timeout.total_seconds()
-        return self._control.store("get", tuple(keys), generation=self._generation, seconds=seconds).values
+        return self._control.store("get", tuple(keys), generation=self._generation).values
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        seconds = (timeout or self._timeout).total_seconds()
-        self._control.store("get", tuple(keys), generation=self._generation, seconds=seconds)
+        self._control.store("get", tuple(keys), generation=self._generation)
 
     def add(self, key: str, amount: int) -> int:
         return self._control.store("add", (key,), amount=amount, generation=self._generation).amount
@@ -52,4 +49,4 @@ class WorldStore(Store):
         return bool(self._control.store("delete", (key,), generation=self._generation).amount)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+        """Part of torch's interface; the driver's timeouts hold instead."""

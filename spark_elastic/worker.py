@@ -8,6 +8,7 @@ import pickle
 import random
 import sys
 import traceback
+from collections.abc import Callable
 
 import cloudpickle
 import msgspec
@@ -15,7 +16,8 @@ import numpy
 
 from spark_elastic import faults
 from spark_elastic.context import Job, current_job, enter_job
-from spark_elastic.control import ControlClient
+from spark_elastic.control import WHOLE_JOB, ControlClient
+from spark_elastic.data.pinning import set_pin
 from spark_elastic.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
@@ -39,6 +41,7 @@ def run_worker(ticket: Ticket, number: int) -> int:
         faults.reached(faults.Point.BOOT)
         address = _group_address(ticket, control)
         enter_job(Job(control, number, address, payload.form_timeout))
+        set_pin(lambda key, make: _pin(control, key, make))
         return _call(control, payload.call)
 
 
@@ -85,6 +88,14 @@ def _report(control: ControlClient, error: BaseException) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     control.raised("".join(traceback.format_exception_only(type(error), error)).strip(), place, text)
     sys.stderr.flush()
+
+
+def _pin(control: ControlClient, key: str, make: Callable[[], bytes]) -> bytes:
+    """Let one worker's value be the whole job's: the first to arrive makes it, newcomers while others train."""
+    name = f"pinned/{key}"
+    if control.store("check", (name,), generation=WHOLE_JOB).amount:
+        return control.store("get", (name,), generation=WHOLE_JOB).values[0]
+    return control.store("set_default", (name,), (make(),), generation=WHOLE_JOB).values[0]
 
 
 def _group_address(ticket: Ticket, control: ControlClient) -> str:

@@ -26,17 +26,17 @@ class World:
     ``members`` are in rank order, with the commit that each held when the generation was formed.
     """
 
-    def __init__(self, control: ControlClient, order: FormWorld, worker: int, address: str, form_timeout: float) -> None:
+    def __init__(
+        self, control: ControlClient, order: FormWorld, worker: int, address: str, form_timeout: float
+    ) -> None:
         self._control = control
         self.generation = order.generation
         self.members = order.members
         self.previous_size = order.previous_size
         self.backend = order.backend
         self.me: Member = next(member for member in order.members if member.worker == worker)
-        self.store = WorldStore(control, order.generation, timedelta(seconds=form_timeout))
-        self.group = Group(
-            self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout)
-        )
+        self.store = WorldStore(control, order.generation)
+        self.group = Group(self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout))
         self._form_timeout = form_timeout
         self._pending: tuple[Any, torch.Tensor] | None = None
 

@@ -40,8 +40,7 @@ class EventLog:
     ) -> None:
         self._queue.put(None)
         self._thread.join(timeout=10)
-        if self._file is not None:
-            self._file.close()
+        self._close_file()
 
     def record(self, kind: str, **fields: Any) -> None:
         """Note an event with the present time; never blocks."""
@@ -50,11 +49,27 @@ class EventLog:
     def _run(self) -> None:
         while (event := self._queue.get()) is not None:
             if self._file is not None:
-                self._file.write(json.dumps(event, default=str) + "\n")
-                self._file.flush()
+                self._write(event)
             if self._on_event is not None:
                 try:
                     self._on_event(event)
                 except Exception:
                     logger.exception("on_event raised; it is not called any more")
                     self._on_event = None
+
+    def _write(self, event: dict[str, Any]) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(json.dumps(event, default=str) + "\n")
+            self._file.flush()
+        except OSError:
+            logger.exception("the event log cannot be written; it ends here, the job goes on")
+            self._close_file()
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError:
+            pass  # what could not be written has been reported

@@ -17,6 +17,11 @@ KEPT = 32
 
 _CLUSTERS_DOING = {-signal.SIGKILL, -signal.SIGTERM}
 
+# How the end of a worker looks before its exit code is known.
+PROCESS_DIED = "its process died"
+CONNECTION_BROKE = "its connection to the driver broke"
+_VAGUE = (PROCESS_DIED, CONNECTION_BROKE)
+
 
 def describe_exit(code: int) -> str:
     """Say what an exit code (minus the signal, for a killed process) means, and what to look at."""
@@ -49,7 +54,7 @@ class FailureBook:
         known = self.failures.get(worker)
         if known is None:
             return
-        cause = known.cause if known.traceback or known.cause.startswith("hung") else describe_exit(code)
+        cause = describe_exit(code) if known.cause in _VAGUE else known.cause
         self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
 
     def count_exception(self, generation: int, place: str, error: str) -> None:

@@ -58,13 +58,10 @@ class HostManager:
     def remove(self, host: int) -> Host | None:
         return self._hosts.pop(host, None)
 
-    def of_slot(self, slot: int) -> Host | None:
-        return next((host for host in self._hosts.values() if host.slot == slot), None)
-
-    def worker_failed(self, place: str, now: float, progressed: bool) -> bool:
+    def worker_failed(self, place: str, now: float) -> bool:
         """Note that a worker of this place died. Return whether the place itself looks at fault."""
         record = self._records.setdefault(place, _Record())
-        record.failures = 1 if progressed else record.failures + 1
+        record.failures += 1
         if record.failures > 1:
             pause = min(COOLDOWN_SECONDS * 2 ** (record.failures - 2), COOLDOWN_LIMIT_SECONDS)
             record.ready_at = now + pause

@@ -128,7 +128,8 @@ class SlotLauncher:
                     logging.INFO if slot.registered else logging.WARNING,
                     "Spark gave up slot %d (%s); it is submitted again in %.1f s",
                     number,
-                    reason or "its task ended without registering at the driver; can executors reach it at "
+                    reason
+                    or "its task ended without registering at the driver; can executors reach it at "
                     + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses),
                     pause,
                 )
@@ -211,7 +212,9 @@ def _reason(future: Any) -> str:
 
 
 def _cannot_import(reason: str) -> bool:
-    return re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason) is not None
+    return (
+        re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason) is not None
+    )
 
 
 def _first_line(error: BaseException) -> str:

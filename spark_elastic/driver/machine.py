@@ -39,10 +39,8 @@ TICK_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
 # Ranks that could not form their groups so many times in a row are replaced.
 FORM_ATTEMPTS = 3
-
-
-class InvalidTransitionError(AssertionError):
-    """The machine was told something that cannot happen; carries the events that led there."""
+# So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
+UNFORMED_LIMIT = 10
 
 
 class Phase(Enum):
@@ -124,9 +122,13 @@ class DriverMachine:
         self._elastic_since: float | None = None
         self._plain_target: int | None = None
         self._started = now
+        # Since when there are fewer than min_np hosts (before the first generation) or workers (after it).
         self._short_since: float | None = None
         self._yield_after = settings.yield_after
-        self._held_since: float | None = None
+        self._yield_at: float | None = None
+        self._unformed = 0
+        # Lost workers whose exit code says something about the user's code: members that ended by themselves.
+        self._telling: set[int] = set()
         # The machine's own clock stands still while the driver is paused.
         self._seen = now
         self._paused = 0.0
@@ -174,10 +176,7 @@ class DriverMachine:
 
     def deadline(self) -> float | None:
         """Driver time at which a ``Tick`` is due before the regular one, or None."""
-        times = [self.hosts.next_ready_at(self._now)]
-        newcomers = self._newcomers()
-        if newcomers and self.world is not None and self.world.phase is WorldPhase.RUNNING:
-            times.append(max(worker.ready_at for worker in newcomers) + self.settings.join_window)
+        times = [self.hosts.next_ready_at(self._now), self._join_due_at()]
         known = [time for time in times if time is not None]
         return min(known) + self._paused if known else None
 
@@ -192,12 +191,7 @@ class DriverMachine:
     # ------------------------------------------------------------------ hosts
 
     def _task_registered(self, event: ev.TaskRegistered, now: float) -> None:
-        earlier = self.hosts.of_slot(event.slot)
-        if earlier is not None:
-            # Spark starts a slot's task again only when it knows that the one before is gone.
-            self._task_lost(ev.TaskLost(earlier.host, "its slot was taken over by a new task"), now)
         self.hosts.add(Host(event.host, event.slot, event.name, event.place))
-        self._held_since = self._held_since if self._held_since is not None else now
         self._record("host_registered", host=event.host, slot=event.slot, name=event.name)
 
     def _task_heard(self, event: ev.TaskHeard, now: float) -> None:
@@ -219,10 +213,11 @@ class DriverMachine:
         if host is None or host.draining:
             return
         host.draining = True
-        host.drain_deadline = event.deadline
+        host.drain_deadline = None if event.deadline is None else event.deadline - self._paused
         self._record("host_draining", host=event.host, name=host.name)
-        if host.worker is not None and host.worker in self.workers and not self._is_member(host.worker):
-            self._leave(self.workers[host.worker])
+        worker = self.workers.get(host.worker) if host.worker is not None else None
+        if worker is not None and worker.phase is not Phase.DONE and not self._is_member(worker.worker):
+            self._leave(worker)
 
     # ------------------------------------------------------------------ workers
 
@@ -231,6 +226,8 @@ class DriverMachine:
         if worker is not None and worker.phase is Phase.STARTING:
             worker.phase = Phase.BOOTING
             worker.heard = now
+        elif worker is not None and worker.phase is Phase.LEAVING:
+            self._commands.append(do.LeaveJob(event.worker))
 
     def _worker_heard(self, event: ev.WorkerHeard, now: float) -> None:
         worker = self.workers.get(event.worker)
@@ -259,12 +256,21 @@ class DriverMachine:
         if world is not None and event.worker in world.workers:
             if event.generation != world.generation:
                 return
-            if event.reason and world.phase in (WorldPhase.FORMING, WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+            # After a planned interrupt ranks come back without a reason; those that the driver has called back are expected.
+            expected = worker.ready_deadline is not None or (
+                world.phase is WorldPhase.INTERRUPTING and not event.reason
+            )
+            if not expected and world.phase is not WorldPhase.FINISHING:
                 if world.phase is WorldPhase.FORMING:
                     worker.form_failures += 1
-                self._break(f"rank {world.rank_of(event.worker)} reports: {event.reason}", now)
+                reason = event.reason or "it left the world without being asked to"
+                self._break(f"rank {world.rank_of(event.worker)} reports: {reason}", now)
+                if worker.form_failures >= FORM_ATTEMPTS:
+                    self._lose(event.worker, f"could not connect to the others {FORM_ATTEMPTS} times", now)
+                if event.worker not in self.workers:
+                    return
         worker.phase = Phase.READY
-        worker.ready_at = now
+        worker.ready_at = worker.active_at = now
         worker.ready_deadline = None
         self._note_commit(worker, event.commit)
         self._record("worker_ready", worker=event.worker, generation=event.generation, commit=str(event.commit))
@@ -283,6 +289,7 @@ class DriverMachine:
         if world.phase is WorldPhase.FORMING and world.acknowledged >= set(world.workers):
             world.phase = WorldPhase.RUNNING
             world.was_formed = True
+            self._unformed = 0
             for worker in self._living_members():
                 worker.active_at = now
                 worker.form_failures = 0
@@ -299,8 +306,8 @@ class DriverMachine:
         if worker is None or world is None or event.generation != world.generation or worker.phase is not Phase.MEMBER:
             return
         self._note_commit(worker, event.commit)
-        if world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING, WorldPhase.FORMING):
-            worker.phase = Phase.VOTED
+        worker.active_at = now
+        worker.phase = Phase.VOTED
 
     def _worker_raised(self, event: ev.WorkerRaised, now: float) -> None:
         worker = self.workers.get(event.worker)
@@ -316,12 +323,15 @@ class DriverMachine:
         if event.fatal:
             self._fail(TrainingFailedError(f"{event.error}", (failure,)))
             return
-        self.book.count_exception(self._generation, event.place, event.error)
+        if self._is_telling(event.worker):
+            self.book.count_exception(self._generation, event.place, event.error)
         self._lose(event.worker, f"raised {event.error}", now)
         if world is None and not self.over:
             self._give_up_if_pointless()
 
     def _worker_gone(self, event: ev.WorkerGone, now: float) -> None:
+        if self._is_telling(event.worker):
+            self._telling.add(event.worker)
         self._lose(event.worker, event.reason, now)
 
     def _worker_exited(self, event: ev.WorkerExited, now: float) -> None:
@@ -335,9 +345,11 @@ class DriverMachine:
             if worker.phase is Phase.LEAVING:
                 del self.workers[event.worker]
                 return
+            if self._is_telling(event.worker):
+                self._telling.add(event.worker)
             self._lose(event.worker, describe_exit(event.code), now)
-        known = self.book.failures.get(event.worker)
-        if known is not None and not known.traceback and not self.over:
+        if event.worker in self._telling and not self.over:
+            self._telling.discard(event.worker)
             self.book.count_exit(self._generation, event.code)
             if self.world is None:
                 self._give_up_if_pointless()
@@ -368,11 +380,11 @@ class DriverMachine:
     def _lose(self, number: int, cause: str, now: float) -> None:
         """Take a worker out of the job. It is fenced from here on: whatever it still sends is ignored."""
         worker = self.workers.get(number)
-        if worker is None or worker.phase is Phase.DONE:
+        if worker is None or worker.phase is Phase.DONE or self.over:
             return
         del self.workers[number]
         host = self.hosts.get(worker.host)
-        if host is not None and host.worker == number:
+        if host is None or host.worker == number:
             self._commands.append(do.KillWorker(worker.host, number))
         if worker.phase is Phase.LEAVING:
             return
@@ -381,7 +393,7 @@ class DriverMachine:
         if number not in self.book.failures:
             self.book.add(WorkerFailure(number, rank, worker.host_name, cause))
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
-        bad_place = self.hosts.worker_failed(worker.place, now, progressed=False)
+        bad_place = self.hosts.worker_failed(worker.place, now)
         if bad_place and host is not None and not self._is_member(number):
             self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
         if world is None or number not in world.workers:
@@ -393,7 +405,8 @@ class DriverMachine:
                 )
             )
             return
-        self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now)
+        if worker.phase is not Phase.READY:  # who has left its collectives leaves nobody hanging
+            self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now)
         if not self.over and not self._living_members():
             self._all_members_lost(world)
 
@@ -405,7 +418,6 @@ class DriverMachine:
             world.phase = WorldPhase.BREAKING
             world.broken_by = reason
             self.resets += 1
-            self._short_since = now
             self._record("world_broken", generation=world.generation, reason=reason)
             limit = self.settings.reset_limit
             if limit is not None and self.resets > limit:
@@ -420,7 +432,6 @@ class DriverMachine:
         waiting = [worker for worker in self._living_members() if worker.phase in (Phase.MEMBER, Phase.VOTED)]
         fresh = [worker for worker in waiting if worker.ready_deadline is None]
         for worker in fresh:
-            worker.phase = Phase.MEMBER
             worker.ready_deadline = now + self.settings.ready_timeout
         if fresh:
             self._commands.append(
@@ -449,17 +460,20 @@ class DriverMachine:
     def _advance(self, now: float) -> None:
         """Do whatever has become possible. Each step looks at the whole state, whichever event came."""
         self._start_workers(now)
-        self._finish_if_voted()
+        self._finish_if_voted(now)
         if self.over:
             return
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
-            if all(worker in self.workers and self.workers[worker].phase is Phase.DONE for worker in self.world.workers):
+            if all(
+                worker in self.workers and self.workers[worker].phase is Phase.DONE for worker in self.world.workers
+            ):
                 self._finish(self.world.workers)
             return
         if self._elastic_since is None and self._finish_plain(now):
             return
         self._interrupt_if_planned(now)
         self._form_if_ready(now)
+        self._note_shortage(now)
 
     def _start_workers(self, now: float) -> None:
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
@@ -475,7 +489,7 @@ class DriverMachine:
             self._commands.append(do.StartWorker(host.host, number))
             self._record("worker_starting", worker=number, host=host.host, name=host.name)
 
-    def _finish_if_voted(self) -> None:
+    def _finish_if_voted(self, now: float) -> None:
         world = self.world
         if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
             return
@@ -493,6 +507,7 @@ class DriverMachine:
             if voted and any(worker is not None and worker.phase is Phase.READY for worker in members):
                 for worker in voted:
                     worker.phase = Phase.MEMBER
+                    worker.ready_deadline = now + self.settings.ready_timeout
                 self._commands.append(
                     do.AbortWorld(
                         world.generation, tuple(worker.worker for worker in voted), "other ranks were interrupted"
@@ -519,26 +534,34 @@ class DriverMachine:
         members = self._living_members()
         if any(worker.phase is Phase.VOTED for worker in members):
             return
+        staying = [worker for worker in members if not self._is_draining(worker)]
+        due = self._join_due_at()
         reason = ""
-        if any(self._is_draining(worker) for worker in members):
+        if len(staying) < len(members) and (staying or self._newcomers()):
             reason = "a host drains"
-        elif len(members) < self.settings.max_np and self._join_is_due(now):
+        elif due is not None and now >= due:
             reason = "workers arrived"
         if reason:
             world.phase = WorldPhase.INTERRUPTING
-            self._short_since = now
             self._commands.append(do.InterruptWorld(world.generation, world.workers))
             self._record("world_interrupted", generation=world.generation, reason=reason)
 
-    def _join_is_due(self, now: float) -> bool:
-        newcomers = self._newcomers()
-        if not newcomers:
-            return False
-        if now - min(worker.ready_at for worker in newcomers) >= self.settings.join_patience:
-            return True
-        booting = any(worker.phase in (Phase.STARTING, Phase.BOOTING) for worker in self.workers.values())
-        quiet_for = now - max(worker.ready_at for worker in newcomers)
-        return not booting and quiet_for >= self.settings.join_window
+    def _join_due_at(self) -> float | None:
+        """When the running world is to be interrupted for the newcomers that are ready; None if not at all.
+
+        They are collected until none has come for ``join_window``, and while others boot, but no longer than
+        ``join_patience``.
+        """
+        world, newcomers = self.world, self._newcomers()
+        if world is None or world.phase is not WorldPhase.RUNNING or not newcomers:
+            return None
+        members = self._living_members()
+        if len(members) >= self.settings.max_np or any(worker.phase is Phase.VOTED for worker in members):
+            return None
+        latest = min(worker.ready_at for worker in newcomers) + self.settings.join_patience
+        if any(worker.phase in (Phase.STARTING, Phase.BOOTING) for worker in self.workers.values()):
+            return latest
+        return min(latest, max(worker.ready_at for worker in newcomers) + self.settings.join_window)
 
     def _form_if_ready(self, now: float) -> None:
         world = self.world
@@ -566,7 +589,16 @@ class DriverMachine:
         self._sizes[self._generation] = len(members)
         previous_size = self._sizes[newest.generation] if newest is not None else 0
         self.world = World(self._generation, members, since=now)
-        self._short_since = None
+        self._unformed += 1
+        if self._unformed > UNFORMED_LIMIT:
+            self._fail(
+                TrainingFailedError(
+                    f"{UNFORMED_LIMIT} worlds in a row broke before all ranks were connected. Can the workers reach each "
+                    "other on the interface that they use (network_interface)?",
+                    self.book.story(),
+                )
+            )
+            return
         for member in members:
             worker = self.workers[member.worker]
             worker.phase = Phase.MEMBER
@@ -628,24 +660,31 @@ class DriverMachine:
     def _check_collectives(self, now: float) -> None:
         """Find those who have not entered a collective that all others have been waiting in."""
         world = self.world
-        if world is None or world.phase is not WorldPhase.RUNNING:
+        if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
             return
         members = self._living_members()
         # The first step of a generation may compile kernels, open files, fill a loader …
         limit = self.settings.hang_timeout * (1 if world.progressed else 2)
         if any(now - worker.active_at <= limit for worker in members):
             return
-        fewest = min(worker.collectives for worker in members)
-        if any(worker.collectives > fewest for worker in members):
-            for worker in members:
-                if worker.collectives == fewest and worker.phase is Phase.MEMBER:
-                    self._lose(
-                        worker.worker,
-                        f"hung: all others had waited for it in a collective for {limit:g} s "
-                        "(hang_timeout; call state.heartbeat() in long code)",
-                        now,
-                    )
-        elif not world.progressed and not any(worker.phase is Phase.VOTED for worker in members):
+        inside = [worker for worker in members if worker.phase is Phase.MEMBER]
+        outside = [worker for worker in members if worker.phase is not Phase.MEMBER]
+        if not inside:
+            return
+        fewest = min(worker.collectives for worker in inside)
+        late = [worker for worker in inside if worker.collectives == fewest]
+        missed = [worker for worker in outside if worker.collectives < fewest]
+        if missed:
+            self._world_parted(world, [world.rank_of(worker.worker) for worker in missed], limit, now)
+        elif outside or len(late) < len(inside):
+            for worker in late:
+                self._lose(
+                    worker.worker,
+                    f"hung: all others had waited for it in a collective for {limit:g} s "
+                    "(hang_timeout; call state.heartbeat() in long code)",
+                    now,
+                )
+        elif not world.progressed:
             self._fail(
                 TrainingFailedError(
                     f"no worker reached a commit within {limit:g} s (twice hang_timeout={self.settings.hang_timeout:g}) "
@@ -654,6 +693,19 @@ class DriverMachine:
                     self.book.story(),
                 )
             )
+
+    def _world_parted(self, world: World, gone: list[int | None], limit: float, now: float) -> None:
+        """Ranks wait in a collective that others have gone past: they took different steps through the user's code."""
+        if world.phase is WorldPhase.INTERRUPTING:
+            self._break(f"ranks {gone} left the world at another commit than the others", now)
+            return
+        self._fail(
+            TrainingFailedError(
+                f"ranks {gone} returned from the elastic function while others waited for them in a collective for "
+                f"{limit:g} s; all ranks have to take the same steps",
+                self.book.story(),
+            )
+        )
 
     def _check_survivors(self, now: float) -> None:
         for worker in self._living_members():
@@ -686,39 +738,51 @@ class DriverMachine:
                 self._break(f"{host.name} goes away before the next commit", now)
                 return
 
+    def _note_shortage(self, now: float) -> None:
+        """Keep track of since when there are too few to train, whoever is missing."""
+        if self._generation == 0:
+            done = sum(worker.phase is Phase.DONE for worker in self.workers.values())
+            have = sum(not host.draining for host in self.hosts) + done
+        else:
+            have = len(self._living_members()) + len(self._newcomers())
+        if have >= self.settings.min_np:
+            self._short_since = self._yield_at = None
+        elif self._short_since is None:
+            self._short_since = now
+
     def _check_host_count(self, now: float) -> None:
         settings = self.settings
         if self._generation == 0:
             self._check_start(now)
         elif self._short_since is not None and now - self._short_since >= settings.elastic_timeout:
-            ready = sum(worker.phase is Phase.READY for worker in self.workers.values())
+            have = len(self._living_members()) + len(self._newcomers())
             self._fail(
                 NotEnoughHostsError(
-                    f"only {ready} of min_np={settings.min_np} workers were ready {settings.elastic_timeout:g} s "
-                    f"(elastic_timeout) after {self.world.broken_by if self.world else 'a loss'}; "
+                    f"only {have} of min_np={settings.min_np} workers were left {settings.elastic_timeout:g} s "
+                    f"(elastic_timeout) after {(self.world and self.world.broken_by) or 'the last change'}; "
                     f"{len(self.hosts)} hosts are registered"
                 )
             )
 
     def _check_start(self, now: float) -> None:
         settings = self.settings
-        if len(self.hosts) >= settings.min_np:
-            self._held_since = None
-        elif len(self.hosts) and not any(worker.phase is Phase.DONE for worker in self.workers.values()):
-            self._held_since = self._held_since if self._held_since is not None else now
-            if now - self._held_since >= self._yield_after:
-                self._yield_slots()
-        since = self._started
-        if self._elastic_since is not None:
+        what = ""
+        if self._short_since is not None:
+            if len(self.hosts):
+                self._yield_at = self._yield_at if self._yield_at is not None else now + self._yield_after
+                if now >= self._yield_at:
+                    self._yield_slots()
+            if now - self._short_since >= settings.start_timeout:
+                what = (
+                    f"{sum(not host.draining for host in self.hosts)} of min_np={settings.min_np} hosts had registered"
+                )
+        # Nobody can tell a long plain function from one that never reaches its elastic part: until a worker has shown that
+        # there is one, only hosts count.
+        elif self._elastic_since is not None and now - self._elastic_since >= settings.start_timeout:
             ready = sum(worker.phase is Phase.READY for worker in self.workers.values())
-            since = max(since, self._elastic_since)
-            what = f"{ready} of min_np={settings.min_np} workers had reached the elastic function"
-        else:
-            # Nobody can tell a long plain function from one that never reaches its elastic part: only hosts count.
-            if len(self.hosts) >= settings.min_np:
-                return
-            what = f"{len(self.hosts)} of min_np={settings.min_np} hosts had registered"
-        if now - since >= settings.start_timeout:
+            if ready < settings.min_np:
+                what = f"{ready} of min_np={settings.min_np} workers had reached the elastic function"
+        if what:
             self._fail(
                 NotEnoughHostsError(
                     f"only {what} after {settings.start_timeout:g} s (start_timeout). Does Spark have free cores "
@@ -727,7 +791,7 @@ class DriverMachine:
             )
 
     def _yield_slots(self) -> None:
-        self._held_since = None
+        self._yield_at = None
         self._yield_after *= 2
         self._record("slots_yielded", hosts=len(self.hosts))
         for worker in list(self.workers.values()):
@@ -780,6 +844,13 @@ class DriverMachine:
         connected = worker.phase is not Phase.STARTING
         worker.phase = Phase.LEAVING
         self._commands.append(do.LeaveJob(worker.worker) if connected else do.KillWorker(worker.host, worker.worker))
+
+    def _is_telling(self, number: int) -> bool:
+        """Whether the end of this worker says something about the user's code: it trained, or nobody could.
+
+        A newcomer that fails to boot while the others train is its host's trouble, not the job's.
+        """
+        return self.world is None or self.world.phase is WorldPhase.BREAKING or self._is_member(number)
 
     def _give_up_if_pointless(self) -> bool:
         verdict = self.book.verdict()

@@ -26,6 +26,7 @@ from spark_elastic.credentials import Credentials
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
 from spark_elastic.driver.store import ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
@@ -37,6 +38,7 @@ logger = logging.getLogger("spark_elastic")
 HELLO_SECONDS = 15.0
 # How long released tasks may take to end before the connections to them are cut.
 RELEASE_SECONDS = 10.0
+RESULT_LIMIT = 2 * 2**30
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ class SparkDriverService:
         place = f"{hello.facts.name}/{hello.facts.executor_pid}"
         self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
         self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place))
-        reason = "its connection to the driver broke"
+        reason = CONNECTION_BROKE
         try:
             async for message in connection.messages():
                 if isinstance(message, m.TaskFailed):
@@ -242,8 +244,8 @@ class SparkDriverService:
         self._standby.setdefault(slot, []).append(vacant)
         silence = asyncio.ensure_future(connection.receive())
         await asyncio.wait({vacant, silence}, return_when=asyncio.FIRST_COMPLETED)
-        if not silence.done():
-            silence.cancel()
+        silence.cancel()
+        await asyncio.gather(silence, return_exceptions=True)
         return vacant.done()
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
@@ -277,7 +279,7 @@ class SparkDriverService:
                 self._worker_said(link, message)
         finally:
             del self._links[number]
-            self._handle(ev.WorkerGone(number, "its connection to the driver broke"))
+            self._handle(ev.WorkerGone(number, CONNECTION_BROKE))
 
     # ------------------------------------------------------------------ messages → events
 
@@ -287,7 +289,7 @@ class SparkDriverService:
         elif isinstance(message, m.Pong):
             self._handle(ev.TaskHeard(host))
         elif isinstance(message, m.WorkerDying):
-            self._handle(ev.WorkerGone(message.worker, "its process died"))
+            self._handle(ev.WorkerGone(message.worker, PROCESS_DIED))
         elif isinstance(message, m.WorkerExited):
             self._handle(ev.WorkerExited(host, message.worker, message.code, message.last_lines))
         elif isinstance(message, m.WorkerStarted):
@@ -319,7 +321,12 @@ class SparkDriverService:
                 link.result.clear()
             case m.Chunk():
                 link.result += message.data
-                if message.last:
+                if len(link.result) > RESULT_LIMIT:
+                    limit = RESULT_LIMIT // 2**30
+                    self._cancel(
+                        TrainingFailedError(f"the result of rank {self._ranks.get(worker)} exceeds {limit} GiB")
+                    )
+                elif message.last:
                     self._results[worker] = bytes(link.result)
                     link.result.clear()
                     link.connection.send(m.LeaveJob())
@@ -330,7 +337,7 @@ class SparkDriverService:
                     worker=worker,
                     rank=self._ranks.get(worker),
                     generation=message.generation,
-                    **message.values,
+                    values=message.values,
                 )
             case m.ClaimFault():
                 left = self._faults.get(message.fault, 0)

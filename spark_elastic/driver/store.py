@@ -39,32 +39,15 @@ class ControlStore:
         if values is None:
             answer(StoreReply(request.number, gone=True))
             return
-        operation, keys = request.operation, request.keys
-        if operation == "get" and not all(key in values for key in keys):
+        if request.operation == "get" and not all(key in values for key in request.keys):
             self._waiting[request.generation].append((request, answer))
             return
-        reply = StoreReply(request.number)
-        if operation == "get":
-            reply = StoreReply(request.number, tuple(values[key] for key in keys))
-        elif operation == "check":
-            reply = StoreReply(request.number, amount=int(all(key in values for key in keys)))
-        elif operation == "set":
-            values.update(zip(keys, request.values, strict=True))
-        elif operation == "set_default":
-            # The first value counts; everybody gets it.
-            reply = StoreReply(
-                request.number,
-                tuple(values.setdefault(key, value) for key, value in zip(keys, request.values, strict=True)),
-            )
-        elif operation == "add":
-            total = int(values.get(keys[0], b"0")) + request.amount
-            values[keys[0]] = str(total).encode()
-            reply = StoreReply(request.number, amount=total)
-        elif operation == "delete":
-            reply = StoreReply(request.number, amount=sum(values.pop(key, None) is not None for key in keys))
+        try:
+            reply = _execute(request, values)
+        except (ValueError, IndexError) as error:
+            reply = StoreReply(request.number, error=f"{request.operation} of {request.keys}: {error}")
         answer(reply)
-        if operation in ("set", "set_default", "add"):
-            self._wake(request.generation)
+        self._wake(request.generation)
 
     def _wake(self, generation: int) -> None:
         values, waiting = self._values[generation], self._waiting[generation]
@@ -76,3 +59,26 @@ class ControlStore:
                 answer(StoreReply(request.number, tuple(values[key] for key in request.keys)))
             else:
                 still.append((request, answer))
+
+
+def _execute(request: StoreRequest, values: dict[str, bytes]) -> StoreReply:
+    """Carry out a request whose keys exist, where they have to."""
+    number, keys = request.number, request.keys
+    match request.operation:
+        case "get":
+            return StoreReply(number, tuple(values[key] for key in keys))
+        case "check":
+            return StoreReply(number, amount=int(all(key in values for key in keys)))
+        case "set":
+            values.update(dict(zip(keys, request.values, strict=True)))
+        case "set_default":
+            # The first value counts; everybody gets it.
+            pairs = list(zip(keys, request.values, strict=True))
+            return StoreReply(number, tuple(values.setdefault(key, value) for key, value in pairs))
+        case "add":
+            total = int(values.get(keys[0], b"0")) + request.amount
+            values[keys[0]] = str(total).encode()
+            return StoreReply(number, amount=total)
+        case "delete":
+            return StoreReply(number, amount=sum(values.pop(key, None) is not None for key in keys))
+    return StoreReply(number)

@@ -12,6 +12,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
+KILL_ROUNDS = 10
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,9 +44,15 @@ def is_exiting(pid: int) -> bool:
 
 
 def kill_descendants() -> None:
-    """SIGKILL every descendant of this process, and wait for its own children among them; orphans are adopted first."""
+    """SIGKILL every descendant of this process and wait for their end; orphans are adopted first.
+
+    Gives up on what ``KILL_ROUNDS`` seconds do not end: the kernel holds it, in a broken file system for example.
+    """
     me = psutil.Process()
-    while descendants := [process for process in me.children(recursive=True) if _is_alive(process)]:
+    for _ in range(KILL_ROUNDS):
+        descendants = [process for process in me.children(recursive=True) if _is_alive(process)]
+        if not descendants:
+            return
         for process in descendants:
             _kill(process)
         psutil.wait_procs(descendants, timeout=1)

@@ -52,9 +52,7 @@ class WorkerSupervisor:
 
     async def __aenter__(self) -> WorkerSupervisor:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = (
-            "from spark_elastic.task.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
-        )
+        code = "from spark_elastic.task.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],

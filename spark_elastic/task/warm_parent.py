@@ -88,9 +88,18 @@ class _Guardian:
             self._ticket = decode_ticket(request["ticket"])
         elif "start" in request:
             self._pending.append((request["start"], descriptors))
-        elif "kill" in request and request["kill"] == self._worker:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        elif "kill" in request:
+            self._kill(request["kill"])
         return True
+
+    def _kill(self, worker: int) -> None:
+        if worker == self._worker:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        for entry in [entry for entry in self._pending if entry[0] == worker]:
+            self._pending.remove(entry)
+            for descriptor in entry[1]:
+                os.close(descriptor)
+            send(self._connection, {"exited": worker, "code": -signal.SIGKILL})
 
     def _start(self, worker: int, output: list[int]) -> None:
         parent = os.getpid()
@@ -182,8 +191,6 @@ def decode_ticket(packet: dict[str, Any]) -> Ticket:
     return Ticket(
         run_id=packet["run_id"],
         addresses=tuple((host, port) for host, port in packet["addresses"]),
-        credentials=Credentials(
-            base64.b64decode(packet["certificate"]), base64.b64decode(packet["private_key"])
-        ),
+        credentials=Credentials(base64.b64decode(packet["certificate"]), base64.b64decode(packet["private_key"])),
         network_interface=packet["network_interface"],
     )

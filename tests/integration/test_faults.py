@@ -102,9 +102,7 @@ def test_a_stopped_worker_is_found_killed_and_replaced(run: Any) -> None:
 
 
 def test_a_worker_that_never_enters_a_collective_is_found_killed_and_replaced(run: Any) -> None:
-    result = run(
-        count_steps, 40, 0.02, faults=[hang(rank=1, step=9)], min_np=1, max_np=2, num_proc=2, hang_timeout=2.0
-    )
+    result = run(count_steps, 40, 0.02, faults=[hang(rank=1, step=9)], min_np=1, max_np=2, num_proc=2, hang_timeout=2.0)
     check(result, 40)
     assert "hang_timeout" in result.of("worker_lost")[0]["cause"]
 

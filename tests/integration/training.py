@@ -196,7 +196,7 @@ def collectives() -> dict[str, Any]:
     return {"rank": se.rank(), "mine": state.mine, **state.value}
 
 
-def die_quietly(folder: str, seconds: float) -> None:
+def die_quietly(folder: str, steps: int) -> None:
     """Start processes of every kind below a worker, write their pids, and wait to be killed."""
     import os
     import subprocess
@@ -217,8 +217,7 @@ def die_quietly(folder: str, seconds: float) -> None:
         with open(path + ".tmp", "w") as file:
             file.write(" ".join(map(str, pids)))
         os.rename(path + ".tmp", path)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while state.step < steps:
             next(feed)
             se.allreduce(torch.ones(1))
             state.step += 1

@@ -1,0 +1,106 @@
+"""The default engine: decodes row groups with pyarrow, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_elastic.data.columns import Column, Rows
+from spark_elastic.data.convert import convertible, from_transform, to_column
+from spark_elastic.data.filesystem import Location
+from spark_elastic.data.filters import RowFilter
+from spark_elastic.data.manifest import Manifest
+from spark_elastic.data.source import Source
+from spark_elastic.errors import DataError
+
+Transform = Callable[[pa.Table], Any]
+_NUMBER = "__spark_elastic_row"
+
+
+def select_columns(manifest: Manifest, columns: Sequence[str] | None, *, transformed: bool) -> list[str]:
+    """Return the columns to read: those asked for, or all that can become tensors, or with a transform all.
+
+    Raises ValueError for unknown names, and for named columns that have no tensor where nothing transforms them.
+    """
+    schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
+    if columns is None:
+        return [field.name for field in schema if transformed or convertible(field.type)]
+    if isinstance(columns, str):
+        raise ValueError(f"columns={columns!r} must be a list of names")
+    for name in columns:
+        if name not in schema.names:
+            raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(schema.names)}")
+        if not transformed and not convertible(schema.field(name).type):
+            raise ValueError(
+                f"columns: {name!r} is {schema.field(name).type}, of which no tensor can be made; give a transform="
+            )
+    return list(columns)
+
+
+class ArrowEngine:
+    """Reads `columns` of a manifest's row groups through pyarrow.
+
+    decode: applied to each chunk first (Petastorm's codecs), transform: the user's, applied next, to a pyarrow.Table.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        location: Location,
+        columns: list[str],
+        *,
+        row_filter: RowFilter | None = None,
+        decode: Callable[[pa.Table, str], pa.Table] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self._source = Source(manifest, location)
+        self._manifest = manifest
+        self._columns = columns
+        self._filter = row_filter
+        self._read = list(dict.fromkeys([*columns, *(row_filter.columns if row_filter else [])]))
+        self._decode = decode
+        self._transform = transform
+
+    def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
+        """Yield rows [start, stop) of a row group; see `Engine.read`. Rows before `start` are not converted."""
+        where = self._manifest.where(group)
+        index = number = 0
+        if self._filter is None:
+            chunk = min(chunk, max(1, stop))  # rows after `stop` would be decoded for nothing
+        for batch in self._source.batches(group, self._read, chunk):
+            table = pa.Table.from_batches([batch])
+            numbers = np.arange(number, number + len(table), dtype=np.int64)
+            number += len(table)
+            if self._filter is not None:
+                table = self._filter.apply(table.append_column(_NUMBER, pa.array(numbers)))
+                numbers = table.column(_NUMBER).to_numpy()
+            first, last = max(0, start - index), min(len(table), stop - index)
+            if first < last:
+                table = table.select(self._columns).slice(first, last - first)
+                places = np.arange(index + first, index + last, dtype=np.int64)
+                yield Rows(group, places, numbers[first:last], self._convert(table, where))
+            index += len(numbers)
+            if index >= stop:
+                return
+
+    def expect(self, group: int) -> None:
+        """Do nothing: chunks are read when they are needed."""
+
+    def close(self) -> None:
+        """Close the files."""
+        self._source.close()
+
+    def _convert(self, table: pa.Table, where: str) -> dict[str, Column]:
+        if self._decode is not None:
+            table = self._decode(table, where)
+        if self._transform is None:
+            return {name: to_column(table.column(name), name, where) for name in table.column_names}
+        rows = len(table)
+        try:
+            result = self._transform(table)
+        except Exception as failure:
+            raise DataError(f"{where}: transform raised {type(failure).__name__}: {failure}") from failure
+        return from_transform(result, rows, where)

@@ -1,0 +1,82 @@
+"""Columns of numbers as numpy arrays: dense ones, and lists of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Lists of different lengths: row i is values[starts[i] : starts[i] + lengths[i]].
+
+    values: [total], may hold more than the rows; starts, lengths: int64 [rows].
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, rows: slice) -> Ragged:
+        return Ragged(self.values, self.starts[rows], self.lengths[rows])
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Return the given rows in that order, their values copied together."""
+        starts, lengths = self.starts[rows], self.lengths[rows]
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        shift = np.repeat(starts - (ends - lengths), lengths)
+        return Ragged(self.values[shift + np.arange(total, dtype=np.int64)], ends - lengths, lengths)
+
+
+Column = np.ndarray | Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some consecutive rows of one row group, decoded.
+
+    index: int64 [rows], each row's place among the row group's rows that pass the filters.
+    number: int64 [rows], each row's place in the row group as stored.
+    """
+
+    group: int
+    index: np.ndarray
+    number: np.ndarray
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: slice) -> Rows:
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return Rows(self.group, self.index[rows], self.number[rows], columns)
+
+
+def as_ragged(column: Column) -> Ragged:
+    """Return a dense [rows, n] column as lists that happen to have one length."""
+    if isinstance(column, Ragged):
+        return column
+    rows, length = column.shape
+    return Ragged(column.reshape(-1), np.arange(rows, dtype=np.int64) * length, np.full(rows, length, np.int64))
+
+
+def join(parts: Sequence[Column]) -> Column:
+    """Concatenate columns; lists of one length and of several become lists of several."""
+    if len(parts) == 1:
+        return parts[0]
+    if not any(isinstance(part, Ragged) for part in parts) and len({part.shape[1:] for part in parts}) == 1:  # type: ignore[union-attr]
+        return np.concatenate(parts)  # type: ignore[arg-type]
+    ragged = [as_ragged(part) for part in parts]
+    packed = [part.take(np.arange(len(part), dtype=np.int64)) for part in ragged]
+    bases = np.cumsum([0] + [len(part.values) for part in packed[:-1]])
+    return Ragged(
+        np.concatenate([part.values for part in packed]),
+        np.concatenate([part.starts + base for part, base in zip(packed, bases, strict=True)]),
+        np.concatenate([part.lengths for part in packed]),
+    )

@@ -1,0 +1,124 @@
+"""Turns Arrow columns into numpy columns, and says which columns can be turned at all.
+
+Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …];
+other lists become `Ragged`. Strings, bytes, times, decimals, structs and maps have no tensor: they are left out unless
+a `transform` makes numbers of them. A null is an error, in a list too: no number stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from spark_elastic.data.columns import Column, Ragged, as_ragged
+from spark_elastic.errors import DataError
+
+
+def convertible(kind: pa.DataType) -> bool:
+    """Return whether columns of this Arrow type become tensors."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return isinstance(kind, pa.FixedShapeTensorType)
+    if pa.types.is_dictionary(kind) or pa.types.is_fixed_size_list(kind):
+        return convertible(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _is_number(kind.value_type)
+    return _is_number(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Column:
+    """Convert one column. name, where: for messages. Raises DataError on nulls and types without a tensor."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
+    if array.null_count:
+        raise DataError(
+            f"{where}: column {name!r} has {array.null_count} nulls; "
+            "fill them with transform= or drop them with filters="
+        )
+    kind = array.type
+    if not convertible(kind):
+        raise DataError(f"{where}: column {name!r} is {kind}, of which no tensor can be made; give a transform=")
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return to_column(array.storage.flatten(), name, where).reshape(len(array), *kind.shape)  # type: ignore[union-attr]
+    if pa.types.is_dictionary(kind):
+        return to_column(array.dictionary_decode(), name, where)
+    if pa.types.is_fixed_size_list(kind):
+        values = to_column(array.flatten(), name, where)
+        assert isinstance(values, np.ndarray)
+        return values.reshape(len(array), kind.list_size, *values.shape[1:])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _list_column(array, name, where)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _list_column(array: pa.Array, name: str, where: str) -> Column:
+    values = to_column(array.flatten(), name, where)
+    assert isinstance(values, np.ndarray)
+    offsets = np.asarray(array.offsets.to_numpy(), np.int64)
+    lengths = np.diff(offsets)
+    if len(lengths) and (lengths == lengths[0]).all():
+        return values.reshape(len(lengths), int(lengths[0]))
+    return Ragged(values, offsets[:-1] - offsets[0], lengths)
+
+
+def from_transform(result: Any, rows: int, where: str) -> dict[str, Column]:
+    """Convert what a user's transform returned: a Table, a RecordBatch, or a mapping of names to arrays or tensors.
+
+    Columns of an Arrow result without a tensor are left out. Raises DataError where the number of rows has changed.
+    """
+    if isinstance(result, (pa.Table, pa.RecordBatch)):
+        if result.num_rows != rows:
+            raise DataError(f"{where}: transform returned {result.num_rows} rows for {rows}; it must keep all rows")
+        return {
+            field.name: to_column(result.column(i), field.name, where)
+            for i, field in enumerate(result.schema)
+            if convertible(field.type)
+        }
+    if not isinstance(result, Mapping):
+        kind = type(result).__name__
+        raise DataError(f"{where}: transform must return a pyarrow.Table or a dict of arrays, not {kind}")
+    columns: dict[str, Column] = {}
+    for name, value in result.items():
+        if isinstance(value, (pa.Array, pa.ChunkedArray)):
+            column = to_column(value, name, where)
+        else:
+            column = value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+            if column.dtype == object or column.dtype.kind not in "biuf":
+                raise DataError(f"{where}: transform made column {name!r} of dtype {column.dtype}, not of numbers")
+        if len(column) != rows:
+            raise DataError(
+                f"{where}: transform returned {len(column)} rows in {name!r} for {rows}; it must keep all rows"
+            )
+        columns[name] = column
+    return columns
+
+
+def to_tensors(column: Column, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:
+    """Cut a column into one tensor a batch of `sizes` rows.
+
+    Lists become a dense [rows, n] tensor where all of a batch have one length, unless `jagged` says that they differ in
+    general; else a nested tensor of jagged layout. Dense columns are not copied, and must be in pinned memory already.
+    """
+    if isinstance(column, np.ndarray):
+        if not jagged:
+            return list(torch.from_numpy(column).split_with_sizes(sizes))
+        column = as_ragged(column)
+    tensors, start = [], 0
+    for size in sizes:
+        part = column.take(np.arange(start, start + size, dtype=np.int64))
+        start += size
+        values = torch.from_numpy(part.values)
+        values = values.pin_memory() if pinned else values
+        if not jagged and (part.lengths == part.lengths[0]).all():
+            tensors.append(values.reshape(size, int(part.lengths[0])))
+        else:
+            offsets = torch.from_numpy(np.append(part.starts, len(part.values)))
+            tensors.append(torch.nested.nested_tensor_from_jagged(values, offsets))
+    return tensors

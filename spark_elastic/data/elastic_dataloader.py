@@ -1,0 +1,128 @@
+"""`ElasticDataLoader`: torch's DataLoader over a map-style dataset, each item once an epoch in any world.
+
+A Sampler alone cannot do this: it sees what worker processes prefetch, not what was delivered. Here the position
+advances when a batch is yielded, and after a reset a new DataLoader is given the indices that are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.order import EpochOrder, OrderSpec
+from spark_elastic.data.plan import BatchPlan, Step, draw
+from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.errors import DataError
+
+_OURS = ("sampler", "batch_sampler", "drop_last", "batch_size")
+_BLOCK = 64
+
+
+class ElasticDataLoader(PositionedLoader[Any]):
+    """Iterates over the rest of the current epoch of a map-style dataset, yielding what `collate_fn` makes of items.
+
+    batch_size, global_batch_size: items a batch on each rank, or on all ranks together; exactly one of them.
+    shuffle: visit the items in a random order that depends on `seed` and the epoch only.
+    dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
+        choose items.
+
+    Workers are started by each `iter()` and stopped with it; their base seed is derived from `seed` and the position,
+    and the global random state is left alone. The dataset must have a length and must not change it. Raises ValueError
+    for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        shard: tuple[int, int] | None = None,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        plan = BatchPlan(batch_size, global_batch_size, drop_last)
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise ValueError(f"{type(dataset).__name__} is no map-style dataset: it needs __getitem__ and __len__")
+        for name in _OURS:
+            if name in dataloader_kwargs:
+                raise ValueError(f"{name}= is chosen by ElasticDataLoader itself and cannot be given")
+        self.dataset = dataset
+        self._kwargs = {**dataloader_kwargs, "persistent_workers": False}
+        self._given_generator = dataloader_kwargs.get("generator")
+        rows = len(dataset)
+        # One lane whose single window is the epoch: a permutation of all items.
+        spec = OrderSpec(seed, False, 1, max(1, rows), shuffle)
+        identity = {
+            "kind": "map-style",
+            "dataset": hashlib.blake2b(type(dataset).__qualname__.encode(), digest_size=8).hexdigest(),
+            "rows": rows,
+            "seed": seed,
+            "shuffle": shuffle,
+        }
+        super().__init__(RowGroupTracker(np.array([rows], np.int64), spec, plan), identity, shard)
+        self._permutation: tuple[EpochOrder, np.ndarray] | None = None
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Iterator[tuple[Step, int, Any]]]:
+        tracker = self._tracker
+        if len(self.dataset) != tracker.total:
+            raise DataError(f"the dataset had {tracker.total} items when the loader was made, now {len(self.dataset)}")
+        generator = self._given_generator
+        if generator is None:
+            generator = torch.Generator()
+            place = [tracker.spec.seed, tracker.epoch, tracker.position, tracker.rank]
+            generator.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        # Three walks along the same steps: the sampler's runs ahead with the workers, the last is what was delivered.
+        batches = _Batches(tracker, self._order())
+        loader = DataLoader(self.dataset, batch_sampler=batches, **{**self._kwargs, "generator": generator})
+        iterator = iter(loader)
+        try:
+            yield (
+                (step, ticket_sum, batch)
+                for (step, ticket_sum, _), batch in zip(_walk(tracker, self._order()), iterator, strict=True)
+            )
+        finally:
+            shutdown = getattr(iterator, "_shutdown_workers", None)
+            if shutdown is not None:
+                shutdown()
+
+    def _order(self) -> np.ndarray:
+        order = self._tracker.order
+        if self._permutation is None or self._permutation[0] is not order:
+            self._permutation = (order, order.window_order(0, 0) if order.total else np.zeros(0, np.int64))
+        return self._permutation[1]
+
+
+class _Batches:
+    """The batch sampler: this rank's indices of each step from the tracker's position at the time it was made."""
+
+    def __init__(self, tracker: RowGroupTracker, permutation: np.ndarray) -> None:
+        self._tracker, self._permutation = tracker, permutation
+        self._length = tracker.plan.steps(tracker.left, tracker.size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices for _, _, indices in _walk(self._tracker, self._permutation))
+
+
+def _walk(tracker: RowGroupTracker, permutation: np.ndarray) -> Iterator[tuple[Step, int, list[int]]]:
+    """Yield (step, ticket sum, indices) of this rank, from the position that the tracker has at the first `next`."""
+    position, rank, order = tracker.position, tracker.rank, tracker.order
+    while steps := tracker.upcoming(position, _BLOCK):
+        drawn = draw(order, steps, rank)
+        for number, step in enumerate(steps):
+            part = slice(drawn.offsets[number], drawn.offsets[number + 1])
+            yield step, drawn.ticket_sums[number], permutation[drawn.positions[part]].tolist()
+        position = steps[-1].start + steps[-1].rows

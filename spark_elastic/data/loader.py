@@ -1,0 +1,205 @@
+"""What a training state needs of a loader, and the rules of iteration that all our loaders share."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from spark_elastic.data.plan import Step, make_step
+from spark_elastic.data.tracker import Report, RowGroupTracker
+from spark_elastic.errors import DataError
+
+T = TypeVar("T")
+
+_VERSION = 1
+
+
+@runtime_checkable
+class ElasticLoader(Protocol):
+    """The seam between a loader and the state that it is part of.
+
+    A batch counts as processed once it was yielded and a commit came after it: `state_dict()` taken at a commit
+    includes every batch yielded so far. All of these cost microseconds.
+    """
+
+    batch_rows: tuple[int, ...]
+
+    def set_world(self, rank: int, size: int) -> None:
+        """Take a rank in a new world, after the position was restored or synced; ends the iteration under way."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain ints and strings."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position, which may come from a world of another size. Raises DataError for another dataset."""
+        ...
+
+    def report(self) -> tuple[int, int, int, int]:
+        """Return four int64 to be gathered from all ranks at this commit."""
+        ...
+
+    def confirm(self, reports: Sequence[tuple[int, int, int, int]]) -> None:
+        """Check what all ranks reported at one commit, in rank order. Raises DataError if it does not add up."""
+        ...
+
+
+class PositionedLoader(Generic[T]):
+    """Iteration by position. Subclasses open a stream of (step, ticket sum, batch) from the tracker's position.
+
+    In a state (once `set_world` was called) iteration goes on from the last delivered batch. Outside one, each `iter`
+    starts at row 0, except the first after `load_state_dict`. `shard` is a (rank, size) to be used outside a state:
+    that rank's part of each batch, without repeated batches.
+    """
+
+    def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, Any], shard: tuple[int, int] | None) -> None:
+        self._tracker = tracker
+        self._identity = dict(identity)
+        self._shard = shard
+        self._in_state = False
+        self._restored = False
+        self._empty_iterations = 0
+        # Weak, so that an iterator which its user drops is closed at once, and its reader stopped.
+        self._iterator: weakref.ref[Generator[T, None, None]] | None = None
+        if shard is not None:
+            tracker.set_world(*shard)
+        self.batch_rows: tuple[int, ...] = (0,) * tracker.size
+
+    def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
+        """Return a context manager over the deliveries from the tracker's position to the end of the epoch."""
+        raise NotImplementedError
+
+    def _moved(self) -> None:
+        """React to a new position, epoch or world: what was read ahead may be of no use."""
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._tracker.epoch
+
+    @property
+    def rows_total(self) -> int:
+        """Rows of an epoch on all ranks, after filters."""
+        return self._tracker.total
+
+    @property
+    def rows_processed(self) -> int:
+        """Rows of the current epoch that all ranks together have been given."""
+        return self._tracker.position
+
+    @property
+    def steps_left(self) -> int:
+        """Global steps from here to the end of the epoch, in the present world."""
+        return self._tracker.plan.steps(self._tracker.left, self._tracker.size)
+
+    def __len__(self) -> int:
+        """Return the global steps of a full epoch; with a batch size per worker, those of the present world."""
+        return self._tracker.plan.steps(self._tracker.total, self._tracker.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start an epoch at row 0; for the current one do nothing, wherever it stands."""
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch={epoch!r} must be a whole number from 0")
+        if epoch != self._tracker.epoch:
+            self._end_iteration()
+            self._tracker.seek(epoch, 0)
+            self._empty_iterations = 0
+            self._restored = False
+            self._moved()
+
+    def set_world(self, rank: int, size: int) -> None:
+        """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
+        self._end_iteration()
+        self._in_state = True
+        self._empty_iterations = 0
+        self._tracker.set_world(rank, size)
+        self.batch_rows = (0,) * size
+        self._moved()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and what it is a position in: a few plain values, whatever the size of the dataset."""
+        return {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position, **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position.
+
+        Raises DataError where it was saved for another dataset, ValueError where this loader has another order.
+        """
+        if state.get("version") != _VERSION:
+            raise DataError(f"the loader's state has version {state.get('version')}, not {_VERSION}")
+        for key, ours in self._identity.items():
+            if state.get(key) == ours:
+                continue
+            if key in ("kind", "dataset", "rows"):
+                raise DataError(
+                    f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}"
+                )
+            raise ValueError(
+                f"the loader's state was saved with {key}={state.get(key)!r}, this loader has {key}={ours!r}"
+            )
+        self._end_iteration()
+        self._tracker.seek(state["epoch"], state["position"])
+        self._empty_iterations = 0
+        self._restored = True
+        self._moved()
+
+    def report(self) -> Report:
+        """Return what this rank has been given since its last report; see `ElasticLoader`."""
+        return self._tracker.report()
+
+    def confirm(self, reports: Sequence[Report]) -> None:
+        """Check that all ranks' reports of one commit add up to the rows assigned; see `ElasticLoader`."""
+        self._tracker.confirm(reports)
+
+    def __iter__(self) -> Iterator[T]:
+        self._end_iteration()
+        if not self._in_state:
+            if not self._restored:
+                self._tracker.seek(self._tracker.epoch, 0)
+            self._restored = False
+        elif self._tracker.exhausted and self._tracker.total:
+            self._empty_iterations += 1
+            if self._empty_iterations > 1:
+                raise DataError(
+                    f"epoch {self.epoch} has been iterated to its end already; "
+                    f"was set_epoch({self.epoch + 1}) forgotten?"
+                )
+        iterator = self._iterate()
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """End the iteration under way, stop reading ahead and close files. Iterating again opens them again."""
+        self._end_iteration()
+
+    def _iterate(self) -> Generator[T, None, None]:
+        tracker = self._tracker
+        if tracker.exhausted:
+            return
+        expected = tracker.plan.steps(tracker.left, tracker.size)
+        with self._open() as deliveries:
+            for step, ticket_sum, batch in deliveries:
+                expected -= 1
+                tracker.delivered(step, ticket_sum)
+                self.batch_rows = step.rank_rows
+                if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
+                    yield batch
+        if expected or not tracker.exhausted:
+            raise DataError(
+                f"epoch {self.epoch} ended {expected} steps early, at row {tracker.position} of {tracker.total}"
+            )
+
+    def _end_iteration(self) -> None:
+        iterator = self._iterator() if self._iterator is not None else None
+        self._iterator = None
+        if iterator is not None:
+            iterator.close()
+
+
+def next_step(tracker: RowGroupTracker) -> Step | None:
+    """Return the step at the tracker's position, or None at the end of the epoch."""
+    rows = tracker.plan.next_rows(tracker.left, tracker.size)
+    return make_step(tracker.plan, tracker.position, rows, tracker.size) if rows else None

@@ -1,0 +1,304 @@
+"""The row groups of a Parquet dataset, read from its footers once and then shared as bytes.
+
+A manifest is all that row order, tracking and repartition look at. Each file is kept with its size and a hash of its
+footer, so that a file that was replaced while training is noticed when it is opened, whatever its modification time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import struct
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from spark_elastic.data.filesystem import Location, list_files, locate
+from spark_elastic.errors import DataError
+
+UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
+_TAIL = 64 * 1024
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group. `path` is relative to the dataset's root, `partition` the (name, value) pairs of a Hive path."""
+
+    path: str
+    ordinal: int
+    rows: int
+    compressed_bytes: int
+    uncompressed_bytes: int
+    partition: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """What a file must still be when it is opened: bytes on storage, and a hash of its footer."""
+
+    path: str
+    size: int
+    footer: bytes
+
+
+@dataclass(frozen=True)
+class Manifest(Sequence[RowGroup]):
+    """The row groups of a dataset in path order, with what is needed to read them without listing anything again.
+
+    `list_lengths` gives, for each column that is a list, the one length that its values can have according to the
+    footers, or None where they differ. `schema` holds the columns in files, partition columns not included.
+    """
+
+    url: str
+    files: tuple[DataFile, ...]
+    row_groups: tuple[RowGroup, ...]
+    schema_bytes: bytes
+    list_lengths: tuple[tuple[str, int | None], ...] = ()
+    unischema: bytes = b""
+
+    @overload
+    def __getitem__(self, index: int) -> RowGroup: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RowGroup]: ...
+    def __getitem__(self, index: int | slice) -> RowGroup | Sequence[RowGroup]:
+        return self.row_groups[index]
+
+    def __len__(self) -> int:
+        return len(self.row_groups)
+
+    def __iter__(self) -> Iterator[RowGroup]:
+        return iter(self.row_groups)
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the files."""
+        return pa.ipc.read_schema(pa.py_buffer(self.schema_bytes))
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """Rows of each row group, int64."""
+        return np.fromiter((group.rows for group in self.row_groups), np.int64, len(self.row_groups))
+
+    @functools.cached_property
+    def file_of(self) -> dict[str, DataFile]:
+        """Each file by its relative path."""
+        return {file.path: file for file in self.files}
+
+    @functools.cached_property
+    def partition_types(self) -> dict[str, pa.DataType]:
+        """Hive partition columns: int64 where all values are whole numbers, else float64, else string."""
+        values: dict[str, set[str]] = {}
+        for group in self.row_groups:
+            for name, value in group.partition:
+                values.setdefault(name, set())
+                if value is not None:
+                    values[name].add(value)
+        return {name: _narrowest(found) for name, found in values.items()}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of every file's path, size and footer. Where the dataset lies is not in it."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in self.files:
+            digest.update(f"{file.path}\0{file.size}\0".encode() + file.footer)
+        return digest.hexdigest()
+
+    def where(self, index: int) -> str:
+        """Name a row group in messages: its file and its place in it."""
+        group = self.row_groups[index]
+        return f"{group.path or self.url}, row group {group.ordinal}"
+
+    def encode(self) -> bytes:
+        """Return the manifest as MessagePack, about 20 bytes a row group."""
+        place = {file.path: number for number, file in enumerate(self.files)}
+        partitions = {group.path: group.partition for group in self.row_groups if group.partition}
+        return msgspec.msgpack.encode(
+            {
+                "url": self.url,
+                "files": [(f.path, f.size, f.footer, partitions.get(f.path, ())) for f in self.files],
+                "groups": [
+                    (place[g.path], g.ordinal, g.rows, g.compressed_bytes, g.uncompressed_bytes)
+                    for g in self.row_groups
+                ],
+                "schema": self.schema_bytes,
+                "lists": self.list_lengths,
+                "unischema": self.unischema,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Rebuild a manifest from `encode`'s bytes."""
+        raw = msgspec.msgpack.decode(data)
+        files = tuple(DataFile(path, size, footer) for path, size, footer, _ in raw["files"])
+        partitions = [tuple((name, value) for name, value in found) for *_, found in raw["files"]]
+        groups = tuple(
+            RowGroup(files[file].path, ordinal, rows, packed, plain, partitions[file])
+            for file, ordinal, rows, packed, plain in raw["groups"]
+        )
+        lists = tuple((name, length) for name, length in raw["lists"])
+        return cls(raw["url"], files, groups, raw["schema"], lists, raw["unischema"])
+
+
+@dataclass(frozen=True)
+class Footer:
+    """A file's parsed footer, its hash, and the file's size in bytes."""
+
+    metadata: pq.FileMetaData
+    digest: bytes
+    size: int
+
+
+def read_manifest(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, threads: int = 16
+) -> Manifest:
+    """Read all footers of a Parquet dataset in parallel and return its manifest.
+
+    url: a directory or one file; a local path, `file://`, or any URL that fsspec or pyarrow opens.
+    Raises DataError where nothing is found, a file is no Parquet file, or files differ in their columns (named).
+    """
+    location = locate(url, storage_options)
+    listed = list_files(location)
+    if not listed:
+        raise DataError(f"{os.fspath(url)}: no Parquet files (hidden and empty ones are skipped)")
+    with ThreadPoolExecutor(min(threads, len(listed)), "spark-elastic-footers") as pool:
+        footers = list(pool.map(lambda entry: _footer_at(location, entry[0]), listed))
+    schema = footers[0].metadata.schema.to_arrow_schema().remove_metadata()
+    lengths = _ListLengths(footers[0].metadata, schema)
+    files, groups = [], []
+    for (path, _), footer in zip(listed, footers, strict=True):
+        _same_columns(schema, footer.metadata, location.join(listed[0][0]), location.join(path))
+        files.append(DataFile(path, footer.size, footer.digest))
+        partition = _partition(path)
+        for ordinal in range(footer.metadata.num_row_groups):
+            group = footer.metadata.row_group(ordinal)
+            chunks = [group.column(column) for column in range(group.num_columns)]
+            packed = sum(chunk.total_compressed_size for chunk in chunks)
+            groups.append(RowGroup(path, ordinal, group.num_rows, packed, group.total_byte_size, partition))
+            lengths.add(group)
+    return Manifest(
+        os.fspath(url),
+        tuple(files),
+        tuple(groups),
+        schema.serialize().to_pybytes(),
+        lengths.found(),
+        _read_unischema(location),
+    )
+
+
+def read_footer(handle: pa.NativeFile) -> Footer:
+    """Read and hash the footer of an open Parquet file, with one read of its last 64 KiB where that is enough.
+
+    Raises pyarrow.ArrowInvalid where it is none or is cut off.
+    """
+    size = handle.size()
+    tail = _read_tail(handle, size, min(size, _TAIL))
+    if len(tail) < 12 or tail[-4:] != b"PAR1":
+        raise pa.ArrowInvalid("not a Parquet file, or cut off: its last bytes are not PAR1")
+    length = struct.unpack("<I", tail[-8:-4])[0] + 8
+    if length > size:
+        raise pa.ArrowInvalid(f"its footer says {length} bytes, the file has {size}")
+    if length > len(tail):
+        tail = _read_tail(handle, size, length)
+    footer = tail[-length:]
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    return Footer(metadata, hashlib.blake2b(footer, digest_size=12).digest(), size)
+
+
+def _read_tail(handle: pa.NativeFile, size: int, length: int) -> bytes:
+    handle.seek(size - length)
+    return bytes(handle.read(length))
+
+
+def _footer_at(location: Location, path: str) -> Footer:
+    full = location.join(path)
+    try:
+        with location.filesystem.open_input_file(full) as handle:
+            return read_footer(handle)
+    except (pa.ArrowException, OSError) as failure:
+        raise DataError(f"{full} cannot be read as Parquet: {failure}") from failure
+
+
+def _same_columns(schema: pa.Schema, metadata: pq.FileMetaData, first: str, path: str) -> None:
+    other = metadata.schema.to_arrow_schema()
+    if schema.equals(other):
+        return
+    ours = {field.name: field.type for field in schema}
+    theirs = {field.name: field.type for field in other}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise DataError(
+                f"{path} has another schema than {first}: column {name!r} is {theirs.get(name, 'missing')}, "
+                f"not {ours.get(name, 'missing')}"
+            )
+
+
+def _partition(path: str) -> tuple[tuple[str, str | None], ...]:
+    pairs = []
+    for component in path.split("/")[:-1]:
+        name, equals, value = component.partition("=")
+        if equals and name:
+            value = urllib.parse.unquote(value)
+            pairs.append((urllib.parse.unquote(name), None if value == _NULL_PARTITION else value))
+    return tuple(pairs)
+
+
+def _narrowest(values: set[str]) -> pa.DataType:
+    for cast, kind in ((int, pa.int64()), (float, pa.float64())):
+        try:
+            for value in values:
+                cast(value)
+            return kind
+        except ValueError:
+            continue
+    return pa.string()
+
+
+def _read_unischema(location: Location) -> bytes:
+    """Return the pickled Unischema that Petastorm left in `_common_metadata`, or nothing. It is not unpickled here."""
+    path = location.join("_common_metadata")
+    try:
+        if location.filesystem.get_file_info(path).type != pafs.FileType.File:
+            return b""
+        with location.filesystem.open_input_file(path) as handle:
+            metadata = read_footer(handle).metadata.metadata
+    except (pa.ArrowException, OSError) as failure:
+        raise DataError(f"{path} cannot be read as Parquet: {failure}") from failure
+    return (metadata or {}).get(UNISCHEMA_KEY, b"")
+
+
+class _ListLengths:
+    """Finds which list columns can have one common length: as many values as rows times n, in every row group."""
+
+    def __init__(self, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+        lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
+        self._leaf = {}
+        for index in range(len(metadata.schema)):
+            column = metadata.schema.column(index)
+            name = column.path.split(".")[0]
+            if name in lists and column.max_repetition_level == 1:
+                self._leaf[name] = index
+        self._length: dict[str, int | None] = {}
+
+    def add(self, group: pq.RowGroupMetaData) -> None:
+        """Take one row group's counts into account."""
+        if not group.num_rows:
+            return
+        for name, index in self._leaf.items():
+            length, rest = divmod(group.column(index).num_values, group.num_rows)
+            seen = self._length.setdefault(name, length)
+            if rest or seen != length:
+                self._length[name] = None
+
+    def found(self) -> tuple[tuple[str, int | None], ...]:
+        return tuple(sorted(self._length.items()))

@@ -1,0 +1,195 @@
+"""`ParquetLoader`: batches of tensors from the row groups of a Parquet dataset, each row once an epoch in any world."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from spark_elastic.data.arrow_engine import ArrowEngine, Transform, select_columns
+from spark_elastic.data.engine import Engine
+from spark_elastic.data.filesystem import locate
+from spark_elastic.data.filters import Filters, RowFilter
+from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.manifest import Manifest, read_manifest
+from spark_elastic.data.order import choose_spec
+from spark_elastic.data.pinning import pin
+from spark_elastic.data.plan import BatchPlan, Step
+from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
+from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.data.window import WindowStore
+
+ENGINES = ("arrow", "petastorm")
+_CHUNK_BYTES = 4 * 2**20  # decoded at once for one lane
+_AHEAD_ROWS, _AHEAD_BYTES = 8192, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
+
+
+class ParquetLoader(PositionedLoader[Batch]):
+    """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows in the first dimension.
+
+    url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`.
+    batch_size, global_batch_size: rows a batch on each rank, or on all ranks together; exactly one of them. With the
+        latter the same step holds the same rows in every world.
+    columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
+    shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
+        Unshuffled, rows come in the order of the files, and every rank reads all of them.
+    filters: as pyarrow takes them; the rows that pass are counted when the loader is made.
+    engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
+    transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
+        tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
+    drop_last: drop the rows that do not fill a last global batch.
+    with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group).
+    prefetch: batches read ahead; default 8192 rows, or fewer where those take more than 64 MiB.
+    pin_memory: default where CUDA is available. shard: see `PositionedLoader`.
+
+    Lists come as dense [rows, n] tensors where all have one length, else as jagged nested tensors. No thread is made
+    before it is iterated. Raises ValueError for arguments that do not fit, DataError where the dataset cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        columns: Sequence[str] | None = None,
+        shuffle: bool = True,
+        shuffle_rows: int | None = None,
+        seed: int = 0,
+        engine: str = "arrow",
+        engine_options: Mapping[str, Any] | None = None,
+        transform: Transform | Any | None = None,
+        filters: Filters = None,
+        drop_last: bool = False,
+        with_row_ids: bool = False,
+        prefetch: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        pin_memory: bool | None = None,
+        shard: tuple[int, int] | None = None,
+    ) -> None:
+        plan = BatchPlan(batch_size, global_batch_size, drop_last)
+        if prefetch is not None and prefetch < 1:
+            raise ValueError(f"prefetch={prefetch} must be at least 1")
+        if engine_options and engine != "petastorm":
+            raise ValueError(f"engine_options are for engine='petastorm', not {engine!r}")
+        if engine not in ENGINES:
+            raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+        key = f"data/manifest/{os.fspath(url)}"
+        packed = pin(key, lambda: read_manifest(url, storage_options=storage_options).encode())
+        self.manifest = Manifest.decode(packed)
+        location = locate(url, storage_options)
+        row_filter = RowFilter(filters, self.manifest) if filters is not None else None
+        rows = self.manifest.rows
+        if row_filter is not None:
+            digest = hashlib.blake2b(row_filter.text.encode(), digest_size=8).hexdigest()
+            key = f"data/filter/{self.manifest.fingerprint}/{digest}"
+            packed = pin(key, lambda: row_filter.count(self.manifest, location).astype("<i8").tobytes())
+            rows = np.frombuffer(packed, "<i8")
+        self._engine: Engine
+        decoded = 0.0
+        if engine == "petastorm":
+            from spark_elastic.data.petastorm_engine import PetastormEngine
+
+            self._engine = PetastormEngine(
+                self.manifest,
+                location,
+                columns,
+                row_filter=row_filter,
+                transform=transform,
+                options=engine_options,
+                storage_options=storage_options,
+            )
+        else:
+            self._engine, decoded = _arrow_engine(self.manifest, location, columns, row_filter, transform)
+        stored = float(sum(group.uncompressed_bytes for group in self.manifest))
+        row_bytes = max(1.0, stored / max(1, int(self.manifest.rows.sum())), decoded)
+        spec = choose_spec(
+            groups=int(np.count_nonzero(rows)),
+            batch=plan.smallest,
+            seed=seed,
+            shuffle=shuffle,
+            shuffle_rows=shuffle_rows,
+            row_bytes=row_bytes,
+        )
+        identity = {
+            "kind": "parquet",
+            "dataset": self.manifest.fingerprint,
+            "rows": int(rows.sum()),
+            "filters": row_filter.text if row_filter else "",
+            "seed": seed,
+            "shuffle": shuffle,
+            "order": f"{spec.lanes} lanes, windows of {spec.window} rows{', mixed' if spec.mix else ''}",
+        }
+        super().__init__(RowGroupTracker(rows, spec, plan), identity, shard)
+        self._jagged = frozenset(name for name, length in self.manifest.list_lengths if length is None)
+        self._row_ids = with_row_ids
+        self._chunk = max(16, min(32_768, int(_CHUNK_BYTES / row_bytes)))
+        self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / row_bytes)))
+        self._prefetch = prefetch
+        self._pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._store: WindowStore | None = None
+
+    @property
+    def tracker(self) -> RowGroupTracker:
+        """What has been processed, and who reads the rest."""
+        return self._tracker
+
+    def close(self) -> None:
+        """End the iteration under way and let go of files and rows held."""
+        super().close()
+        self._store = None
+        self._engine.close()
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Iterator[tuple[Step, int, Batch]]]:
+        tracker = self._tracker
+        order = tracker.order
+        if self._store is None or self._store.order is not order:
+            self._store = WindowStore(
+                order, self._engine, self.manifest.where, chunk=self._chunk, row_ids=self._row_ids
+            )
+        store = self._store
+        own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
+        prefetch = self._prefetch or max(2, self._ahead_rows // own_rows)
+        store.keep(lanes_ahead(order, tracker))
+        builder = BlockBuilder(store, jagged=self._jagged, pinned=self._pinned)
+        ahead = ReadAhead(builder, tracker, prefetch)
+        try:
+            with ahead:
+                yield ((delivery.step, delivery.ticket_sum, delivery.batch) for delivery in ahead)
+        except Exception:
+            self._store = None
+            raise
+        finally:
+            if ahead.abandoned:
+                self._store = None
+            else:
+                store.close()
+                self._engine.close()
+
+
+def _arrow_engine(
+    manifest: Manifest,
+    location: Any,
+    columns: Sequence[str] | None,
+    row_filter: RowFilter | None,
+    transform: Transform | None,
+) -> tuple[ArrowEngine, float]:
+    """Return the engine, and the bytes of a row after decoding where the dataset's schema tells them, else 0."""
+    decode = None
+    row_bytes = 0.0
+    if manifest.unischema:
+        from spark_elastic.data.unischema import Decoder
+
+        decode = Decoder(manifest.unischema, transformed=transform is not None)
+        names = decode.select(columns, [*manifest.schema.names, *manifest.partition_types])
+        row_bytes = decode.row_bytes(names)
+    else:
+        names = select_columns(manifest, columns, transformed=transform is not None)
+    engine = ArrowEngine(manifest, location, names, row_filter=row_filter, decode=decode, transform=transform)
+    return engine, row_bytes

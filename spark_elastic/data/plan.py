@@ -1,0 +1,139 @@
+"""Global steps: how many rows each takes, how an epoch's tail is shared out, and each rank's share of a step.
+
+Tail rule. A tail of fewer than `join` rows joins the step before it, so that no rank is left with a single row (which
+BatchNorm refuses). With a batch size per worker `join` is two rows a rank. With a global batch size the rule must not
+depend on the world, or the same step would hold other rows in another world: there it is 16, two rows a rank in
+worlds of up to 8. In larger ones a tail of 16 rows or more that has fewer than two a rank is shared by fewer ranks, two
+or three rows each, and the others get a repeated batch of weight 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_elastic.data.order import EpochOrder
+
+GLOBAL_JOIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The batch size as the user gave it (exactly one of the two), and what happens to the tail."""
+
+    per_worker: int | None
+    overall: int | None
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.per_worker is None) == (self.overall is None):
+            raise ValueError(
+                f"exactly one of batch_size={self.per_worker} and global_batch_size={self.overall} must be given"
+            )
+        for name, value in (("batch_size", self.per_worker), ("global_batch_size", self.overall)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r} must be a whole number from 1")
+
+    @property
+    def smallest(self) -> int:
+        """Rows of a global batch in a world of one."""
+        return self.overall or self.per_worker or 1
+
+    def batch(self, size: int) -> int:
+        """Rows of a full global batch in a world of `size`."""
+        return self.overall if self.overall is not None else (self.per_worker or 1) * size
+
+    def join(self, size: int) -> int:
+        """Tails with fewer rows than this join the step before."""
+        if self.overall is not None:
+            return min(self.overall, GLOBAL_JOIN)
+        return 2 * size if (self.per_worker or 1) > 1 else 0
+
+    def next_rows(self, left: int, size: int) -> int:
+        """Return the rows of the next global step when `left` rows are left; 0 means that the epoch is over."""
+        batch = self.batch(size)
+        if self.drop_last:
+            return batch if left >= batch else 0
+        return left if left < batch + self.join(size) else batch
+
+    def steps(self, left: int, size: int) -> int:
+        """Return how many global steps `left` rows make."""
+        batch, join = self.batch(size), self.join(size)
+        if left <= 0:
+            return 0
+        if self.drop_last:
+            return left // batch
+        if left < batch + join:
+            return 1
+        full = (left - batch - join) // batch + 1
+        return full + (left > full * batch)
+
+    def sharers(self, rows: int, size: int) -> int:
+        """Return how many ranks, from rank 0, take part in a step of `rows` rows with rows of their own."""
+        if self.overall is None or self.overall < 2 * size or rows < GLOBAL_JOIN:
+            return size
+        return min(size, rows // 2)
+
+
+def share(rows: int, rank: int, sharers: int) -> tuple[int, int]:
+    """Return the part [start, stop) of a step's rows that a rank takes: contiguous, sizes differing by 1 at most."""
+    if rank >= sharers:
+        return rows, rows
+    return rank * rows // sharers, (rank + 1) * rows // sharers
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One global step: tickets [start, start + rows), and the rows that each rank has of them."""
+
+    start: int
+    rows: int
+    rank_rows: tuple[int, ...]
+
+
+def make_step(plan: BatchPlan, start: int, rows: int, size: int) -> Step:
+    """Describe the global step of `rows` rows at position `start` in a world of `size`."""
+    sharers = plan.sharers(rows, size)
+    bounds = [share(rows, rank, sharers) for rank in range(size)]
+    return Step(start, rows, tuple(stop - begin for begin, stop in bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One rank's rows of consecutive steps, in order of delivery.
+
+    lanes, positions: int64 [rows], where each row lies. offsets: int64 [steps + 1], where each step's rows begin.
+    ticket_sums: for each step, the sum of the tickets that count for this rank: 0 for a repeated batch.
+    """
+
+    lanes: np.ndarray
+    positions: np.ndarray
+    offsets: np.ndarray
+    ticket_sums: tuple[int, ...]
+
+
+def draw(order: EpochOrder, steps: list[Step], rank: int) -> Draw:
+    """Lay out a rank's rows of the given steps. A rank without rows in a step gets up to two of its rows, repeated."""
+    lanes = order.spec.lanes
+    begin = np.array([[step.start] for step in steps], np.int64)
+    rows = np.array([[step.rows] for step in steps], np.int64)
+    low = order.given(begin)
+    counts = order.given(begin + rows) - low
+    before = np.cumsum(counts, axis=1) - counts
+    own = np.array([step.rank_rows[rank] for step in steps], np.int64)
+    start = np.array([[sum(step.rank_rows[:rank])] for step in steps], np.int64)
+    start[own == 0] = 0
+    stop = start + np.where(own == 0, np.minimum(rows[:, 0], 2), own)[:, None]
+    first = np.clip(start - before, 0, counts)
+    last = np.clip(stop - before, 0, counts)
+    taken = (last - first).ravel()
+    ends = np.cumsum(taken)
+    total = int(ends[-1])
+    numbers = np.tile(np.arange(lanes, dtype=np.int64), len(steps))
+    lane_of = np.repeat(numbers, taken)
+    positions = np.repeat((low + first).ravel() - (ends - taken), taken) + np.arange(total, dtype=np.int64)
+    offsets = np.concatenate([[0], ends[lanes - 1 :: lanes]])
+    tickets = positions * lanes + lane_of
+    sums = tuple(int(tickets[offsets[i] : offsets[i + 1]].sum()) if own[i] else 0 for i in range(len(steps)))
+    return Draw(lane_of, positions, offsets, sums)

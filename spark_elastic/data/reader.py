@@ -1,0 +1,187 @@
+"""Reads ahead of the consumer, on one thread, and hands over blocks of ready batches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from spark_elastic.data.columns import Column, Ragged, as_ragged, join
+from spark_elastic.data.convert import to_tensors
+from spark_elastic.data.order import EpochOrder
+from spark_elastic.data.plan import Draw, Step, draw
+from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.data.window import WindowStore
+from spark_elastic.errors import DataError
+
+Batch = dict[str, torch.Tensor]
+
+_JOIN_DEADLINE = 10.0
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One step as this rank gets it. ticket_sum: that of its rows that count."""
+
+    step: Step
+    ticket_sum: int
+    batch: Batch
+
+
+class BlockBuilder:
+    """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError."""
+
+    def __init__(self, store: WindowStore, *, jagged: frozenset[str], pinned: bool) -> None:
+        self._store = store
+        self._jagged = jagged
+        self._pinned = pinned
+
+    def build(self, steps: list[Step], rank: int) -> list[Delivery]:
+        """Return the deliveries of consecutive steps, which share memory."""
+        drawn = draw(self._store.order, steps, rank)
+        columns = self._gather(drawn)
+        sizes = [int(size) for size in np.diff(drawn.offsets)]
+        cut = {
+            name: to_tensors(column, sizes, jagged=name in self._jagged, pinned=self._pinned)
+            for name, column in columns.items()
+        }
+        names = list(cut)
+        return [
+            Delivery(step, ticket_sum, dict(zip(names, tensors, strict=True)))
+            for step, ticket_sum, *tensors in zip(steps, drawn.ticket_sums, *cut.values(), strict=True)
+        ]
+
+    def _gather(self, drawn: Draw) -> dict[str, Column]:
+        store, order = self._store, self._store.order
+        windows = order.window_of(drawn.lanes, drawn.positions)
+        rows, done = len(windows), 0
+        dense: dict[str, np.ndarray] = {}
+        ragged: dict[str, list[Column]] = {}
+        while done < rows:
+            store.load(int(drawn.lanes[done]), int(windows[done]))
+            missing = store.resident[drawn.lanes[done:]] != windows[done:]
+            stop = done + int(np.argmax(missing)) if missing.any() else rows
+            for name in dense.keys() - store.layout.keys():
+                ragged[name] = [as_ragged(dense.pop(name)[:done].copy())] if done else []
+            for name, (shape, dtype) in store.layout.items():
+                if name not in dense:
+                    dense[name] = self._empty((rows, *shape), dtype)
+            found = store.gather(drawn.lanes[done:stop], drawn.positions[done:stop], dense, done)
+            for name, part in found.items():
+                ragged.setdefault(name, []).append(part)
+            done = stop
+        return {**dense, **{name: join(parts) for name, parts in ragged.items()}}
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if not self._pinned:
+            return np.empty(shape, dtype)
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        return torch.empty(shape, dtype=kind, pin_memory=True).numpy()
+
+
+def lanes_ahead(order: EpochOrder, tracker: RowGroupTracker) -> set[int]:
+    """Return the lanes that the rank draws from in its next round through all lanes."""
+    batch = max(1, tracker.plan.batch(tracker.size))
+    steps = tracker.upcoming(tracker.position, 2 + 2 * order.spec.lanes // batch)
+    return set(np.unique(draw(order, steps, tracker.rank).lanes).tolist()) if steps else set()
+
+
+class ReadAhead:
+    """Deliveries from the tracker's position to the end of the epoch, read by a thread at most `prefetch` steps ahead.
+
+    A context manager that iterates: the thread starts on entry and is joined on exit, with a deadline, after
+    which it is left to die with the process. An error of the thread is raised to the consumer, in its turn.
+    """
+
+    def __init__(self, builder: BlockBuilder, tracker: RowGroupTracker, prefetch: int) -> None:
+        self._builder = builder
+        self._tracker = tracker
+        self._position, self._rank = tracker.position, tracker.rank
+        per_step = max(1, tracker.plan.batch(tracker.size) // tracker.size)
+        self._block = max(1, min(-(-prefetch // 2), -(-_BLOCK_ROWS // per_step)))
+        self._limit = max(2, prefetch)
+        self._ready: deque[Delivery] = deque()
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the thread was still running after the deadline: what it holds must not be used again."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def __enter__(self) -> ReadAhead:
+        self._thread = threading.Thread(target=self._run, name="spark-elastic-reader", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process != os.getpid():
+            return  # a forked child has the object but not the thread, and perhaps a locked lock
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_DEADLINE)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        while True:
+            with self._changed:
+                while not self._ready and not self._ended and not self._stopped:
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                if not self._ready:
+                    if self._failure is not None:
+                        raise self._failure
+                    return
+                delivery = self._ready.popleft()
+                if len(self._ready) + self._block <= self._limit:
+                    self._changed.notify_all()
+            yield delivery
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            self._produce()
+        except DataError as error:
+            failure = error
+        except Exception as error:
+            failure = DataError(f"reading ahead failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+        with contextlib.suppress(RuntimeError), self._changed:
+            self._failure = failure
+            self._ended = True
+            self._changed.notify_all()
+
+    def _produce(self) -> None:
+        position = self._position
+        block = 1  # the first batch must not wait for a whole block
+        while steps := self._tracker.upcoming(position, block):
+            deliveries = self._builder.build(steps, self._rank)
+            position += sum(step.rows for step in steps)
+            block = min(2 * block, self._block)
+            with self._changed:
+                while len(self._ready) + len(deliveries) > self._limit and self._ready and not self._stopped:
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                self._ready.extend(deliveries)
+                self._changed.notify_all()
+
+
+__all__ = ["Batch", "BlockBuilder", "Delivery", "Ragged", "ReadAhead", "lanes_ahead"]

@@ -1,0 +1,113 @@
+"""Opens a manifest's files, makes sure that they are still the listed ones, and reads Arrow batches from them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_elastic.data.filesystem import Location
+from spark_elastic.data.manifest import Manifest, read_footer
+from spark_elastic.errors import DataError
+
+_OPEN_FILES = 32
+_BUFFER = 64 * 1024
+
+
+class Source:
+    """The files of a manifest, the last few kept open. For one thread at a time; a context manager."""
+
+    def __init__(self, manifest: Manifest, location: Location) -> None:
+        self.manifest = manifest
+        self.location = location
+        self._open: OrderedDict[str, tuple[pq.ParquetFile, pa.NativeFile]] = OrderedDict()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files. Iterators that are still open must not be used any more."""
+        while self._open:
+            _, (file, handle) = self._open.popitem()
+            with contextlib.suppress(pa.ArrowException, OSError):
+                file.close()
+                handle.close()
+
+    @contextlib.contextmanager
+    def naming(self, group: int) -> Iterator[None]:
+        """Turn failures to read into a DataError that names the file and row group."""
+        try:
+            yield
+        except FileNotFoundError as failure:
+            raise DataError(f"{self._where(group)}: the file is gone since the dataset was listed") from failure
+        except (pa.ArrowException, OSError, EOFError) as failure:
+            raise DataError(f"{self._where(group)} cannot be read: {failure}") from failure
+
+    def batches(self, group: int, columns: list[str], chunk: int) -> Iterator[pa.RecordBatch]:
+        """Yield a row group's batches of `chunk` rows, partition columns included, decoded page by page.
+
+        columns: names among the files' and the partitions'. Raises DataError where the file is gone, changed or broken.
+        """
+        entry = self.manifest.row_groups[group]
+        partition = {name: value for name, value in entry.partition if name in set(columns)}
+        stored = [name for name in columns if name not in partition]
+        read = 0
+        with self.naming(group):
+            file = self._file(group)
+            for batch in file.iter_batches(chunk, row_groups=[entry.ordinal], columns=stored, use_threads=False):
+                read += batch.num_rows
+                yield self._with_partition(batch, partition) if partition else batch
+        if read != entry.rows:
+            raise DataError(f"{self._where(group)} has {read} rows, {entry.rows} were listed")
+
+    def check(self, group: int) -> None:
+        """Make sure that a row group's file is still the listed one. Raises DataError."""
+        with self.naming(group):
+            self._file(group)
+
+    def _with_partition(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
+        names, arrays = list(batch.schema.names), list(batch.columns)
+        for name, value in partition.items():
+            scalar = pa.scalar(value, pa.string()).cast(self.manifest.partition_types[name])
+            if name in names:
+                continue
+            names.append(name)
+            arrays.append(pa.repeat(scalar, batch.num_rows))
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _file(self, group: int) -> pq.ParquetFile:
+        path = self.manifest.row_groups[group].path
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path][0]
+        listed = self.manifest.file_of[path]
+        full = self.location.join(path)
+        # Never memory-mapped: a file that is cut off while it is read must raise, not kill the process (SIGBUS).
+        handle = self.location.filesystem.open_input_file(full)
+        footer = read_footer(handle)
+        if footer.size != listed.size or footer.digest != listed.footer:
+            raise DataError(
+                f"{full} has changed since the dataset was listed "
+                f"({footer.size} bytes, then {listed.size}); datasets must not change while they are read"
+            )
+        local = self.location.local
+        file = pq.ParquetFile(
+            handle, metadata=footer.metadata, buffer_size=_BUFFER if local else 0, pre_buffer=not local
+        )
+        self._open[path] = (file, handle)
+        if len(self._open) > _OPEN_FILES:
+            self._open.popitem(last=False)
+        return file
+
+    def _where(self, group: int) -> str:
+        entry = self.manifest.row_groups[group]
+        return f"{self.location.join(entry.path)}, row group {entry.ordinal}"

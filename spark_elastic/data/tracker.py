@@ -1,0 +1,159 @@
+"""Knows which rows of an epoch have been processed, whose turn the rest is, and whether all ranks agree on it.
+
+Because rows are consumed in one order that does not depend on the world, what has been processed is (epoch, position):
+two integers for a billion rows. A reset needs no negotiation: each rank computes its new share from the position. What
+is exchanged at every commit is not needed to know the position but to prove it: each rank reports how many rows it
+really delivered and the sum of their tickets, and all ranks check that the reports add up to what the steps held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_elastic.data.order import EpochOrder, OrderSpec, Piece
+from spark_elastic.data.plan import BatchPlan, Step, make_step
+from spark_elastic.errors import DataError
+
+_MODULUS = 1 << 61
+
+Report = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A row group that is not done: its index in the manifest, and its rows processed and in all."""
+
+    group: int
+    processed: int
+    rows: int
+
+
+@dataclass(slots=True)
+class _Interval:
+    """What was delivered here, and what all ranks together should have delivered, since the last report."""
+
+    delivered_rows: int = 0
+    delivered_tickets: int = 0
+    expected_rows: int = 0
+    expected_tickets: int = 0
+
+
+class RowGroupTracker:
+    """The position of one rank in a dataset whose row groups have `rows` rows (int64, as counted after filters)."""
+
+    def __init__(self, rows: np.ndarray, spec: OrderSpec, plan: BatchPlan) -> None:
+        self.rows = np.asarray(rows, np.int64)
+        self.spec = spec
+        self.plan = plan
+        self.total = int(self.rows.sum())
+        self.rank, self.size = 0, 1
+        self.epoch, self.position = 0, 0
+        self._order: EpochOrder | None = None
+        self._interval = _Interval()
+        self._awaited: deque[tuple[int, int, int, int]] = deque()
+
+    @property
+    def order(self) -> EpochOrder:
+        """The order of the current epoch."""
+        if self._order is None or self._order.epoch != self.epoch:
+            self._order = EpochOrder(self.rows, self.epoch, self.spec)
+        return self._order
+
+    @property
+    def left(self) -> int:
+        """Rows of the epoch not yet delivered, those that drop_last will drop included."""
+        return self.total - self.position
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the epoch has no further step."""
+        return self.plan.next_rows(self.left, self.size) == 0
+
+    def set_world(self, rank: int, size: int) -> None:
+        """Take a rank in a world. The steps from the present position on are divided anew; reports start afresh."""
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank} must be from 0 and below size={size}")
+        self.rank, self.size = rank, size
+        self._interval = _Interval()
+        self._awaited.clear()
+
+    def seek(self, epoch: int, position: int) -> None:
+        """Go to a position in an epoch. What was delivered but not reported stays to be reported."""
+        if epoch < 0 or not 0 <= position <= self.total:
+            raise ValueError(f"epoch={epoch}, position={position}: not within {self.total} rows")
+        self.epoch, self.position = epoch, position
+
+    def upcoming(self, position: int, limit: int) -> list[Step]:
+        """Return up to `limit` global steps from `position` on."""
+        steps: list[Step] = []
+        while len(steps) < limit and (rows := self.plan.next_rows(self.total - position, self.size)):
+            steps.append(make_step(self.plan, position, rows, self.size))
+            position += rows
+        return steps
+
+    def delivered(self, step: Step, ticket_sum: int) -> None:
+        """Count a step as delivered; `ticket_sum` is that of the rows which this rank really got and which count."""
+        assert step.start == self.position, (step, self.position)
+        self.position += step.rows
+        interval = self._interval
+        interval.delivered_rows += step.rank_rows[self.rank]
+        interval.delivered_tickets += ticket_sum
+        interval.expected_rows += step.rows
+        interval.expected_tickets += (2 * step.start + step.rows - 1) * step.rows // 2
+
+    def report(self) -> Report:
+        """Return (epoch, position, rows delivered here, sum of their tickets), the last two since the last report.
+
+        Every report is to be followed by one `confirm` with the reports that all ranks made at the same commit.
+        """
+        interval, self._interval = self._interval, _Interval()
+        expected = (self.epoch, self.position, interval.expected_rows, interval.expected_tickets % _MODULUS)
+        self._awaited.append(expected)
+        return self.epoch, self.position, interval.delivered_rows, interval.delivered_tickets % _MODULUS
+
+    def confirm(self, reports: Sequence[Report]) -> None:
+        """Check all ranks' reports of one commit, in rank order; raise DataError where they do not add up."""
+        if not self._awaited:
+            return
+        epoch, position, rows, tickets = self._awaited.popleft()
+        if len(reports) != self.size:
+            raise DataError(f"{len(reports)} ranks reported delivered rows, the world has {self.size}")
+        for rank, report in enumerate(reports):
+            if report[0] != epoch or report[1] != position:
+                raise DataError(
+                    f"rank {rank} is at epoch {report[0]}, row {report[1]}, rank {self.rank} at epoch {epoch}, "
+                    f"row {position}: every rank must take every batch of its loader before each commit"
+                )
+        delivered = sum(report[2] for report in reports)
+        if delivered != rows or sum(report[3] for report in reports) % _MODULUS != tickets:
+            raise DataError(
+                f"epoch {epoch}, up to row {position}: {delivered} rows delivered, {rows} assigned"
+                + (", but not the same ones" if delivered == rows else "")
+            )
+
+    def pending(self) -> list[Pending]:
+        """Return the row groups that still have rows to be processed, partly processed ones included."""
+        done = self.order.processed(self.position, len(self.rows))
+        open_groups = np.flatnonzero(done < self.rows)
+        return [Pending(int(g), int(done[g]), int(self.rows[g])) for g in open_groups]
+
+    def assignment(self, rank: int | None = None) -> list[Piece]:
+        """Return what a rank has to read from the present position on, in the order in which its lanes need it.
+
+        Where ranks share a lane, both read it. Windows of which all rows are processed are left out.
+        """
+        rank = self.rank if rank is None else rank
+        order, lanes = self.order, self.spec.lanes
+        given = order.given(self.position)
+        pieces = []
+        for lane in range(rank * lanes // self.size, -(-(rank + 1) * lanes // self.size)):
+            position, end = int(given[lane]), int(order.lane_rows[lane])
+            if position < end:
+                window = int(order.window_of(np.array([lane]), np.array([position]))[0])
+                cut = int(order.cuts[lane])
+                pieces += order.pieces(cut + order.window_bounds(lane, window)[0], cut + end)
+        return pieces

@@ -1,0 +1,258 @@
+"""Reads datasets that Petastorm materialized, without Petastorm: its schema is a pickle, its columns are encoded.
+
+The pickle is taken apart by an unpickler that admits only the names which a Unischema is made of, and builds stand-ins
+of them, so that no foreign code runs and neither petastorm nor pyspark is needed.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from spark_elastic.data.images import decode_image
+from spark_elastic.errors import DataError
+
+_NUMBERS = ("bool_", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_FLOATS = ("float16", "float32", "float64")
+_OTHERS = ("str_", "unicode_", "bytes_", "string_", "datetime64", "object_")
+_PACKAGES = ("petastorm", "av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit")
+_CODECS = ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: numpy dtype (None where it is no number), shape with None for free dimensions, codec's name or ""."""
+
+    name: str
+    dtype: np.dtype | None
+    shape: tuple[int | None, ...]
+    codec: str
+    nullable: bool
+
+
+class _StandIn:
+    """An instance of a class that the pickle names. Its state is set as attributes, nothing else happens."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+
+class _UnischemaField(NamedTuple):
+    name: str
+    numpy_dtype: Any
+    shape: tuple[int | None, ...] = ()
+    codec: Any = None
+    nullable: bool | None = False
+
+
+class _Type:
+    """A stand-in for a class that is only referred to, such as numpy.int32: known by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _reconstruct(kind: type, base: type, state: Any) -> Any:
+    """Stand in for copyreg._reconstructor, by which old pickles make plain objects."""
+    if kind is _UnischemaField and base is tuple:
+        return _UnischemaField(*state)
+    if not (isinstance(kind, type) and issubclass(kind, _StandIn)):
+        raise pickle.UnpicklingError(f"{kind!r} may not be made here")
+    return kind()
+
+
+def _stand_in(name: str) -> type:
+    return type(name, (_StandIn,), {})
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        package, _, last = module.rpartition(".")
+        if package in _PACKAGES and last == "unischema" and name == "Unischema":
+            return _stand_in(name)
+        if name == "UnischemaField" and (module == "collections" or (package in _PACKAGES and last == "unischema")):
+            return _UnischemaField
+        if package in _PACKAGES and last == "codecs" and name in _CODECS:
+            return _stand_in(name)
+        if module == "numpy" and name in (*_NUMBERS, *_FLOATS, *_OTHERS):
+            return _Type(name)
+        if module == "pyspark.sql.types" and name.isidentifier() and name.endswith("Type"):
+            return _stand_in(name)
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if (module, name) == ("decimal", "Decimal"):
+            return _Type(name)
+        if module in ("builtins", "__builtin__"):
+            if name in ("str", "unicode", "bytes", "int", "long", "float", "bool"):
+                return _Type(name)
+            if name in ("object", "tuple"):
+                return object if name == "object" else tuple
+        if module in ("copyreg", "copy_reg") and name == "_reconstructor":
+            return _reconstruct
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no Unischema needs")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it has persistent ids, which no Unischema needs")
+
+
+def read_fields(pickled: bytes) -> list[Field]:
+    """Return the fields of a pickled Unischema. Raises DataError for anything else, before any of it is run."""
+    try:
+        schema = _Unpickler(io.BytesIO(pickled)).load()
+        found = schema._fields
+        return [_field(field) for field in found.values()]
+    except Exception as failure:
+        raise DataError(f"the dataset's Petastorm schema cannot be read: {failure}") from failure
+
+
+def _field(raw: _UnischemaField) -> Field:
+    name = raw.numpy_dtype.name if isinstance(raw.numpy_dtype, _Type) else ""
+    plain = {"int": "int64", "long": "int64", "float": "float64", "bool": "bool_"}.get(name, name)
+    dtype = np.dtype(plain.rstrip("_")) if plain in (*_NUMBERS, *_FLOATS) else None
+    codec = type(raw.codec).__name__ if raw.codec is not None else ""
+    if codec and codec not in _CODECS:
+        raise ValueError(f"field {raw.name!r} has codec {codec}")
+    shape = tuple(None if size is None else int(size) for size in raw.shape or ())
+    return Field(str(raw.name), dtype, shape, codec, bool(raw.nullable))
+
+
+class Decoder:
+    """Decodes the columns of a Petastorm dataset, a table at a time.
+
+    Fields of a fixed shape become fixed-shape tensors. Those with free dimensions become lists if they have one
+    dimension; with more, a `transform` gets a struct of `data` (a flat list) and `shape`, and without one all of a
+    dataset's must have the same shape.
+    """
+
+    def __init__(self, pickled: bytes, *, transformed: bool = False) -> None:
+        self.fields = {field.name: field for field in read_fields(pickled)}
+        self._transformed = transformed
+
+    def select(self, columns: Sequence[str] | None, stored: Sequence[str]) -> list[str]:
+        """Return the columns to read; see `arrow_engine.select_columns`, whose errors these are."""
+        if columns is None:
+            known = [name for name in self.fields if name in stored]
+            return [name for name in known if self._transformed or self.fields[name].dtype is not None]
+        if isinstance(columns, str):
+            raise ValueError(f"columns={columns!r} must be a list of names")
+        for name in columns:
+            if name not in self.fields or name not in stored:
+                raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(self.fields)}")
+            if self.fields[name].dtype is None and not self._transformed:
+                raise ValueError(f"columns: {name!r} is not of numbers; give a transform=")
+        return list(columns)
+
+    def row_bytes(self, columns: Sequence[str]) -> float:
+        """Return the bytes of a decoded row, as far as shapes are fixed (free dimensions count 64)."""
+        sizes = [field for name in columns if (field := self.fields[name]).dtype is not None]
+        return float(sum(f.dtype.itemsize * np.prod([n or 64 for n in f.shape]) for f in sizes if f.dtype is not None))
+
+    def __call__(self, table: pa.Table, where: str) -> pa.Table:
+        """Return the table with every encoded column decoded. Raises DataError naming column and row group."""
+        for place, name in enumerate(table.column_names):
+            field = self.fields.get(name)
+            if field is None or field.dtype is None:
+                continue
+            column = table.column(place).combine_chunks()
+            if isinstance(column, pa.ChunkedArray):
+                column = pa.concat_arrays(column.chunks)
+            try:
+                decoded = self._decode(field, column)
+            except DataError as failure:
+                raise DataError(f"{where}: column {name!r}: {failure}") from failure
+            except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, pa.ArrowException) as failure:
+                raise DataError(f"{where}: column {name!r} cannot be decoded ({field.codec}): {failure}") from failure
+            table = table.set_column(place, name, decoded)
+        return table
+
+    def _decode(self, field: Field, column: pa.Array) -> pa.Array:
+        if field.codec in ("", "ScalarCodec"):
+            return _cast(field, column)
+        plain = _same_headers(field, column) if field.codec == "NdarrayCodec" and not column.null_count else None
+        if plain is not None:
+            return self._assemble(field, list(plain) if None in field.shape else plain)
+        one: Callable[[bytes], np.ndarray] = {
+            "NdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
+            "CompressedNdarrayCodec": lambda data: np.load(io.BytesIO(data), allow_pickle=False)["arr"],
+            "CompressedImageCodec": decode_image,
+        }[field.codec]
+        values = [None if data is None else one(data) for data in column.to_pylist()]
+        for value in values:
+            _check(field, value)
+        if None not in field.shape and not column.null_count and values:
+            return self._assemble(field, np.stack(values))  # type: ignore[arg-type]
+        return self._assemble(field, values)
+
+    def _assemble(self, field: Field, values: np.ndarray | list[np.ndarray | None]) -> pa.Array:
+        assert field.dtype is not None
+        kind = pa.from_numpy_dtype(field.dtype)
+        if isinstance(values, np.ndarray):
+            return _tensors(values.astype(field.dtype, copy=False))
+        if len(field.shape) == 1 or None not in field.shape:
+            lists = [None if value is None else value.ravel() for value in values]
+            return pa.array(lists, pa.list_(kind))
+        if self._transformed:
+            rows = [None if v is None else {"data": v.ravel(), "shape": list(v.shape)} for v in values]
+            return pa.array(rows, pa.struct([("data", pa.list_(kind)), ("shape", pa.list_(pa.int32()))]))
+        shapes = sorted({value.shape for value in values if value is not None})
+        if len(shapes) > 1 or any(value is None for value in values):
+            raise DataError(f"its values have shapes {shapes}; give a transform= that makes them equal")
+        return _tensors(np.stack(values).astype(field.dtype, copy=False))  # type: ignore[arg-type]
+
+
+def _check(field: Field, value: np.ndarray | None) -> None:
+    if value is None:
+        return
+    fits = len(value.shape) == len(field.shape) and all(
+        wanted is None or wanted == size for wanted, size in zip(field.shape, value.shape, strict=True)
+    )
+    if not fits or value.dtype != field.dtype:
+        raise DataError(
+            f"a value is {value.dtype} of shape {value.shape}, the schema says {field.dtype} of {field.shape}"
+        )
+
+
+def _cast(field: Field, column: pa.Array) -> pa.Array:
+    assert field.dtype is not None
+    kind = pa.from_numpy_dtype(field.dtype)
+    return column.cast(kind) if not field.shape and column.type != kind else column
+
+
+def _same_headers(field: Field, column: pa.Array) -> np.ndarray | None:
+    """Decode arrays that were saved with one and the same header at once; None where they were not."""
+    if not len(column) or not (pa.types.is_binary(column.type) and column.offset >= 0):
+        return None
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(offsets)
+    first = np.load(io.BytesIO(column[0].as_py()), allow_pickle=False)
+    _check(field, first)
+    header = int(lengths[0]) - first.nbytes
+    if (lengths != lengths[0]).any() or not first.flags.c_contiguous or not first.nbytes:
+        return None
+    data = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(len(column), -1)
+    if (data[:, :header] != data[0, :header]).any():
+        return None
+    return np.ascontiguousarray(data[:, header:]).view(first.dtype).reshape(len(column), *first.shape)
+
+
+def _tensors(values: np.ndarray) -> pa.Array:
+    """Return [rows, …] as an Arrow column: numbers, or fixed-shape tensors."""
+    flat = pa.array(values.reshape(-1))
+    if values.ndim == 1:
+        return flat
+    shape = values.shape[1:]
+    size = int(np.prod(shape))
+    kind = pa.fixed_shape_tensor(flat.type, shape)
+    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, size))

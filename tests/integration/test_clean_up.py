@@ -1,0 +1,175 @@
+"""Nothing outlives its job, whichever process dies and how; and the job runs on every kind of Spark master."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+import pytest
+import training
+
+import spark_elastic
+
+HERE = Path(__file__).parent
+GONE_SECONDS = 15.0
+START_SECONDS = 60.0
+
+
+def wait_for(path: Path, seconds: float = START_SECONDS) -> list[int]:
+    """Wait until a worker has written its pids: worker, warm parent, sleeper, DataLoader workers."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} was not written"
+        time.sleep(0.05)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def alive(pids: list[int]) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+def assert_gone(pids: list[int]) -> None:
+    _, left = psutil.wait_procs(alive(pids), timeout=GONE_SECONDS)
+    assert not left, [(process.pid, process.cmdline()) for process in left]
+
+
+@pytest.fixture
+def job(spark: Any, nothing_left: None, tmp_path: Path) -> Iterator[list[int]]:
+    """A job of two workers with children of every kind; gives the pids of rank 1's."""
+
+    def call() -> None:
+        spark_elastic.run(training.die_quietly, args=(str(tmp_path), 100), spark=spark, min_np=1, max_np=2, num_proc=2)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_for(tmp_path / "0")
+    yield wait_for(tmp_path / "1")
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+
+
+def test_what_a_killed_worker_started_ends_with_it(job: list[int]) -> None:
+    worker, parent, *rest = job
+    assert len(rest) == 3
+    os.kill(worker, signal.SIGKILL)
+    assert_gone([worker, *rest])
+    assert alive([parent])  # forks the replacement
+
+
+def test_a_killed_warm_parent_takes_its_worker_along(job: list[int]) -> None:
+    worker, parent, *_ = job
+    os.kill(parent, signal.SIGKILL)
+    assert_gone([worker, parent])
+
+
+def test_a_killed_task_takes_everything_below_it_along(job: list[int]) -> None:
+    os.kill(psutil.Process(job[1]).ppid(), signal.SIGKILL)
+    assert_gone(job)
+
+
+def test_a_stopped_worker_ends_with_its_killed_task(job: list[int]) -> None:
+    os.kill(job[0], signal.SIGSTOP)
+    os.kill(psutil.Process(job[1]).ppid(), signal.SIGKILL)
+    assert_gone(job)
+
+
+def test_a_killed_executor_takes_everything_below_it_along(job: list[int]) -> None:
+    java = next(process for process in psutil.Process(job[1]).parents() if process.name().startswith("java"))
+    java.kill()
+    assert_gone(job)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(mode: str, master: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "driver_script.py"), mode, master, str(tmp_path)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> str:
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: Path) -> None:
+    process = script("killed", "local-cluster[2,1,1024]")
+    pids = wait_for(tmp_path / "0") + wait_for(tmp_path / "1")
+    process.kill()
+    assert_gone(pids)
+
+
+def test_stopping_the_spark_context_ends_the_run_within_seconds(script: Any, tmp_path: Path) -> None:
+    out = finish(script("stopped", "local[2]"))
+    assert "Spark ended the job" in out
+    assert float(out.rsplit(" after ", 1)[1].split()[0]) < 10
+    assert_gone(wait_for(tmp_path / "0"))
+
+
+def test_training_works_on_local_threads(script: Any) -> None:
+    assert "equal 2" in finish(script("trained", "local[2]"))
+
+
+def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> None:
+    assert "['x']" in finish(script("default session", "local[1]"))
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """A real standalone master with two workers, on ports of its own."""
+    home = Path(pyspark.__file__).parent
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"}
+    ports = [_free_port() for _ in range(2)]
+    url = f"spark://127.0.0.1:{ports[0]}"
+    master = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+    worker = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--cores", "1", "-m", "1g"]
+    commands = [
+        [*master, "--port", str(ports[0]), "--webui-port", "0"],
+        *([*worker, "--webui-port", "0", "-d", str(tmp_path / f"worker{number}"), url] for number in range(2)),
+    ]
+    with open(tmp_path / "standalone.log", "w") as log:
+        processes = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for command in commands]
+        yield url
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: str) -> None:
+    assert "equal" in finish(script("trained", standalone), 180)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_worlds import make_table, write_dataset
+
+from spark_elastic.data import Manifest, ParquetLoader, read_manifest, set_pin
+from spark_elastic.errors import DataError
+
+
+def test_row_groups_are_listed_in_path_order_with_rows_and_bytes(tmp_path: Path) -> None:
+    manifest = read_manifest(write_dataset(tmp_path, [30, 1, 0, 57], files=2))
+    assert [(g.path, g.ordinal, g.rows) for g in manifest] == [
+        ("part-0.parquet", 0, 30),
+        ("part-0.parquet", 1, 1),
+        ("part-1.parquet", 0, 0),
+        ("part-1.parquet", 1, 57),
+    ] or [(g.path, g.ordinal, g.rows) for g in manifest] == [
+        ("part-0.parquet", 0, 30),
+        ("part-0.parquet", 1, 1),
+        ("part-1.parquet", 0, 57),
+    ]
+    assert all(g.compressed_bytes > 0 and g.uncompressed_bytes > 0 for g in manifest if g.rows)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        manifest[0].rows = 3  # type: ignore[misc]
+
+
+def test_hidden_and_empty_files_are_skipped(tmp_path: Path) -> None:
+    write_dataset(tmp_path, [5])
+    (tmp_path / "_SUCCESS").write_text("")
+    (tmp_path / "_metadata").write_text("no parquet")
+    (tmp_path / ".part.crc").write_text("crc")
+    (tmp_path / "empty.parquet").write_text("")
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "_temporary" / "x.parquet").write_text("no parquet")
+    assert [group.rows for group in read_manifest(tmp_path)] == [5]
+
+
+def test_urls_of_any_file_system_are_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", [5, 6])
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "d"), "/held", recursive=True)
+    expected = [5, 6]
+    for url in (str(tmp_path / "d"), f"file://{tmp_path}/d", "memory://held"):
+        assert [group.rows for group in read_manifest(url)] == expected
+        assert sorted(row for b in ParquetLoader(url, 4) for row in b["id"].tolist()) == list(range(11))
+
+
+def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> None:
+    first = read_manifest(write_dataset(tmp_path / "a", [5, 6]))
+    again = read_manifest(write_dataset(tmp_path / "b", [5, 6]))
+    other = read_manifest(write_dataset(tmp_path / "c", [6, 5]))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_a_manifest_survives_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "y=1").mkdir()
+    write_dataset(tmp_path / "y=1", [5, 6, 7])
+    manifest = read_manifest(tmp_path)
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert Manifest.decode(manifest.encode()).fingerprint == manifest.fingerprint
+    assert Manifest.decode(manifest.encode()).schema == manifest.schema
+
+
+@pytest.mark.parametrize("content", [b"x", b"PAR1PAR1", b"no parquet at all, but long enough", b"\xff" * 100 + b"PAR1"])
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "odd.parquet").write_bytes(content)
+    with pytest.raises(DataError, match=r"odd\.parquet cannot be read as Parquet"):
+        read_manifest(tmp_path)
+
+
+def test_nothing_to_read_is_an_error_that_names_the_url(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        read_manifest(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no Parquet files"):
+        read_manifest(tmp_path)
+    with pytest.raises(DataError, match="odd://bucket/x cannot be opened"):
+        read_manifest("odd://bucket/x")
+    with pytest.raises(ValueError, match="must not be empty"):
+        read_manifest("")
+
+
+def test_footers_longer_than_the_first_read_are_read(tmp_path: Path) -> None:
+    table = pa.table({f"column{i}": np.arange(40) for i in range(300)})
+    pq.write_table(table, tmp_path / "wide.parquet", row_group_size=2)
+    assert [group.rows for group in read_manifest(tmp_path)] == [2] * 20
+
+
+def test_the_manifest_and_filter_counts_are_read_once_where_they_are_pinned(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path, [5, 6])
+    pinned: dict[str, bytes] = {}
+    made: list[str] = []
+
+    def pin(key: str, make: object) -> bytes:
+        if key not in pinned:
+            made.append(key)
+            pinned[key] = make()  # type: ignore[operator]
+        return pinned[key]
+
+    set_pin(pin)
+    try:
+        for _ in range(3):
+            assert ParquetLoader(root, 4, filters=[("id", "<", 8)]).rows_total == 8
+    finally:
+        set_pin(None)
+    assert [key.split("/")[1] for key in made] == ["manifest", "filter"]
+
+
+def test_lists_of_one_length_are_known_from_the_footers(tmp_path: Path) -> None:
+    table = make_table(np.arange(10)).append_column("v", pa.array([[1] * (i % 3) for i in range(10)]))
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert dict(read_manifest(tmp_path).list_lengths) == {"x": 2, "v": None}

@@ -1,0 +1,689 @@
+from __future__ import annotations
+
+import collections
+import math
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from data_worlds import BRIEF, World, make_table, write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_elastic.data import ParquetLoader, read_manifest
+from spark_elastic.data.loader import ElasticLoader
+from spark_elastic.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays_behind() -> Any:
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith("spark-elastic")] == []
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "data", [30, 1, 0, 57, 12, 100, 3], files=3)
+
+
+def ids(loader: Any) -> list[int]:
+    return [int(row) for batch in loader for row in batch["id"]]
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_holds_every_row_once_in_an_order_of_its_own(dataset: Path) -> None:
+    loader = ParquetLoader(str(dataset), 16)
+    first = ids(loader)
+    assert sorted(first) == list(range(203))
+    assert first != sorted(first)
+    assert ids(loader) == first, "outside a state every iter() starts at row 0"
+    loader.set_epoch(1)
+    second = ids(loader)
+    assert sorted(second) == list(range(203))
+    assert second != first
+
+
+def test_unshuffled_rows_come_in_the_order_of_the_files(dataset: Path) -> None:
+    assert ids(ParquetLoader(dataset, 16, shuffle=False)) == list(range(203))
+
+
+@pytest.mark.parametrize("shuffle_rows", [0, 1, 64, 1000])
+def test_any_window_gives_every_row_once(dataset: Path, shuffle_rows: int) -> None:
+    assert sorted(ids(ParquetLoader(dataset, 16, shuffle_rows=shuffle_rows))) == list(range(203))
+
+
+def test_batches_are_dicts_of_tensors_with_the_rows_values(dataset: Path) -> None:
+    batch = next(iter(ParquetLoader(dataset, 16)))
+    assert set(batch) == {"id", "x"}
+    assert batch["id"].dtype == torch.int64
+    assert batch["x"].dtype == torch.float32
+    assert batch["x"].shape == (16, 2)
+    assert torch.equal(batch["x"][:, 1], batch["id"].float() + 0.5)
+
+
+def test_lengths_and_counters_follow_the_iteration(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    assert (len(loader), loader.steps_left, loader.rows_total, loader.rows_processed) == (13, 13, 203, 0)
+    iterator = iter(loader)
+    next(iterator)
+    assert (loader.steps_left, loader.rows_processed, loader.batch_rows) == (12, 16, (16,))
+    assert len(list(iterator)) == 12
+    assert (loader.steps_left, loader.rows_processed, loader.batch_rows) == (0, 203, (11,))
+    loader.close()
+
+
+def test_drop_last_drops_the_tail(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16, drop_last=True)
+    assert [len(batch["id"]) for batch in loader] == [16] * 12
+    assert len(loader) == 12
+
+
+def test_row_ids_name_the_row_group_and_the_row_in_it(dataset: Path) -> None:
+    manifest = read_manifest(dataset)
+    starts = np.cumsum([0, *[group.rows for group in manifest]])
+    for batch in ParquetLoader(dataset, 16, with_row_ids=True):
+        assert batch["_row_group"].dtype == batch["_row"].dtype == torch.int64
+        assert (starts[batch["_row_group"]] + batch["_row"].numpy()).tolist() == batch["id"].tolist()
+
+
+def test_a_filter_that_passes_nothing_gives_an_empty_epoch(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16, filters=[("id", "<", 0)])
+    assert (len(loader), list(loader), list(loader)) == (0, [], [])
+    loader.set_world(0, 2)
+    assert (list(loader), list(loader)) == ([], [])
+
+
+def test_a_shard_gives_one_ranks_rows_without_repeats(dataset: Path) -> None:
+    loaders = [ParquetLoader(dataset, global_batch_size=200, shard=(rank, 5)) for rank in range(5)]
+    assert sorted(row for loader in loaders for row in ids(loader)) == list(range(203))
+    assert sorted(ids(ParquetLoader(dataset, 16, shard=(1, 3)))) == sorted(
+        ids(ParquetLoader(dataset, 16, shard=(1, 3)))
+    )
+
+
+def test_loaders_are_elastic_loaders(dataset: Path) -> None:
+    assert isinstance(ParquetLoader(dataset, 16), ElasticLoader)
+
+
+def test_one_file_is_a_dataset(dataset: Path) -> None:
+    assert sorted(ids(ParquetLoader(dataset / "part-0.parquet", 16))) == list(range(31))
+
+
+# -- worlds ------------------------------------------------------------------------------------------------------------
+
+
+schedules = st.lists(
+    st.tuples(st.integers(0, 4), st.booleans(), st.integers(1, 8), st.integers(0, 8)), min_size=0, max_size=5
+)
+group_sizes = st.lists(st.one_of(st.sampled_from([0, 1, 1]), st.integers(2, 40), st.just(120)), min_size=1, max_size=7)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@BRIEF
+@given(
+    groups=group_sizes,
+    batch=st.sampled_from([2, 7, 16, 64]),
+    size=st.integers(1, 8),
+    schedule=schedules,
+    window=st.sampled_from([None, 0, 70, 300]),
+    shuffle=st.sampled_from([True, True, False]),
+)
+def test_every_row_counts_once_an_epoch_through_any_schedule_of_resets(
+    tmp_path_factory: pytest.TempPathFactory,
+    fixed: bool,
+    groups: list[int],
+    batch: int,
+    size: int,
+    schedule: list[tuple[int, bool, int, int]],
+    window: int | None,
+    shuffle: bool,
+) -> None:
+    root = write_dataset(tmp_path_factory.mktemp("world"), groups)
+    sizes = {"global_batch_size": batch} if fixed else {"batch_size": batch}
+
+    def make() -> ParquetLoader:
+        return ParquetLoader(root, shuffle_rows=window, shuffle=shuffle, seed=batch, prefetch=4, **sizes)
+
+    world = World(make, size)
+    world.same_steps = fixed
+    total = sum(groups)
+    resets = collections.deque(schedule)
+    for epoch in range(2):
+        while True:
+            for _ in range(resets[0][0] if resets else total + 1):
+                if world.step() is None:
+                    break
+                if not resets or resets[0][1]:
+                    world.commit()
+            if not resets:
+                break
+            _, _, new_size, survivors = resets.popleft()
+            world.form(new_size, survivors)
+        if not epoch:
+            resets.extend(schedule[:2])
+            for loader in world.loaders:
+                loader.set_epoch(1)
+            world.commit()
+            world.iterators = [iter(loader) for loader in world.loaders]
+    world.close()
+    assert world.counted == collections.Counter({(epoch, row): 1 for epoch in range(2) for row in range(total)})
+
+
+def test_the_same_steps_hold_the_same_rows_at_every_world_size(dataset: Path) -> None:
+    steps = []
+    for size in range(1, 9):
+        world = World(lambda: ParquetLoader(dataset, global_batch_size=24, seed=3), size)
+        while world.step():
+            world.commit()
+        steps.append(world.steps)
+    assert all(found == steps[0] for found in steps)
+    assert [len(step) for step in steps[0].values()] == [24] * 7 + [35]
+
+
+def test_fewer_rows_than_ranks_leave_some_with_a_repeated_batch_of_weight_zero(tmp_path: Path) -> None:
+    world = World(lambda: ParquetLoader(write_dataset(tmp_path, [2, 1]), 4), 8)
+    assert sorted(world.step() or []) == [0] * 5 + [1] * 3
+    assert world.step() is None
+    world.commit()
+    assert sorted(world.counted) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_survivors_do_not_read_again_what_they_hold(dataset: Path) -> None:
+    world = World(lambda: ParquetLoader(dataset, 4), 2)
+    world.step()
+    world.commit()
+    store = world.loaders[0]._store
+    assert store is not None
+    world.form(3, keep=1)
+    world.step()
+    assert world.loaders[0]._store is store
+    assert store.windows_read == len(np.flatnonzero(store.resident >= 0))
+    world.close()
+
+
+def test_lanes_that_moved_away_are_dropped(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path, [64] * 8)
+    world = World(lambda: ParquetLoader(root, 8), 1)
+    world.step()
+    world.commit()
+    store = world.loaders[0]._store
+    assert store is not None
+    assert (store.resident >= 0).sum() == 8
+    world.form(4, keep=1)
+    world.step()
+    assert (store.resident >= 0).sum() == 2
+    world.close()
+
+
+def test_a_position_goes_on_in_another_loader_and_world_size(dataset: Path) -> None:
+    first = ParquetLoader(dataset, global_batch_size=32)
+    iterator = iter(first)
+    seen = [int(row) for _ in range(3) for row in next(iterator)["id"]]
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    first.close()
+    rest = []
+    for rank in range(3):
+        loader = ParquetLoader(dataset, global_batch_size=32)
+        loader.load_state_dict(state)
+        loader.set_world(rank, 3)
+        rest += ids(loader)
+    assert sorted(seen + rest) == list(range(203))
+
+
+def test_outside_a_state_the_first_iteration_after_loading_goes_on_and_the_next_starts_over(dataset: Path) -> None:
+    first = ParquetLoader(dataset, 50)
+    iterator = iter(first)
+    seen = next(iterator)["id"].tolist()
+    second = ParquetLoader(dataset, 50)
+    second.load_state_dict(first.state_dict())
+    assert sorted(seen + ids(second)) == list(range(203))
+    assert len(ids(second)) == 203
+    first.close()
+
+
+def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path: Path) -> None:
+    state = ParquetLoader(dataset, 16).state_dict()
+    other = ParquetLoader(write_dataset(tmp_path / "other", [9]), 16)
+    with pytest.raises(DataError, match="the dataset has changed since the state was saved"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="saved with seed=0, this loader has seed=1"):
+        ParquetLoader(dataset, 16, seed=1).load_state_dict(state)
+    with pytest.raises(DataError, match="version"):
+        other.load_state_dict({})
+
+
+# -- rules of iteration ------------------------------------------------------------------------------------------------
+
+
+def test_in_a_state_iteration_goes_on_after_a_break(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    loader.set_world(0, 1)
+    seen = []
+    for batch in loader:
+        seen += batch["id"].tolist()
+        if len(seen) == 64:
+            break
+    assert sorted(seen + ids(loader)) == list(range(203))
+
+
+def test_an_exhausted_epoch_yields_nothing_once_and_raises_twice_within_one_entry(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    loader.set_world(0, 1)
+    assert len(ids(loader)) == 203
+    assert ids(loader) == []
+    with pytest.raises(DataError, match=r"was set_epoch\(1\) forgotten"):
+        ids(loader)
+    loader.set_world(0, 2)
+    assert ids(loader) == []
+    with pytest.raises(DataError, match="set_epoch"):
+        ids(loader)
+
+
+def test_set_epoch_for_the_current_epoch_does_nothing_and_another_starts_it_at_row_0(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    loader.set_world(0, 1)
+    next(iter(loader))
+    loader.set_epoch(0)
+    assert loader.rows_processed == 16
+    assert len(ids(loader)) == 203 - 16
+    loader.set_epoch(2)
+    assert (loader.epoch, loader.rows_processed, loader.steps_left) == (2, 0, 13)
+    assert len(ids(loader)) == 203
+    with pytest.raises(ValueError, match="epoch=-1"):
+        loader.set_epoch(-1)
+
+
+def test_a_new_world_ends_the_iteration_under_way(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    loader.set_world(0, 1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_world(1, 2)
+    assert next(iterator, None) is None
+    assert len(ids(loader)) > 0
+
+
+def test_taking_fewer_batches_than_the_other_ranks_is_noticed_at_the_commit(dataset: Path) -> None:
+    loaders = [ParquetLoader(dataset, 16) for _ in range(2)]
+    for rank, loader in enumerate(loaders):
+        loader.set_world(rank, 2)
+    iterators = [iter(loader) for loader in loaders]
+    next(iterators[0])
+    reports = [loader.report() for loader in loaders]
+    with pytest.raises(DataError, match="rank 1 is at epoch 0, row 0, rank 0 at epoch 0, row 32"):
+        loaders[0].confirm(reports)
+    for loader in loaders:
+        loader.close()
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def of(*columns: tuple[str, Any]) -> pa.Table:
+    return pa.table(dict(columns))
+
+
+def one(tmp_path: Path, table: pa.Table, **options: Any) -> dict[str, torch.Tensor]:
+    """Return the whole table as one batch in its order."""
+    pq.write_table(table, tmp_path / "one.parquet")
+    (batch,) = ParquetLoader(tmp_path / "one.parquet", 1000, shuffle=False, **options)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.int8(), torch.int8),
+        (pa.uint8(), torch.uint8),
+        (pa.int16(), torch.int16),
+        (pa.int32(), torch.int32),
+        (pa.int64(), torch.int64),
+        (pa.float16(), torch.float16),
+        (pa.float32(), torch.float32),
+        (pa.float64(), torch.float64),
+        (pa.uint16(), torch.uint16),
+        (pa.uint32(), torch.uint32),
+    ],
+)
+def test_numbers_keep_their_type(tmp_path: Path, kind: pa.DataType, expected: torch.dtype) -> None:
+    values = pa.array(np.array([1, 2, 3]).astype(kind.to_pandas_dtype()), kind)
+    try:
+        batch = one(tmp_path, of(("v", values)))
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this pyarrow cannot write the type")
+    assert batch["v"].dtype == expected
+    assert batch["v"].tolist() == [1, 2, 3]
+
+
+def test_bools_and_dictionaries_of_numbers_are_columns(tmp_path: Path) -> None:
+    table = of(("b", pa.array([True, False, True])), ("d", pa.array([7, 9, 7]).dictionary_encode()))
+    batch = one(tmp_path, table)
+    assert batch["b"].dtype == torch.bool
+    assert batch["b"].tolist() == [True, False, True]
+    assert batch["d"].tolist() == [7, 9, 7]
+
+
+def test_fixed_size_lists_are_matrices(tmp_path: Path) -> None:
+    values = pa.FixedSizeListArray.from_arrays(pa.array(range(6), pa.float32()), 3)
+    assert one(tmp_path, of(("v", values)))["v"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_lists_of_different_lengths_are_jagged_tensors_in_any_batch(tmp_path: Path) -> None:
+    lists = [[float(i)] * (i % 5) for i in range(300)]
+    table = of(("id", pa.array(range(300))), ("v", pa.array(lists, pa.list_(pa.float32()))))
+    pq.write_table(table, tmp_path / "lists.parquet", row_group_size=37)
+    seen = 0
+    for batch in ParquetLoader(tmp_path / "lists.parquet", 1, shuffle_rows=128):
+        assert batch["v"].layout == torch.jagged
+    for batch in ParquetLoader(tmp_path / "lists.parquet", 16, shuffle_rows=128):
+        assert batch["v"].layout == torch.jagged
+        for row, values in zip(batch["id"].tolist(), batch["v"].unbind(), strict=True):
+            assert values.tolist() == lists[row]
+            seen += 1
+    assert seen == 300
+
+
+def test_lists_whose_lengths_only_look_equal_in_the_footers_are_read_too(tmp_path: Path) -> None:
+    lists = [[float(i)] * (i % 3 + 1) for i in range(300)]
+    table = of(("id", pa.array(range(300))), ("v", pa.array(lists)))
+    pq.write_table(table, tmp_path / "lists.parquet", row_group_size=30)
+    assert dict(read_manifest(tmp_path / "lists.parquet").list_lengths) == {"v": 2}
+    for batch in ParquetLoader(tmp_path / "lists.parquet", 16):
+        for row, values in zip(batch["id"].tolist(), batch["v"].unbind(), strict=True):
+            assert values.tolist() == lists[row]
+
+
+def test_row_groups_whose_lists_have_different_lengths_can_be_mixed(tmp_path: Path) -> None:
+    lists = [[float(i)] * (1 + i // 30) for i in range(300)]
+    table = of(("id", pa.array(range(300))), ("v", pa.array(lists)))
+    pq.write_table(table, tmp_path / "lists.parquet", row_group_size=30)
+    seen = []
+    for batch in ParquetLoader(tmp_path / "lists.parquet", 16):
+        for row, values in zip(batch["id"].tolist(), batch["v"].unbind(), strict=True):
+            assert values.tolist() == lists[row]
+            seen.append(row)
+    assert sorted(seen) == list(range(300))
+
+
+def test_strings_are_left_out_and_refused_when_named(tmp_path: Path) -> None:
+    table = of(("id", pa.array([1, 2])), ("s", pa.array(["a", "bc"])))
+    assert set(one(tmp_path, table)) == {"id"}
+    with pytest.raises(ValueError, match="'s' is string, of which no tensor can be made"):
+        one(tmp_path, table, columns=["id", "s"])
+    with pytest.raises(ValueError, match="'nope' is not in the dataset, which has id, s"):
+        one(tmp_path, table, columns=["nope"])
+
+
+def test_columns_chooses_what_is_read(tmp_path: Path) -> None:
+    assert set(one(tmp_path, of(("a", [1]), ("b", [2]), ("c", [3])), columns=["c", "a"])) == {"a", "c"}
+
+
+def test_a_transform_makes_numbers_of_strings_and_nulls(tmp_path: Path) -> None:
+    table = of(("v", pa.array([1.0, None, 3.0])), ("s", pa.array(["a", "bc", "def"])))
+    arrow = one(
+        tmp_path,
+        table,
+        transform=lambda t: pa.table({"n": pc.utf8_length(t["s"]), "v": pc.fill_null(t["v"], 0.0), "s": t["s"]}),
+    )
+    assert {name: column.tolist() for name, column in arrow.items()} == {"n": [1, 2, 3], "v": [1, 0, 3]}
+    arrays = one(tmp_path, table, transform=lambda t: {"w": np.ones((len(t), 2, 3)), "t": torch.zeros(len(t))})
+    assert arrays["w"].shape == (3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda t: t.slice(1), "transform returned 2 rows for 3; it must keep all rows"),
+        (lambda t: {"v": np.zeros(2)}, "transform returned 2 rows in 'v' for 3"),
+        (lambda t: 1 / 0, "transform raised ZeroDivisionError"),
+        (lambda t: 5, "transform must return a pyarrow.Table or a dict of arrays, not int"),
+        (lambda t: {"v": np.array(["a"] * 3)}, "made column 'v' of dtype <U1"),
+    ],
+)
+def test_a_transform_that_breaks_the_rules_is_named(tmp_path: Path, transform: Any, message: str) -> None:
+    with pytest.raises(DataError, match=r"one\.parquet|row group 0") as failure:
+        one(tmp_path, of(("v", [1, 2, 3])), transform=transform)
+    assert message in str(failure.value)
+
+
+@pytest.mark.parametrize("values", [pa.array([1, None, 3]), pa.array([[1.0], [None], [2.0]])])
+def test_nulls_are_an_error_that_names_column_and_row_group(tmp_path: Path, values: pa.Array) -> None:
+    with pytest.raises(DataError, match=r"row group 0: column 'v' has 1 nulls"):
+        one(tmp_path, of(("v", values)))
+
+
+# -- filters and partitions --------------------------------------------------------------------------------------------
+
+
+def test_filters_are_counted_before_the_first_step(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16, filters=[("id", ">=", 100), ("id", "!=", 150)], with_row_ids=True)
+    assert loader.rows_total == 102
+    found = []
+    starts = np.cumsum([0, *[group.rows for group in loader.manifest]])
+    for batch in loader:
+        found += batch["id"].tolist()
+        assert (starts[batch["_row_group"]] + batch["_row"].numpy()).tolist() == batch["id"].tolist()
+    assert sorted(found) == [row for row in range(100, 203) if row != 150]
+    assert sorted(
+        ids(ParquetLoader(dataset, 16, filters=pc.field("id") % 2 == 0 if False else pc.field("id") < 7))
+    ) == list(range(7))
+
+
+def test_filters_exclude_row_groups_by_their_statistics(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_elastic.data.source import Source
+
+    read = []
+    batches = Source.batches
+    monkeypatch.setattr(Source, "batches", lambda self, group, *rest: read.append(group) or batches(self, group, *rest))
+    loader = ParquetLoader(dataset, 16, filters=[("id", ">", 190)], columns=["x"])
+    assert len(read) == 2
+    assert sum(len(batch["x"]) for batch in loader) == 12
+    assert len(set(read)) == 2
+
+
+def test_a_filter_that_does_not_fit_is_refused(dataset: Path) -> None:
+    with pytest.raises(ValueError, match="does not fit the dataset's columns"):
+        ParquetLoader(dataset, 16, filters=[("nope", "=", 1)])
+    with pytest.raises(ValueError, match="filters="):
+        ParquetLoader(dataset, 16, filters=[("id", "?", 1)])
+
+
+def test_filtered_rows_count_once_through_a_reset(dataset: Path) -> None:
+    world = World(lambda: ParquetLoader(dataset, 8, filters=[[("id", "<", 40)], [("id", ">", 99)]]), 3)
+    world.step()
+    world.commit()
+    world.step()
+    world.form(2, keep=1)
+    while world.step():
+        world.commit()
+    assert world.counted == collections.Counter({(0, row): 1 for row in [*range(40), *range(100, 203)]})
+
+
+def test_hive_partitions_are_columns(tmp_path: Path) -> None:
+    for year, name in ((2023, "a"), (2024, "b c")):
+        folder = tmp_path / f"year={year}" / f"name={name.replace(' ', '%20')}"
+        folder.mkdir(parents=True)
+        pq.write_table(make_table(np.arange(year, year + 5)), folder / "p.parquet")
+    manifest = read_manifest(tmp_path)
+    assert [group.partition for group in manifest] == [
+        (("year", "2023"), ("name", "a")),
+        (("year", "2024"), ("name", "b c")),
+    ]
+    batches = list(ParquetLoader(tmp_path, 4))
+    assert set(batches[0]) == {"id", "x", "year"}
+    assert all(
+        year in (row, row - 1, row - 2, row - 3, row - 4)
+        for b in batches
+        for year, row in zip(b["year"], b["id"], strict=True)
+    )
+    assert sorted(ids(ParquetLoader(tmp_path, 4, filters=[("year", "=", 2024)]))) == list(range(2024, 2029))
+    assert sorted(ids(ParquetLoader(tmp_path, 4, filters=[("name", "=", "a")]))) == list(range(2023, 2028))
+
+
+# -- files that change -------------------------------------------------------------------------------------------------
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def other_data(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(make_table(np.arange(len(table)) + 5000), path, row_group_size=100)
+
+
+def other_schema(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns(["id", "y"]), path, row_group_size=100)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "the file is gone"),
+        (truncate, "cannot be read"),
+        (other_data, "has changed since the dataset was listed"),
+        (other_schema, "has changed since the dataset was listed"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_damaged_file_is_named_at_the_batch_that_needs_it(
+    tmp_path: Path, damage: Any, message: str, after: int
+) -> None:
+    root = write_dataset(tmp_path / "data", [500] * 40, files=40)
+    loader = ParquetLoader(root, 16, prefetch=1, shuffle_rows=512)
+    iterator = iter(loader)
+    for _ in range(after):
+        next(iterator)
+    order = loader.tracker.order
+    group = int(order.groups[-1])
+    path = root / loader.manifest[group].path
+    damage(path)
+    with pytest.raises(DataError, match=path.name) as failure:
+        for _ in iterator:
+            pass
+    assert message in str(failure.value)
+    loader.close()
+
+
+def test_files_that_differ_in_their_columns_are_named(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path, [10, 10])
+    pq.write_table(pa.table({"id": pa.array([1.5]), "x": [[1.0]]}), root / "z.parquet")
+    with pytest.raises(DataError, match=r"z\.parquet has another schema than .*part-0\.parquet: column 'id' is double"):
+        ParquetLoader(root, 16)
+
+
+def test_an_error_of_the_reader_reaches_the_consumer_and_iteration_can_start_again(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_elastic.data.arrow_engine import ArrowEngine
+
+    loader = ParquetLoader(dataset, 16)
+    with monkeypatch.context() as broken:
+        broken.setattr(ArrowEngine, "read", lambda *_: iter([]))
+        with pytest.raises(DataError, match="the file is not the one listed"):
+            ids(loader)
+    assert sorted(ids(loader)) == list(range(203))
+
+
+def test_an_engine_that_delivers_other_rows_than_were_assigned_is_an_error(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_elastic.data.arrow_engine import ArrowEngine
+    from spark_elastic.data.columns import Rows
+
+    read = ArrowEngine.read
+
+    def swapped(self: ArrowEngine, *args: Any) -> Any:
+        for rows in read(self, *args):
+            yield Rows(rows.group, rows.index[::-1], rows.number, rows.columns)
+
+    monkeypatch.setattr(ArrowEngine, "read", swapped)
+    with pytest.raises(DataError, match="rows delivered are not the rows assigned"):
+        ids(ParquetLoader(dataset, 16))
+
+
+# -- resources ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_thread_is_started_before_iteration(dataset: Path) -> None:
+    before = threading.active_count()
+    loader = ParquetLoader(dataset, 16)
+    loader.set_world(0, 2)
+    assert threading.active_count() == before
+
+
+def test_a_forked_child_can_read_while_its_parent_does(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    iterator = iter(loader)
+    next(iterator)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            loader.set_epoch(1)
+            code = 0 if sorted(ids(loader)) == list(range(203)) else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    loader.close()
+
+
+def test_read_ahead_is_bounded(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 4, prefetch=3)
+    iterator = iter(loader)
+    next(iterator)
+    generator = iterator.gi_frame.f_locals["deliveries"]
+    ahead = generator.gi_frame.f_locals[".0"].gi_frame.f_locals["self"]
+    for _ in range(20):
+        next(iterator)
+        assert len(ahead._ready) <= 3
+    loader.close()
+
+
+def test_a_huge_row_group_is_not_held_whole(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path, [200_000], files=1)
+    loader = ParquetLoader(root, 64, shuffle_rows=4096)
+    iterator = iter(loader)
+    for _ in range(100):
+        next(iterator)
+    assert loader._store is not None
+    assert loader._store.bytes <= 4096 * 16 * 1.01
+    assert loader._chunk * 16 <= 4 * 2**20
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 1, "global_batch_size": 1}, "exactly one"),
+        ({"batch_size": 1, "prefetch": 0}, "prefetch=0"),
+        ({"batch_size": 1, "engine": "duckdb"}, "engine='duckdb' must be one of arrow, petastorm"),
+        ({"batch_size": 1, "seed": -1}, "seed=-1"),
+        ({"batch_size": 1, "shard": (3, 3)}, "rank=3 must be from 0 and below size=3"),
+    ],
+)
+def test_wrong_arguments_are_value_errors(dataset: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        ParquetLoader(dataset, **arguments)
+
+
+def test_lengths_follow_the_present_world_with_a_batch_size_per_worker(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16)
+    loader.set_world(0, 4)
+    assert len(loader) == math.ceil(203 / 64)
+    loader.set_world(0, 1)
+    assert len(loader) == 13

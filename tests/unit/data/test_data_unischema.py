@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pickle
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from spark_elastic.data import ParquetLoader
+from spark_elastic.data.manifest import UNISCHEMA_KEY
+from spark_elastic.data.unischema import read_fields
+from spark_elastic.errors import DataError
+
+SAVED = Path(__file__).with_name("unischema.pickle")
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """Modules with the names that Petastorm pickles, gone again before anything is read."""
+    made: dict[str, Any] = {}
+
+    def module(name: str, **members: Any) -> None:
+        fake = types.ModuleType(name)
+        for key, value in members.items():
+            value.__module__ = name
+            setattr(fake, key, value)
+            made[key] = value
+        monkeypatch.setitem(sys.modules, name, fake)
+
+    plain = {name: type(name, (), {}) for name in ("Unischema",)}
+    field = collections.namedtuple("UnischemaField", "name numpy_dtype shape codec nullable")
+    codecs = {
+        name: type(name, (), {})
+        for name in ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec", "EvilCodec")
+    }
+    module("petastorm")
+    module("petastorm.unischema", UnischemaField=field, **plain)
+    module("petastorm.codecs", **codecs)
+    module("pyspark")
+    module("pyspark.sql")
+    module("pyspark.sql.types", IntegerType=type("IntegerType", (), {}))
+    return types.SimpleNamespace(**made)
+
+
+def saved(value: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
+
+
+def zipped(value: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, arr=value)
+    return file.getvalue()
+
+
+def scalar(foreign: Any) -> Any:
+    codec = foreign.ScalarCodec()
+    codec._spark_type = foreign.IntegerType()
+    return codec
+
+
+def pickled(foreign: Any, fields: list[tuple[Any, ...]], protocol: int = 4) -> bytes:
+    schema = foreign.Unischema()
+    schema._name = "S"
+    schema._fields = collections.OrderedDict((field[0], foreign.UnischemaField(*field)) for field in fields)
+    return pickle.dumps(schema, protocol)
+
+
+def materialize(root: Path, schema: bytes, table: pa.Table) -> Path:
+    root.mkdir(exist_ok=True)
+    pq.write_table(table, root / "part-0.parquet", row_group_size=7)
+    pq.write_metadata(table.schema.with_metadata({UNISCHEMA_KEY: schema}), root / "_common_metadata")
+    return root
+
+
+def images() -> tuple[Callable[[np.ndarray, str], bytes], Any]:
+    image = pytest.importorskip("PIL.Image")
+
+    def encode(array: np.ndarray, kind: str) -> bytes:
+        file = io.BytesIO()
+        image.fromarray(array).save(file, kind)
+        return file.getvalue()
+
+    return encode, image
+
+
+def test_every_codec_is_decoded_without_petastorm(foreign: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    encode, _ = images()
+    png, jpeg, nd, packed = (
+        foreign.CompressedImageCodec(), foreign.CompressedImageCodec(), foreign.NdarrayCodec(),
+        foreign.CompressedNdarrayCodec(),
+    )  # fmt: skip
+    png._image_codec, png._quality, jpeg._image_codec, jpeg._quality = ".png", 80, ".jpeg", 90
+    schema = pickled(
+        foreign,
+        [
+            ("id", np.uint8, (), scalar(foreign), False),
+            ("plain", np.int64, (), None, False),
+            ("name", np.str_, (), scalar(foreign), False),
+            ("price", Decimal, (), scalar(foreign), False),
+            ("when", np.datetime64, (), scalar(foreign), False),
+            ("matrix", np.float32, (3, 2), nd, False),
+            ("flags", np.bool_, (4,), nd, False),
+            ("packed", np.int16, (5,), packed, False),
+            ("ragged", np.float64, (None,), nd, False),
+            ("png", np.uint8, (4, 6, 3), png, False),
+            ("grey", np.uint16, (4, 6), png, False),
+            ("jpeg", np.uint8, (16, 16, 3), jpeg, False),
+        ],
+    )
+    ids = list(range(20))
+    colour = [np.random.default_rng(i).integers(0, 255, (4, 6, 3)).astype(np.uint8) for i in ids]
+    table = pa.table(
+        {
+            "id": pa.array(ids, pa.int32()),
+            "plain": ids,
+            "name": [f"n{i}" for i in ids],
+            "price": [Decimal(i) for i in ids],
+            "when": pa.array(ids, pa.timestamp("us")),
+            "matrix": [saved(np.full((3, 2), i, np.float32)) for i in ids],
+            "flags": [saved(np.array([True, False, i % 2 == 0, True])) for i in ids],
+            "packed": [zipped(np.full(5, i, np.int16)) for i in ids],
+            "ragged": [saved(np.full(i % 3, i, np.float64)) for i in ids],
+            "png": [encode(image, "PNG") for image in colour],
+            "grey": [encode(np.full((4, 6), 1000 * i, np.uint16), "PNG") for i in ids],
+            "jpeg": [encode(np.full((16, 16, 3), 10 * i, np.uint8), "JPEG") for i in ids],
+        }
+    )
+    root = materialize(tmp_path / "d", schema, table)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("petastorm", "pyspark")]:
+        monkeypatch.delitem(sys.modules, name)
+    seen = []
+    for batch in ParquetLoader(root, 6):
+        assert set(batch) == {"id", "plain", "matrix", "flags", "packed", "ragged", "png", "grey", "jpeg"}
+        rows = batch["id"].tolist()
+        seen += rows
+        assert batch["id"].dtype == torch.uint8
+        assert batch["plain"].tolist() == rows
+        assert batch["matrix"].shape == (len(rows), 3, 2)
+        assert batch["matrix"].dtype == torch.float32
+        assert batch["matrix"][:, 2, 1].tolist() == rows
+        assert batch["flags"].dtype == torch.bool
+        assert batch["flags"][:, 2].tolist() == [i % 2 == 0 for i in rows]
+        assert batch["packed"][:, 4].tolist() == rows
+        assert [part.tolist() for part in batch["ragged"].unbind()] == [[float(i)] * (i % 3) for i in rows]
+        assert np.array_equal(batch["png"].numpy(), np.stack([colour[i] for i in rows]))
+        assert batch["grey"].dtype == torch.uint16
+        assert batch["grey"].numpy()[:, 0, 0].tolist() == [1000 * i for i in rows]
+        assert (abs(batch["jpeg"].int()[:, 5, 5, 1] - 10 * torch.tensor(rows)) <= 3).all()
+    assert sorted(seen) == ids
+    assert not {"petastorm", "pyspark"} & {name.partition(".")[0] for name in sys.modules}
+
+
+def test_free_dimensions_are_made_equal_by_a_transform(foreign: Any, tmp_path: Path) -> None:
+    schema = pickled(foreign, [("v", np.float32, (None, 2), foreign.NdarrayCodec(), False)])
+    values = [np.full((1 + i % 3, 2), i, np.float32) for i in range(20)]
+    root = materialize(tmp_path / "d", schema, pa.table({"v": [saved(value) for value in values]}))
+    with pytest.raises(DataError, match=r"row group 0: column 'v': its values have shapes \[\(1, 2\), \(2, 2\)"):
+        list(ParquetLoader(root, 5, shuffle=False))
+
+    def first_row(table: pa.Table) -> dict[str, Any]:
+        data = pc.struct_field(table["v"], "data")
+        return {"first": pc.list_element(data, 0), "rows": pc.list_element(pc.struct_field(table["v"], "shape"), 0)}
+
+    (batch,) = ParquetLoader(root, 100, shuffle=False, transform=first_row)
+    assert batch["first"].tolist() == list(range(20))
+    assert batch["rows"].tolist() == [len(value) for value in values]
+
+
+def test_a_null_in_an_encoded_column_is_named(foreign: Any, tmp_path: Path) -> None:
+    schema = pickled(foreign, [("v", np.float32, (2,), foreign.NdarrayCodec(), True)])
+    root = materialize(tmp_path / "d", schema, pa.table({"v": [saved(np.ones(2, np.float32)), None]}))
+    with pytest.raises(DataError, match="row group 0: column 'v' has 1 nulls"):
+        list(ParquetLoader(root, 5))
+
+
+@pytest.mark.parametrize("broken", [b"", b"no array", saved(np.ones(3, np.float32)), saved(np.ones(2, np.float64))])
+def test_a_value_that_is_not_what_the_schema_says_is_named(foreign: Any, tmp_path: Path, broken: bytes) -> None:
+    schema = pickled(foreign, [("v", np.float32, (2,), foreign.NdarrayCodec(), False)])
+    root = materialize(tmp_path / "d", schema, pa.table({"v": [saved(np.ones(2, np.float32)), broken]}))
+    with pytest.raises(DataError, match="row group 0: column 'v'"):
+        list(ParquetLoader(root, 5))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_schema_of_any_pickle_protocol_is_read(foreign: Any, protocol: int) -> None:
+    (field,) = read_fields(pickled(foreign, [("v", np.float32, (None, 2), foreign.NdarrayCodec(), True)], protocol))
+    assert (field.name, field.dtype, field.shape, field.codec, field.nullable) == (
+        "v", np.dtype("float32"), (None, 2), "NdarrayCodec", True,
+    )  # fmt: skip
+
+
+class _Runs:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (os.system, ("true",)),
+        (eval, ("1",)),
+        (getattr, (1, "real")),
+        (subprocess.Popen, (["true"],)),
+        (np.load, ("x",)),
+        (__import__, ("os",)),
+    ],
+)
+def test_a_schema_that_would_run_code_is_refused(tmp_path: Path, function: Any, arguments: Any) -> None:
+    root = materialize(tmp_path / "d", pickle.dumps(_Runs(function, *arguments)), pa.table({"v": [b""]}))
+    with pytest.raises(DataError, match="Petastorm schema cannot be read: it refers to"):
+        ParquetLoader(root, 5)
+
+
+def test_an_unknown_codec_is_refused(foreign: Any) -> None:
+    with pytest.raises(DataError, match=r"it refers to petastorm\.codecs\.EvilCodec"):
+        read_fields(pickled(foreign, [("v", np.float32, (2,), foreign.EvilCodec(), False)]))
+
+
+@pytest.mark.parametrize("broken", [b"", b"x", pickle.dumps(3), pickle.dumps({"_fields": 1})])
+def test_anything_else_than_a_schema_is_refused(broken: bytes) -> None:
+    with pytest.raises(DataError, match="Petastorm schema cannot be read"):
+        read_fields(broken)
+
+
+def test_columns_of_the_schema_can_be_chosen(foreign: Any, tmp_path: Path) -> None:
+    fields = [("a", np.int64, (), None, False), ("s", np.str_, (), scalar(foreign), False)]
+    root = materialize(tmp_path / "d", pickled(foreign, fields), pa.table({"a": [1], "s": ["x"]}))
+    assert [set(batch) for batch in ParquetLoader(root, 5)] == [{"a"}]
+    with pytest.raises(ValueError, match="'s' is not of numbers"):
+        ParquetLoader(root, 5, columns=["s"])
+    with pytest.raises(ValueError, match="'b' is not in the dataset, which has a, s"):
+        ParquetLoader(root, 5, columns=["b"])
+
+
+def test_asking_for_the_petastorm_engine_without_it_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:
+    import importlib.metadata
+
+    version = importlib.metadata.version
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+
+    def gone(name: str) -> str:
+        if name == "petastorm":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", gone)
+    monkeypatch.delitem(sys.modules, "spark_elastic.data.petastorm_engine", raising=False)
+    with pytest.raises(ImportError, match=r"needs petastorm 0\.12\.1: pip install 'spark-elastic\[petastorm\]'"):
+        ParquetLoader(tmp_path, 1, engine="petastorm")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.1" if name == "petastorm" else version(name))
+    with pytest.raises(ImportError, match=r"refuses petastorm 0\.13\.1: .* silently loses rows"):
+        ParquetLoader(tmp_path, 1, engine="petastorm")
+
+
+def test_importing_the_package_imports_neither_petastorm_nor_pyspark() -> None:
+    code = (
+        "import sys, spark_elastic.data as d; d.ParquetLoader, d.ElasticDataLoader, d.RowGroupTracker;"
+        "assert not {'pyspark', 'petastorm', 'cv2'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

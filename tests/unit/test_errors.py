@@ -1,0 +1,65 @@
+"""The error tree: its shape, its words, and that it survives pickling."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from spark_elastic import errors
+from spark_elastic.errors import (
+    HostsUpdatedInterrupt,
+    ResetLimitExceededError,
+    SparkElasticError,
+    StateLostError,
+    TrainingFailedError,
+    WorkerFailure,
+    WorkerLostError,
+    WorldChanged,
+)
+
+FAILURE = WorkerFailure(3, 1, "node7", "raised ValueError: x", "Traceback …\nValueError: x\n")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in errors.__all__ if name.endswith("Error") and name != "WorkerLostError"]
+)
+def test_every_error_of_a_job_is_a_spark_elastic_error(name: str) -> None:
+    assert issubclass(getattr(errors, name), SparkElasticError)
+
+
+@pytest.mark.parametrize("kind", [WorkerLostError, HostsUpdatedInterrupt])
+def test_changes_of_the_world_are_no_runtime_errors(kind: type[Exception]) -> None:
+    assert issubclass(kind, WorldChanged)
+    assert not issubclass(kind, (RuntimeError, SparkElasticError))
+
+
+@pytest.mark.parametrize("kind", [TrainingFailedError, ResetLimitExceededError, StateLostError])
+def test_failures_survive_pickling(kind: type[TrainingFailedError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("it failed", (FAILURE,))))
+    assert type(error) is kind
+    assert error.failures == (FAILURE,)
+    assert str(error) == f"it failed\n\n{FAILURE}"
+
+
+@pytest.mark.parametrize("kind", [errors.NotEnoughHostsError, errors.DataError, WorkerLostError, HostsUpdatedInterrupt])
+def test_other_errors_survive_pickling(kind: type[Exception]) -> None:
+    error = pickle.loads(pickle.dumps(kind("why")))
+    assert (type(error), str(error)) == (kind, "why")
+
+
+def test_a_failure_says_who_where_and_why() -> None:
+    assert str(FAILURE) == "rank 1 (worker 3) on node7: raised ValueError: x\nTraceback …\nValueError: x"
+
+
+def test_a_failure_without_a_traceback_shows_the_last_lines() -> None:
+    failure = WorkerFailure(3, None, "node7", "killed by SIGSEGV", last_lines=("loading", "Segfault"))
+    assert str(failure) == (
+        "a worker without a rank (worker 3) on node7: killed by SIGSEGV\n    | loading\n    | Segfault"
+    )
+
+
+def test_the_drawn_tree_names_every_class() -> None:
+    for name in errors.__all__:
+        if name != "WorkerFailure":
+            assert name in errors.__doc__

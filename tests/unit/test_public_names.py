@@ -1,0 +1,204 @@
+"""The public names and signatures, as docs and users have them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import spark_elastic
+
+NAMES = [
+    "DataError",
+    "DistributedDataParallel",
+    "HostsUpdatedInterrupt",
+    "JobCancelledError",
+    "NotEnoughHostsError",
+    "NotInWorldError",
+    "ObjectState",
+    "ResetLimitExceededError",
+    "SparkElasticError",
+    "State",
+    "StateLostError",
+    "TorchState",
+    "TrainingFailedError",
+    "WorkerFailure",
+    "WorkerLostError",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast_object",
+    "cross_rank",
+    "cross_size",
+    "data",
+    "device",
+    "elastic",
+    "generation",
+    "local_rank",
+    "local_size",
+    "process_group",
+    "rank",
+    "run",
+    "size",
+    "testing",
+]
+REQUIRED = inspect.Parameter.empty
+
+
+def defaults(function: object) -> dict[str, object]:
+    """The named parameters and their defaults."""
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in plain
+    }
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(spark_elastic.__all__) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_can_be_had_and_is_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(spark_elastic, name))
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        spark_elastic.nothing  # noqa: B018
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(NAMES) <= set(dir(spark_elastic))
+
+
+def test_run_takes_what_the_contract_says() -> None:
+    assert defaults(spark_elastic.run) == {
+        "fn": REQUIRED,
+        "args": (),
+        "kwargs": None,
+        "num_proc": None,
+        "min_np": None,
+        "max_np": None,
+        "start_timeout": 600.0,
+        "elastic_timeout": 600.0,
+        "hang_timeout": 300.0,
+        "reset_limit": None,
+        "backend": None,
+        "env": None,
+        "spark": None,
+        "network_interface": None,
+        "driver_port": None,
+        "checkpoint": None,
+        "checkpoint_interval": 60.0,
+        "host_discovery_script": None,
+        "event_log": None,
+        "progress": None,
+        "on_event": None,
+    }
+
+
+def test_the_arguments_of_run_after_kwargs_are_keywords_only() -> None:
+    parameters = list(inspect.signature(spark_elastic.run).parameters.values())[3:]
+    assert {parameter.kind for parameter in parameters} <= {
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.VAR_KEYWORD,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("allreduce", {"tensor": REQUIRED, "op": "mean"}),
+        ("allgather_object", {"obj": REQUIRED}),
+        ("broadcast_object", {"obj": REQUIRED, "src": 0}),
+        ("barrier", {}),
+        ("rank", {}),
+        ("size", {}),
+        ("local_rank", {}),
+        ("local_size", {}),
+        ("cross_rank", {}),
+        ("cross_size", {}),
+        ("generation", {}),
+        ("device", {}),
+        ("process_group", {}),
+        ("elastic", {"function": REQUIRED}),
+        ("DistributedDataParallel", {"module": REQUIRED}),
+        (
+            "TorchState",
+            {"model": None, "optimizer": None, "scheduler": None, "loader": None, "commit": "copy", "local": None},
+        ),
+    ],
+)
+def test_the_other_names_take_what_the_contract_says(name: str, expected: dict[str, object]) -> None:
+    assert defaults(getattr(spark_elastic, name)) == expected
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "commit",
+        "check_host_updates",
+        "save",
+        "restore",
+        "sync",
+        "on_reset",
+        "register_reset_callbacks",
+        "heartbeat",
+        "report",
+    ],
+)
+def test_a_state_has_the_methods_of_the_contract(method: str) -> None:
+    assert callable(getattr(spark_elastic.TorchState, method))
+
+
+def test_outside_a_job_everything_answers_as_for_a_world_of_one() -> None:
+    import torch
+
+    assert (spark_elastic.rank(), spark_elastic.size(), spark_elastic.generation()) == (0, 1, 0)
+    assert (spark_elastic.local_rank(), spark_elastic.local_size()) == (0, 1)
+    assert (spark_elastic.cross_rank(), spark_elastic.cross_size()) == (0, 1)
+    assert spark_elastic.process_group() is None
+    assert spark_elastic.device().type in ("cpu", "cuda")
+    assert spark_elastic.allgather_object("x") == ["x"]
+    assert spark_elastic.broadcast_object("x") == "x"
+    spark_elastic.barrier()
+    tensor = torch.ones(2)
+    assert torch.equal(spark_elastic.allreduce(tensor, "sum"), tensor)
+    assert spark_elastic.allreduce(tensor) is not tensor
+
+
+@pytest.mark.parametrize(("op", "words"), [("median", "mean, sum, min, max"), ("mean", "convert the tensor")])
+def test_a_reduction_that_makes_no_sense_is_refused(op: str, words: str) -> None:
+    import torch
+
+    with pytest.raises(ValueError, match=words):
+        spark_elastic.allreduce(torch.ones(2, dtype=torch.int64), op)
+
+
+def test_a_source_that_is_no_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match="from 0 to 0"):
+        spark_elastic.broadcast_object("x", src=1)
+
+
+def test_importing_the_package_and_its_driver_side_needs_neither_torch_nor_a_jvm() -> None:
+    code = (
+        "import sys, spark_elastic, spark_elastic.driver.service, spark_elastic.spark_run, spark_elastic.testing; "
+        "print([name for name in ('torch', 'pyspark', 'py4j', 'pyarrow') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_driver_and_task_never_import_each_other() -> None:
+    code = (
+        "import sys, spark_elastic.{one}, spark_elastic.{one}.service; "
+        "print([name for name in sys.modules if name.startswith('spark_elastic.{other}')])"
+    )
+    for one, other in (("driver", "task"), ("task", "driver")):
+        program = code.format(one=one, other=other)
+        shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert shown.strip() == "[]"

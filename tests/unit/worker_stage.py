@@ -1,0 +1,80 @@
+"""A job as a state sees it: one rank, a world without a network, and a control client that only remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from spark_elastic import context
+from spark_elastic import state as state_module
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.messages import CommitId, Member
+
+
+class Stage:
+    """Begins generations for one worker; ``peers`` are what the other ranks say at each commit, by default the same."""
+
+    def __init__(self) -> None:
+        self.control = SimpleNamespace(commit=None, beats=0, is_interrupted=False, reported=[], generation=0)
+        self.control.report = lambda kind, values: self.control.reported.append((kind, values))
+        self.control.vote = lambda: None
+        self.world: Any = None
+        self.finished = False
+        self.broken = False
+        self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]
+        # What a donor sends when the next generation begins.
+        self.arriving: Any = None
+        self._pending: list[int] | None = None
+
+    def attach_models(self) -> None:
+        pass
+
+    def begin(
+        self, state: Any, *, rank: int = 0, others: Sequence[CommitId | None] = (), previous_size: int = 1
+    ) -> None:
+        """Form the next generation of this worker and as many others, and have the state take part."""
+        held = [*others[:rank], self.control.commit, *others[rank:]]
+        members = tuple(Member(number, number, 0, 1, 0, 1, commit) for number, commit in enumerate(held))
+        self.control.generation += 1
+        self._pending, self.broken = None, False
+        self.world = SimpleNamespace(
+            generation=self.control.generation,
+            members=members,
+            me=members[rank],
+            rank=rank,
+            size=len(members),
+            previous_size=previous_size,
+            newest_commit=max((commit for commit in held if commit is not None), default=None),
+            is_broken=lambda: self.broken,
+            exchange=self._exchange,
+            finish_exchange=lambda: self._exchange(None),
+            lost=lambda error: WorkerLostError(str(error)),
+        )
+        state._begin(self)
+
+    def _exchange(self, values: list[int] | None) -> list[list[int]] | None:
+        previous, self._pending = self._pending, None if values is None else [int(value) for value in values]
+        return None if previous is None else self.peers(previous)
+
+    def repair(self, world: Any, snapshots: Any) -> bool:
+        """Stands for ``repair``: what arrives is in the spare snapshot, which is current then."""
+        if self.arriving is None:
+            return False
+        snapshots.spare.buffer.copy_from([])
+        snapshots.spare.skeleton = self.arriving
+        snapshots.switch()
+        return True
+
+
+@contextmanager
+def on_stage() -> Iterator[Stage]:
+    """Make this process a worker of a staged job."""
+    stage = Stage()
+    before = context._job, state_module.repair
+    context._job, state_module.repair = stage, stage.repair  # type: ignore[assignment]
+    try:
+        yield stage
+    finally:
+        context._job, state_module.repair = before
