@@ -1,8 +1,8 @@
 """The main job: late arrivals of New York's flights, trained through the loss of a worker and of an executor.
 
 Spark writes the 336,776 flights of 2013 to Parquet. A small network learns on four executors to predict whether a flight
-arrives more than 15 minutes late from what is known when it is planned, while this script kills a worker, kills an executor, and lets
-another worker join. It prints what happened and exits with 0 only if all ranks ended with equal weights.
+arrives more than 15 minutes late from what is known when it is planned, while this script kills a worker, kills an
+executor, and lets another worker join. It prints what happened and exits with 0 only if all ranks ended with equal weights.
 
     make demo
 """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from spark_elastic import data, testing
     from spark_elastic.collectives import allgather_object, allreduce, barrier, broadcast_object
     from spark_elastic.context import (
         cross_rank,
@@ -74,10 +75,43 @@ _MODULES = {
     "spark_elastic.spark_run": ("run",),
     "spark_elastic.state": ("ObjectState", "State", "TorchState"),
 }
-_SUBMODULES = ("data", "estimator", "testing")
+_SUBMODULES = ("data", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted([*_HOME, "data", "testing"])
+__all__ = [
+    "DataError",
+    "DistributedDataParallel",
+    "HostsUpdatedInterrupt",
+    "JobCancelledError",
+    "NotEnoughHostsError",
+    "NotInWorldError",
+    "ObjectState",
+    "ResetLimitExceededError",
+    "SparkElasticError",
+    "State",
+    "StateLostError",
+    "TorchState",
+    "TrainingFailedError",
+    "WorkerFailure",
+    "WorkerLostError",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast_object",
+    "cross_rank",
+    "cross_size",
+    "data",
+    "device",
+    "elastic",
+    "generation",
+    "local_rank",
+    "local_size",
+    "process_group",
+    "rank",
+    "run",
+    "size",
+    "testing",
+]
 
 
 def __getattr__(name: str) -> Any:

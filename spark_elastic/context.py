@@ -63,6 +63,7 @@ class Job:
 
     def attach_models(self) -> None:
         """Connect every wrapped model to the present world."""
+        assert self.world is not None
         for model in self._models:
             model.attach(self.world)
 

@@ -62,7 +62,13 @@ class InjectedFaultError(Exception):
 
 
 _plan: tuple[Fault, ...] = ()
-_claim: Callable[[int], bool] = lambda number: False
+
+
+def _claim_nothing(number: int) -> bool:
+    return False
+
+
+_claim: Callable[[int], bool] = _claim_nothing
 
 
 def arm(plan: tuple[Fault, ...], claim: Callable[[int], bool]) -> None:

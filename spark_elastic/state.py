@@ -287,7 +287,7 @@ class ObjectState(State):
 
     def _load(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            present = getattr(self, name, None)
+            present: Any = getattr(self, name, None)
             if _has_state_dict(present):
                 present.load_state_dict(value)
                 if isinstance(present, torch.nn.Module):
@@ -335,18 +335,18 @@ class TorchState(ObjectState):
         return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]
 
     def _enter_world(self, rank: int, size: int) -> None:
-        loader = vars(self).get("loader")
+        loader: Any = vars(self).get("loader")
         if hasattr(loader, "set_world"):
             loader.set_world(rank, size)
             for model in self._wrapped_models():
                 model.follow_rows(loader)
 
     def _loader_report(self) -> Sequence[int]:
-        loader = vars(self).get("loader")
+        loader: Any = vars(self).get("loader")
         return loader.report() if hasattr(loader, "report") else _NO_LOADER
 
     def _confirm_loader(self, reports: list[tuple[int, ...]]) -> None:
-        loader = vars(self).get("loader")
+        loader: Any = vars(self).get("loader")
         if hasattr(loader, "confirm"):
             loader.confirm(reports)
 

@@ -71,9 +71,10 @@ def _call(control: ControlClient, pickled: bytes) -> int:
     return 0
 
 
-def _unpickle(pickled: bytes) -> tuple[object, tuple[object, ...], dict[str, object]]:  # type: ignore[return]
+def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     try:
-        return pickle.loads(pickled)  # type: ignore[no-any-return]
+        call: tuple[Callable[..., object], tuple[object, ...], dict[str, object]] = pickle.loads(pickled)
+        return call
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"fn needs the module {error.name!r}, which this executor does not have; ship it with --py-files or "

@@ -26,7 +26,7 @@ def assign_ranks(candidates: Iterable[Candidate]) -> tuple[Member, ...]:
     machines: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.worker):
         machines.setdefault(candidate.host_name, []).append(candidate)
-    members = []
+    members: list[Member] = []
     for place, workers in enumerate(machines.values()):
         for local_rank, candidate in enumerate(workers):
             same_local_rank = [len(others) > local_rank for others in machines.values()]

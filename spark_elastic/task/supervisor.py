@@ -46,6 +46,7 @@ class WorkerSupervisor:
         self._outputs: list[OutputForwarder] = []
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._quiet = asyncio.Event()
+        self._reporting: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -119,7 +120,7 @@ class WorkerSupervisor:
             self._look(packet["pid"])
         elif "exited" in packet:
             self._stop_watching()
-            loop.create_task(self._report_exit(packet["exited"], packet["code"]))
+            self._reporting = loop.create_task(self._report_exit(packet["exited"], packet["code"]))
 
     def _look(self, pid: int) -> None:
         if is_exiting(pid):

@@ -39,6 +39,11 @@ def main(mode: str, master: str, folder: str) -> None:
         assert all(result["counter"] == 200 for result in results), results
         assert len({result["digest"] for result in results}) == 1, results
         print("equal", len(results))
+    elif mode == "paused":
+        results = spark_elastic.run(
+            training.count_steps, args=(200, 0.05), spark=spark, min_np=2, max_np=2, heartbeat_timeout=4.0
+        )
+        print("generations", {result["generation"] for result in results})
     elif mode == "default session":
         spark.stop()
         print(spark_elastic.run(training.plain, args=("x",), min_np=1, max_np=1))

@@ -135,6 +135,23 @@ def test_stopping_the_spark_context_ends_the_run_within_seconds(script: Any, tmp
     assert_gone(wait_for(tmp_path / "0"))
 
 
+def test_a_paused_driver_is_not_taken_for_a_hang(script: Any) -> None:
+    process = script("paused", "local[2]")
+    end = time.monotonic() + START_SECONDS
+    while len(_workers_below(process.pid)) < 4:  # two warm parents and their workers
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(8)  # twice heartbeat_timeout
+    os.kill(process.pid, signal.SIGCONT)
+    assert "generations {1}" in finish(process)
+
+
+def _workers_below(pid: int) -> list[psutil.Process]:
+    below = psutil.Process(pid).children(recursive=True)
+    return [process for process in below if any("warm_parent" in part for part in process.cmdline())]
+
+
 def test_training_works_on_local_threads(script: Any) -> None:
     assert "equal 2" in finish(script("trained", "local[2]"))
 

@@ -225,3 +225,46 @@ def die_quietly(folder: str, steps: int) -> None:
             time.sleep(0.05)
 
     train(state)
+
+
+def count_rows(url: str, rows: int, epochs: int, batch: dict[str, int], report: bool = False) -> dict[str, Any]:
+    """The training function of API.md, with a weight per row of the dataset that goes up by one when the row counts."""
+    import torch
+
+    import spark_elastic as se
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float64))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.seen[ids]
+
+    model = se.DistributedDataParallel(Net().to(se.device()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = se.data.ParquetLoader(url, **batch, shuffle=True, seed=0)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader, epoch=0, best=float("inf"), val=None)
+    sizes: list[tuple[int, int]] = []
+    state.register_reset_callbacks([lambda old_size, new_size: sizes.append((old_size, new_size))])
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.epoch < epochs:
+            for rows_of_rank in state.loader:
+                # The gradient of a row is -1 over the rows of the global batch; the learning rate takes that back.
+                optimizer.param_groups[0]["lr"] = float(sum(state.loader.batch_rows))
+                optimizer.zero_grad()
+                loss = -state.model(rows_of_rank["id"]).mean()
+                loss.backward()
+                optimizer.step()
+                state.commit()
+            state.val = se.allreduce(state.model.module.seen.detach().sum(), op="max").item()
+            state.best = min(state.best, state.val)
+            state.epoch += 1
+            state.loader.set_epoch(state.epoch)
+            state.commit()
+            state.report(epoch=state.epoch, val_loss=state.val)
+
+    train(state)
+    return {"rank": se.rank(), "seen": model.module.seen.detach().tolist(), "val": state.val, "resets": sizes}
