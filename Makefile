@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
+PETASTORM := .venv-petastorm
+
 .PHONY: setup demo test lint java clean
 
 setup: $(VENV)/.installed
@@ -21,8 +24,16 @@ java:
 demo: java setup
 	$(BIN)/python examples/flights_demo.py
 
-test: java setup
+test: java setup $(PETASTORM)/.installed
 	$(BIN)/python -m pytest
+	$(PETASTORM)/bin/python -m pytest tests/petastorm
+
+$(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
+	$(PYTHON) -m venv $(PETASTORM)
+	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt torch
+	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt --editable '.[petastorm]' \
+		hypothesis pytest pytest-timeout
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .
@@ -30,4 +41,4 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PETASTORM) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

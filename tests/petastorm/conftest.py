@@ -1,6 +1,9 @@
+"""Tests of the second environment; they use the helpers of the unit and integration tests."""
+
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "data"))
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / "unit" / "data"), str(TESTS / "integration")]

@@ -1,0 +1,59 @@
+"""Whole elastic jobs on the oldest Spark that is tested, reading through Petastorm's own reader workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+pytest.importorskip("petastorm", reason="needs the second environment, made by `make test`")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import training
+
+import spark_elastic
+from spark_elastic.testing import inject, kill, kill_executor
+
+ROWS = 500
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    cloudpickle.register_pickle_by_value(training)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false").getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+def test_every_row_counts_once_through_a_kill_with_petastorms_readers(spark: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": pa.array(range(ROWS), pa.int64())}), tmp_path / "part.parquet", row_group_size=60)
+    with inject(kill(rank=1, step=3)):
+        results = spark_elastic.run(
+            training.count_rows,
+            args=(tmp_path.as_uri(), ROWS, 2, {"global_batch_size": 32, "engine": "petastorm"}),
+            spark=spark,
+            min_np=1,
+            max_np=2,
+            num_proc=2,
+        )
+    for result in results:
+        assert result["seen"] == pytest.approx([2.0] * ROWS)
+
+
+def test_training_lives_through_a_kill_of_worker_and_executor(spark: Any) -> None:
+    with inject(kill(rank=1, step=10), kill_executor(rank=0, generation=3)):
+        results = spark_elastic.run(
+            training.count_steps, args=(200, 0.05), spark=spark, min_np=1, max_np=2, num_proc=2
+        )
+    assert [result["counter"] for result in results] == [200.0] * len(results)
+    assert len({result["digest"] for result in results}) == 1
