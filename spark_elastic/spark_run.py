@@ -181,12 +181,25 @@ def _run_job(session: Any, settings: JobSettings, call: bytes, log: EventLog) ->
         with launcher:
             try:
                 return _await(service)
+            except SparkElasticError as error:
+                if _is_stopped(session) and not isinstance(error, JobCancelledError):
+                    raise JobCancelledError("Spark ended the job: the SparkContext was stopped") from error
+                raise
             except BaseException:
                 service.cancel(JobCancelledError("run() was interrupted"))
                 raise
             finally:
                 launcher.submit_no_more()
                 service.stop_serving()
+
+
+def _is_stopped(session: Any) -> bool:
+    """Whether the SparkContext is going: all workers are lost then, and that is not what ended the job."""
+    context = session.sparkContext
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception:  # the gateway to the JVM is gone
+        return True
 
 
 def _await(service: SparkDriverService) -> list[bytes]:

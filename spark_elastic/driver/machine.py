@@ -478,7 +478,10 @@ class DriverMachine:
     def _start_workers(self, now: float) -> None:
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
             return
+        served = {worker.host for worker in self.workers.values() if worker.phase is Phase.DONE}
         for host in self.hosts.startable(now):
+            if host.host in served:
+                continue
             if self._elastic_since is None and len(self.workers) >= (self._plain_target or self.settings.num_proc):
                 return  # a function without an elastic part runs in num_proc workers, no more
             number = self._next_worker
@@ -741,8 +744,8 @@ class DriverMachine:
     def _note_shortage(self, now: float) -> None:
         """Keep track of since when there are too few to train, whoever is missing."""
         if self._generation == 0:
-            done = sum(worker.phase is Phase.DONE for worker in self.workers.values())
-            have = sum(not host.draining for host in self.hosts) + done
+            served = {worker.host for worker in self.workers.values() if worker.phase is Phase.DONE}
+            have = len(served | {host.host for host in self.hosts if not host.draining})
         else:
             have = len(self._living_members()) + len(self._newcomers())
         if have >= self.settings.min_np:

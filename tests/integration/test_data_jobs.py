@@ -40,7 +40,7 @@ def check(run: Any, epochs: int = EPOCHS) -> None:
     "faults",
     [
         [kill(rank=1, step=5), kill(rank=0, step=9, at=Point.RECORDED)],
-        [kill(rank=1, step=STEPS - 1), kill(rank=0, step=STEPS), kill(rank=1, step=STEPS + 1)],
+        [kill(rank=1, step=STEPS - 1), kill(rank=0, step=STEPS)],
         [kill(rank=1, step=2 * STEPS), kill(rank=0, at=Point.RETURN)],
     ],
     ids=["in mid-epoch", "at the epoch's end", "during the last commit and after one rank has left"],

@@ -87,8 +87,8 @@ def test_a_worker_that_ends_by_itself_is_replaced(run: Any, fault: Any) -> None:
 def test_a_killed_task_and_a_killed_executor_are_brought_back_by_spark(run: Any) -> None:
     # Generation 3 is the world in which the restarted task has joined again.
     faults = [kill_task(rank=1, step=10), kill_executor(rank=0, generation=3)]
-    result = run(count_steps, 400, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2)
-    check(result, 400)
+    result = run(count_steps, 280, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2)
+    check(result, 280)
     assert result.faults == 2
     assert result.sizes[-1] == 2
 

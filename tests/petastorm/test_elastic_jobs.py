@@ -52,8 +52,6 @@ def test_every_row_counts_once_through_a_kill_with_petastorms_readers(spark: Any
 
 def test_training_lives_through_a_kill_of_worker_and_executor(spark: Any) -> None:
     with inject(kill(rank=1, step=10), kill_executor(rank=0, generation=3)):
-        results = spark_elastic.run(
-            training.count_steps, args=(200, 0.05), spark=spark, min_np=1, max_np=2, num_proc=2
-        )
+        results = spark_elastic.run(training.count_steps, args=(200, 0.05), spark=spark, min_np=1, max_np=2, num_proc=2)
     assert [result["counter"] for result in results] == [200.0] * len(results)
     assert len({result["digest"] for result in results}) == 1
