@@ -23,8 +23,8 @@ WORKERS = 4
 STEPS_BETWEEN = 60
 
 
-def train(steps: int, loader_workers: int) -> list[tuple[int, float]]:
-    """Return (generation, time of the commit) of every step of this worker."""
+def train(steps: int, loader_workers: int) -> None:
+    """Report when the first step of each generation was committed."""
     import time
 
     import torch
@@ -36,12 +36,12 @@ def train(steps: int, loader_workers: int) -> list[tuple[int, float]]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     state = se.TorchState(model=model, optimizer=optimizer, step=0)
-    times: list[tuple[int, float]] = []
     feed = torch.utils.data.DataLoader(range(10**9), num_workers=loader_workers) if loader_workers else None
 
     @se.elastic
     def loop(state: Any) -> None:
         rows = iter(feed) if feed is not None else None
+        is_first = True
         while state.step < steps:
             if rows is not None:
                 next(rows)
@@ -51,16 +51,18 @@ def train(steps: int, loader_workers: int) -> list[tuple[int, float]]:
             state.step += 1
             time.sleep(0.02)
             state.commit()
-            times.append((se.generation(), time.time()))
+            if is_first:
+                state.report(first_step=time.time())
+                is_first = False
 
     loop(state)
-    return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--loader-workers", type=int, default=0)
+    parser.add_argument("--event-log", help="append the job's events to this file")
     options = parser.parse_args()
     from pyspark.sql import SparkSession
 
@@ -74,7 +76,7 @@ def main() -> None:
     faults = [kill(rank=turn % 2, step=STEPS_BETWEEN * (turn + 1)) for turn in range(options.repeats)]
     events: list[dict[str, Any]] = []
     with inject(*faults):
-        results = spark_elastic.run(
+        spark_elastic.run(
             train,
             args=(STEPS_BETWEEN * (options.repeats + 1), options.loader_workers),
             spark=spark,
@@ -82,18 +84,19 @@ def main() -> None:
             num_proc=WORKERS,
             max_np=WORKERS,
             on_event=events.append,
+            event_log=options.event_log,
         )
     spark.stop()
     rows = []
     for killed in (event for event in events if event["event"] == "fault_injected"):
         formed = next(e for e in events if e["event"] == "world_formed" and e["time"] > killed["time"])
         first_steps = [
-            min((time for generation, time in result if generation == formed["generation"]), default=None)
-            for result in results
+            e["values"]["first_step"]
+            for e in events
+            if e["event"] == "metrics" and e["generation"] == formed["generation"]
         ]
-        known = [time for time in first_steps if time is not None]
-        if known:
-            rows.append((killed["rank"], formed["time"] - killed["time"], max(known) - killed["time"]))
+        if first_steps:
+            rows.append((killed["rank"], formed["time"] - killed["time"], max(first_steps) - killed["time"]))
     print(f"{'victim':>8} {'world formed':>14} {'next step':>12}   (seconds after the kill)")
     for rank, formed_after, step_after in rows:
         print(f"{'rank ' + str(rank):>8} {formed_after:14.3f} {step_after:12.3f}")

@@ -8,6 +8,7 @@ and ``new_group`` work in user code as ever.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -21,8 +22,12 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.sockets import GroupSockets, listening_addresses
 from spark_elastic.store import WorldStore
 
+logger = logging.getLogger("spark_elastic")
+
 # Hangs are found by the driver, long before this; Gloo's own timeout is the last resort.
-COLLECTIVE_TIMEOUT = timedelta(hours=24)
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+# Dropping a group whose connections are shut takes milliseconds.
+DROP_SECONDS = 2.0
 GLOO_BACKEND = "elastic_gloo"
 NCCL_BACKEND = "elastic_nccl"
 
@@ -92,11 +97,20 @@ class Group:
             threading.Thread(target=self.nccl.abort, name="spark_elastic-nccl-abort", daemon=True).start()
 
     def close(self) -> None:
-        """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn."""
+        """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn.
+
+        Its destructor waits for its threads, so it runs on a thread of ours that can be left behind.
+        """
         self.abort()
         if dist.is_initialized():
             dist.destroy_process_group()
+        doomed = [self.gloo, self.nccl, self._device]
         self.gloo = self.nccl = self._device = None
+        dropping = threading.Thread(target=doomed.clear, name="spark_elastic-drop", daemon=True)
+        dropping.start()
+        dropping.join(DROP_SECONDS)
+        if dropping.is_alive():
+            logger.warning("a process group did not end within %g s; its threads are left behind", DROP_SECONDS)
         self._sockets.close()
 
     def _new_gloo(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:

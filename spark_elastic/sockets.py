@@ -2,7 +2,8 @@
 
 Gloo has no working abort: after the death of a peer only its ring neighbours get an error, everybody else hangs until the
 group's timeout. Shutting down the sockets under it ends every pending collective within milliseconds, also when the peer is
-stopped rather than dead. User code opens sockets, too, so the group's are told by address: each rank publishes the one that
+stopped rather than dead. Only the receiving side is shut: Gloo's loop then reads the end of the connection and fails all that is
+pending on it, whereas an operation that fails to *write* (the other side shut, or closed) is sometimes never woken up. User code opens sockets, too, so the group's are told by address: each rank publishes the one that
 its Gloo device listens on, and a connection belongs to the group if its own or its peer's address is among those.
 """
 
@@ -52,9 +53,10 @@ class GroupSockets:
         return self._shut or any(events & _BROKEN for _, events in self._poll.poll(0))
 
     def shut(self) -> None:
-        """End every connection of the group, in both directions; pending collectives fail on all ranks at once.
+        """Have Gloo read the end of every connection of the group: its pending collectives fail at once, on this rank.
 
-        Connections that were made after ``capture`` (``new_group`` in user code) are found, too.
+        The peers learn nothing of it: our duplicates keep the connections open until ``close``. Connections that were made
+        after ``capture`` (``new_group`` in user code) are found, too.
         """
         with self._lock:
             self._shut = True
@@ -64,7 +66,7 @@ class GroupSockets:
                     _shutdown(duplicate)
 
     def close(self) -> None:
-        """Let go of the duplicates. The connections stay open until Gloo closes them."""
+        """End the connections for good, after the group has been dropped."""
         with self._lock:
             self._shut = True
             self._poll = select.poll()
@@ -146,7 +148,7 @@ def _ends(connection: socket.socket) -> set[Address]:
 
 def _shutdown(connection: socket.socket) -> None:
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RD)
     except OSError:
         pass  # it has ended already
 

@@ -167,10 +167,10 @@ class State(ABC):
             job.control.commit = CommitId(world.generation, self._index)
 
     def _exchange(self, job: Job, world: World) -> bool:
-        """Start this commit's control collective and read the last one's. Return whether the world changes."""
-        if self._interrupted:  # user code has swallowed the interrupt
-            return True
-        self._read(world.exchange([job.control.is_interrupted, self._index, *self._loader_report()]), world)
+        """Read the last commit's control collective and start this one's. Return whether the world changes."""
+        self._read(world.finish_exchange(), world)
+        if not self._interrupted:  # which stays so if user code swallows the interrupt
+            world.start_exchange([job.control.is_interrupted, self._index, *self._loader_report()])
         return self._interrupted
 
     def _leave(self, world: World) -> None:

@@ -67,27 +67,24 @@ class World:
         """Whether a rank of this generation is known to be gone."""
         return self._control.is_aborted(self.generation) or self.group.is_broken()
 
-    def exchange(self, values: Sequence[int]) -> list[list[int]] | None:
-        """Start the control collective of a commit with this rank's ``values``; return all ranks' of the one before.
+    def start_exchange(self, values: Sequence[int]) -> None:
+        """Start the control collective of a commit with this rank's ``values``; it is read at the next commit.
 
-        So a commit costs no round trip: what it says is read one commit later, by all ranks at the same one. Returns None
-        for the first of a generation. Raises ``WorkerLostError``.
+        So a commit costs no round trip, and all ranks read what it says at the same commit. Raises ``WorkerLostError``.
         """
-        previous = self.finish_exchange()
         mine = torch.tensor(values, dtype=torch.int64)
         if self.size == 1:
             self._pending = (None, mine)
-            return previous
+            return
         everybody = torch.empty(self.size, len(values), dtype=torch.int64)
         try:
             work = self.group.gloo.allgather([list(everybody.unbind())], [mine])
         except RuntimeError as error:
             raise self.lost(error) from error
         self._pending = (work, everybody)
-        return previous
 
     def finish_exchange(self) -> list[list[int]] | None:
-        """Wait for the control collective under way and return all ranks' values, in rank order."""
+        """Wait for the control collective under way and return all ranks' values, in rank order; None if there is none."""
         if self._pending is None:
             return None
         work, everybody = self._pending

@@ -48,15 +48,18 @@ class Stage:
             previous_size=previous_size,
             newest_commit=max((commit for commit in held if commit is not None), default=None),
             is_broken=lambda: self.broken,
-            exchange=self._exchange,
-            finish_exchange=lambda: self._exchange(None),
+            start_exchange=self._start_exchange,
+            finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),
         )
         state._begin(self)
 
-    def _exchange(self, values: list[int] | None) -> list[list[int]] | None:
-        previous, self._pending = self._pending, None if values is None else [int(value) for value in values]
-        return None if previous is None else self.peers(previous)
+    def _start_exchange(self, values: list[int]) -> None:
+        self._pending = values
+
+    def _finish_exchange(self) -> list[list[int]] | None:
+        mine, self._pending = self._pending, None
+        return None if mine is None else self.peers(mine)
 
     def repair(self, world: Any, snapshots: Any) -> bool:
         """Stands for ``repair``: what arrives is in the spare snapshot, which is current then."""
