@@ -18,6 +18,7 @@ from types import TracebackType
 from spark_elastic import messages as m
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.rpc import Connection, ConnectionLostError, connect
+from spark_elastic.sockets import keep_from_children
 from spark_elastic.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
@@ -195,6 +196,8 @@ class ControlClient:
         self._connection = connection = await connect(
             list(self._ticket.addresses), self._ticket.credentials, m.ToWorker
         )
+        # This process has one control connection in its life, so the descriptor stays what it is.
+        keep_from_children(connection.descriptor)
         connection.send(m.WorkerHello(self._worker, os.getpid()))
         beating = asyncio.ensure_future(self._beat(connection))
         payload = bytearray()

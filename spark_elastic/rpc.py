@@ -59,6 +59,10 @@ class Connection:
         return str(peer[0]) if peer else "unknown"
 
     @property
+    def descriptor(self) -> int:
+        return int(self._writer.get_extra_info("socket").fileno())
+
+    @property
     def crowded(self) -> bool:
         """Whether the peer takes messages more slowly than they are sent."""
         return self._writer.transport.get_write_buffer_size() > CROWDED_BYTES

@@ -1,10 +1,12 @@
 """The sockets of one generation's Gloo group: found exactly, watched for breakage, and shut at once.
 
 Gloo has no working abort: after the death of a peer only its ring neighbours get an error, everybody else hangs until the
-group's timeout. Shutting down the sockets under it ends every pending collective within milliseconds, also when the peer is
-stopped rather than dead. Only the receiving side is shut: Gloo's loop then reads the end of the connection and fails all that is
-pending on it, whereas an operation that fails to *write* (the other side shut, or closed) is sometimes never woken up. User code opens sockets, too, so the group's are told by address: each rank publishes the one that
-its Gloo device listens on, and a connection belongs to the group if its own or its peer's address is among those.
+group's timeout. Shutting the sockets under it ends every pending collective within milliseconds, also when the peer is
+stopped rather than dead. Only the receiving side is shut: Gloo's loop then reads the end of the connection and fails all
+that is pending on it, whereas an operation that fails to *write* (the other side shut, or closed) is sometimes never woken.
+
+User code opens sockets, too, so the group's are told by address: each rank publishes the one that its Gloo device listens
+on, and a connection belongs to the group if its own or its peer's address is among those.
 """
 
 from __future__ import annotations
@@ -154,11 +156,23 @@ def _shutdown(connection: socket.socket) -> None:
 
 
 _all: weakref.WeakSet[GroupSockets] = weakref.WeakSet()
+_private: set[int] = set()
+
+
+def keep_from_children(descriptor: int) -> None:
+    """Have forked children close this descriptor: its peer is to see the end of this process at once."""
+    _private.add(descriptor)
 
 
 def _close_in_child() -> None:
     for sockets in list(_all):
         sockets.close_in_child()
+    for descriptor in _private:
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass  # closed before the fork
+    _private.clear()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

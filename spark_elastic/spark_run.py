@@ -115,11 +115,11 @@ def run(
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
     with ExitStack() as stack:
         session = spark if spark is not None else _find_session(stack)
-        low, high = _default_sizes(session, num_proc, min_np, max_np)
+        low, start, high = _default_sizes(session, num_proc, min_np, max_np)
         settings = JobSettings(
             min_np=low,
+            num_proc=start,
             max_np=high,
-            num_proc=num_proc if num_proc is not None else low,
             start_timeout=start_timeout,
             elastic_timeout=elastic_timeout,
             hang_timeout=hang_timeout,
@@ -176,14 +176,14 @@ def _run_job(session: Any, settings: JobSettings, call: bytes, log: EventLog) ->
             session,
             ticket,
             settings.max_np,
-            on_stopped=lambda reason: service.cancel(JobCancelledError(f"Spark ended the job: {reason}")),
+            on_stopped=lambda reason: service.cancel(JobCancelledError(f"the job cannot go on in Spark: {reason}")),
         )
         with launcher:
             try:
                 return _await(service)
             except SparkElasticError as error:
                 if _is_stopped(session) and not isinstance(error, JobCancelledError):
-                    raise JobCancelledError("Spark ended the job: the SparkContext was stopped") from error
+                    raise JobCancelledError("the job cannot go on in Spark: the SparkContext was stopped") from error
                 raise
             except BaseException:
                 service.cancel(JobCancelledError("run() was interrupted"))
@@ -266,33 +266,31 @@ def _find_session(stack: ExitStack) -> Any:
     return session
 
 
-def _default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int]:
-    """Fill in ``min_np`` and ``max_np`` from the Spark configuration."""
+def _default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+    """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
     conf = session.sparkContext.getConf()
-    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
-        cores = int(conf.get("spark.executor.cores", "1"))
-        slots = max(cores // int(conf.get("spark.task.cpus", "1")), 1)
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":
         if max_np is None:
-            limit = conf.get("spark.dynamicAllocation.maxExecutors", "infinity")
-            if limit.lower() == "infinity":
-                raise ValueError(
-                    "give max_np: spark.dynamicAllocation.maxExecutors is not set, so there is no bound to the slots that "
-                    "could be asked of Spark"
-                )
-            max_np = int(limit) * slots
+            max_np = max(int(session.sparkContext.defaultParallelism), min_np or 1, num_proc or 1)
         if min_np is None:
-            minimum = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
-            initial = int(conf.get("spark.dynamicAllocation.initialExecutors", str(minimum)))
-            min_np = min(max(1, minimum * slots), max_np)
-            if num_proc is None and initial > minimum:
-                logger.debug("initialExecutors=%d", initial)
-    else:
-        parallelism = int(session.sparkContext.defaultParallelism)
-        if max_np is None:
-            max_np = max(parallelism, min_np or 1, num_proc or 1)
-        if min_np is None:
-            min_np = min(num_proc or max_np, max_np)
-    return min_np, max_np
+            min_np = num_proc or max_np
+        return min_np, num_proc or min_np, max_np
+    slots = max(int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1")), 1)
+    if max_np is None:
+        limit = conf.get("spark.dynamicAllocation.maxExecutors", "infinity")
+        if limit.lower() in ("infinity", str(2**31 - 1)):
+            raise ValueError(
+                "give max_np: spark.dynamicAllocation.maxExecutors is not set, so there is no bound to the slots that "
+                "could be asked of Spark"
+            )
+        max_np = int(limit) * slots
+    minimum = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
+    initial = int(conf.get("spark.dynamicAllocation.initialExecutors", str(minimum)))
+    if min_np is None:
+        min_np = min(max(1, minimum * slots), num_proc or max_np, max_np)
+    if num_proc is None:
+        num_proc = min(max(initial * slots, min_np), max_np)
+    return min_np, num_proc, max_np
 
 
 def _addresses(session: Any, port: int) -> tuple[tuple[str, int], ...]:

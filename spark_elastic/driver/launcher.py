@@ -124,6 +124,8 @@ class SlotLauncher:
                     raise RuntimeError(
                         f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
                     )
+                if SlotConfigurationError.__name__ in reason:
+                    raise RuntimeError(reason)
                 logger.log(
                     logging.INFO if slot.registered else logging.WARNING,
                     "Spark gave up slot %d (%s); it is submitted again in %.1f s",
@@ -168,6 +170,10 @@ class SlotLauncher:
         return set(tracker.getJobIdsForGroup(self._group))
 
 
+class SlotConfigurationError(ValueError):
+    """Spark gives tasks what a worker cannot use; trying again does not help."""
+
+
 class _SlotTask:
     """What Spark runs in an executor. Pickled with the ticket, and with nothing of the user's."""
 
@@ -185,7 +191,7 @@ class _SlotTask:
         resources = context.resources()
         gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
         if len(gpus) > 1:
-            raise ValueError(
+            raise SlotConfigurationError(
                 f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
                 "spark.task.resource.gpu.amount=1 and run more workers"
             )

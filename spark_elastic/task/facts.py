@@ -54,6 +54,7 @@ def worker_environment(
         environment.setdefault(name, str(cpus))
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
+        environment["SPARK_ELASTIC_DEVICE"] = "cuda:0"
     environment.update(settings)
     return environment
 

@@ -130,7 +130,7 @@ def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: 
 
 def test_stopping_the_spark_context_ends_the_run_within_seconds(script: Any, tmp_path: Path) -> None:
     out = finish(script("stopped", "local[2]"))
-    assert "Spark ended the job" in out
+    assert "the SparkContext was stopped" in out
     assert float(out.rsplit(" after ", 1)[1].split()[0]) < 10
     assert_gone(wait_for(tmp_path / "0"))
 

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from spark_elastic.task.facts import interface_address, worker_environment
+
+
+def test_a_worker_inherits_the_tasks_environment_and_the_users_env_comes_last() -> None:
+    environment = worker_environment({"A": "task", "B": "task"}, {"B": "user"}, (), 2, ["/code", ""])
+    assert (environment["A"], environment["B"]) == ("task", "user")
+    assert environment["PYTHONPATH"].startswith("/code:/")
+
+
+def test_threads_default_to_the_tasks_cpus_where_the_task_says_nothing() -> None:
+    assert worker_environment({}, {}, (), 3, [])["OMP_NUM_THREADS"] == "3"
+    assert worker_environment({"OMP_NUM_THREADS": "7"}, {}, (), 3, [])["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_gpu_that_spark_assigned_is_the_only_one_a_worker_sees() -> None:
+    environment = worker_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, {}, ("1",), 1, [])
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+    assert environment["SPARK_ELASTIC_DEVICE"] == "cuda:0"
+
+
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:
+    assert interface_address("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match="'eth99' does not exist here; there are .*lo"):
+        interface_address("eth99")
