@@ -38,7 +38,7 @@ def test_with_no_minimum_of_executors_one_worker_is_enough() -> None:
 
 
 def test_dynamic_allocation_without_a_maximum_asks_for_max_np() -> None:
-    with pytest.raises(ValueError, match="give max_np: spark.dynamicAllocation.maxExecutors is not set"):
+    with pytest.raises(ValueError, match=r"give max_np: spark.dynamicAllocation.maxExecutors is not set"):
         _default_sizes(session(**DYNAMIC), None, None, None)
 
 

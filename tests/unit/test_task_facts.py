@@ -24,5 +24,5 @@ def test_the_gpu_that_spark_assigned_is_the_only_one_a_worker_sees() -> None:
 
 def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:
     assert interface_address("lo") == "127.0.0.1"
-    with pytest.raises(ValueError, match="'eth99' does not exist here; there are .*lo"):
+    with pytest.raises(ValueError, match=r"'eth99' does not exist here; there are .*lo"):
         interface_address("eth99")
