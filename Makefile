@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-.PHONY: setup demo test lint java clean
+.PHONY: setup demo test lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -34,6 +34,11 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt --editable '.[petastorm]' \
 		hypothesis pytest pytest-timeout
 	touch $@
+
+bench: java setup
+	$(BIN)/python benchmarks/recovery.py --repeats 12
+	$(BIN)/python benchmarks/recovery.py --loader-workers 2
+	$(BIN)/python benchmarks/loader.py
 
 lint: setup
 	$(BIN)/ruff check .
