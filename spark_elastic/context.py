@@ -29,6 +29,8 @@ class Job:
     def __init__(self, control: ControlClient, worker: int, address: str, form_timeout: float) -> None:
         self.control = control
         self.world: World | None = None
+        # The state that the elastic function was called with.
+        self.state: Any = None
         self.finished = False
         self._worker = worker
         self._address = address
@@ -61,6 +63,17 @@ class Job:
                 model.detach()
             self.world.close()
 
+    @property
+    def models(self) -> list[DistributedDataParallel]:
+        """The wrapped models of this process."""
+        return list(self._models)
+
+    def finish(self) -> None:
+        """All ranks have left the elastic function: they go their own ways, and models are called as they are."""
+        self.finished = True
+        for model in self._models:
+            model.detach()
+
     def attach_models(self) -> None:
         """Connect every wrapped model to the present world."""
         assert self.world is not None
@@ -68,13 +81,12 @@ class Job:
             model.attach(self.world)
 
     def add_model(self, model: DistributedDataParallel) -> None:
+        if self.world is not None:
+            raise SparkElasticError(
+                "wrap the model above the elastic function and give it to the State: ranks that enter a world together have "
+                "to start from the same weights"
+            )
         self._models.add(model)
-        if self.world is not None and dist_is_ready():
-            model.attach(self.world)
-
-
-def dist_is_ready() -> bool:
-    return torch.distributed.is_initialized()
 
 
 _job: Job | None = None

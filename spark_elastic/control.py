@@ -17,7 +17,7 @@ from types import TracebackType
 
 from spark_elastic import messages as m
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.rpc import Connection, ConnectionLostError, connect
+from spark_elastic.rpc import Connection, ConnectionLostError, connect, encode
 from spark_elastic.sockets import keep_from_children
 from spark_elastic.ticket import Ticket
 
@@ -86,7 +86,7 @@ class ControlClient:
     def raised(self, error: str, place: str, traceback: str, fatal: bool = False) -> None:
         """Tell the driver that the user's function raised; nothing more comes from this worker."""
         self._ending = True
-        self._send(m.WorkerRaised(error, place, traceback, fatal))
+        self._send(m.WorkerRaised(_sendable(error), place, _sendable(traceback), fatal))
 
     def send_result(self, data: bytes, elastic: bool) -> None:
         """Send the result; blocks until the driver has taken it."""
@@ -183,7 +183,8 @@ class ControlClient:
 
     def _send(self, message: m.Message) -> None:
         assert self._connection is not None
-        self._loop.call_soon_threadsafe(self._connection.send, message)
+        # Encoded here, so that what cannot travel is the caller's error.
+        self._loop.call_soon_threadsafe(self._connection.send_encoded, encode(message))
 
     def _run(self) -> None:
         try:
@@ -246,3 +247,8 @@ class ControlClient:
         while True:
             connection.send(m.Heartbeat(self.generation, self.count_collectives(), self.beats, self.commit))
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _sendable(text: str) -> str:
+    """Messages of exceptions may hold what is not Unicode (undecodable file names)."""
+    return text.encode("utf-8", "replace").decode()

@@ -58,15 +58,17 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             if change is None:
                 raise
             reason = "" if isinstance(change, HostsUpdatedInterrupt) else str(change) or type(change).__name__
-            # The frames of the failed step hold the old model wrapper and its buckets.
-            traceback.clear_frames(error.__traceback__)
             logger.info("%s: %s", type(change).__name__, change)
+            # The frames of the failed step hold the old model wrapper, its buckets and its process group.
+            for link in _chain(error):
+                traceback.clear_frames(link.__traceback__)
+            del change
         else:
-            job.finished = True
+            job.finish()
             faults.reached(faults.Point.FINISHED, rank=world.rank, generation=world.generation)
             return value
-        if reason:
-            state.restore()
+        # Also after a planned interrupt: gradients, and what code ran on the way out, belong to no commit.
+        state.restore()
 
 
 def _find_change(error: BaseException, job: Job) -> WorldChanged | None:

@@ -16,11 +16,10 @@ import psutil
 
 
 class Point(Enum):
-    """Where in a worker's life a fault can strike. The first three come before there is a rank."""
+    """Where in a worker's life a fault can strike. The first two come before there is a rank."""
 
     BOOT = "boot"
     READY = "ready"
-    JOINING = "joining"
     FORM = "form"
     FORMED = "formed"
     REPAIR = "repair"

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
@@ -24,8 +23,8 @@ from spark_elastic.store import WorldStore
 
 logger = logging.getLogger("spark_elastic")
 
-# Hangs are found by the driver, long before this; Gloo's own timeout is the last resort.
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+# Hangs are found by the driver. Gloo's own timeout must not end a long evaluation on one rank that says heartbeat().
+COLLECTIVE_TIMEOUT = timedelta(hours=24)
 # Dropping a group whose connections are shut takes milliseconds.
 DROP_SECONDS = 2.0
 GLOO_BACKEND = "elastic_gloo"
@@ -58,7 +57,8 @@ class Group:
         self._device = _create_device(self._address)
         mine = [address for inode, address in listening_addresses().items() if inode not in before]
         self._sockets.addresses.update(mine)
-        host, port = mine[0]
+        # A listener that user code opened meanwhile would be on another address, as a rule.
+        host, port = next((address for address in mine if address[0] == self._address), mine[0])
         self._store.set(f"address/{self._rank}", f"{host} {port}")
         self.gloo = self._new_gloo(dist.PrefixStore("gloo", self._store), self._rank, self._size, self._timeout)
         # After the group is complete everybody has published, so this does not wait.
@@ -131,7 +131,9 @@ class Group:
         """Make the backend of a ``new_group`` in user code, on the same device, so that an abort reaches it."""
         if kind == NCCL_BACKEND:
             return self._new_nccl(options.store, options.group_rank, options.group_size)
-        return self._new_gloo(options.store, options.group_rank, options.group_size, COLLECTIVE_TIMEOUT)
+        group = self._new_gloo(options.store, options.group_rank, options.group_size, self._timeout)
+        group._set_default_timeout(COLLECTIVE_TIMEOUT)
+        return group
 
 
 def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool]) -> None:
@@ -191,7 +193,7 @@ def _creator(kind: str) -> Callable[[Any, Any], Any]:
 
 
 for _kind, _devices in (
-    (GLOO_BACKEND, ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]),
+    (GLOO_BACKEND, ["cpu", "cuda"]),
     (NCCL_BACKEND, ["cuda"]),
 ):
     if not hasattr(dist.Backend, _kind.upper()):

@@ -16,6 +16,20 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.world import World
 
 
+class _Weigh(torch.autograd.Function):
+    """Passes an output on, and weights its gradient once, also where one output was computed from another."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, model: DistributedDataParallel) -> torch.Tensor:
+        ctx.model = model
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        weight = ctx.model.weight()
+        return gradients[0] if weight == 1.0 else gradients[0] * weight, None
+
+
 class RowSource(Protocol):
     """A loader that knows how many rows of the present global batch each rank has."""
 
@@ -113,17 +127,16 @@ class DistributedDataParallel(nn.Module):
             if world.is_broken():
                 raise world.lost(error) from error
             raise
-        if torch.is_grad_enabled():
-            for leaf in [outputs] if isinstance(outputs, torch.Tensor) else pytree.tree_leaves(outputs):
-                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                    leaf.register_hook(self._weigh)
-        return outputs
+        if not torch.is_grad_enabled():
+            return outputs
+        return self._weigh(outputs) if isinstance(outputs, torch.Tensor) else pytree.tree_map(self._weigh, outputs)
 
-    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        weight = self._weight()
-        return None if weight == 1.0 else gradient * weight
+    def _weigh(self, output: Any) -> Any:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            return _Weigh.apply(output, self)
+        return output
 
-    def _weight(self) -> float:
+    def weight(self) -> float:
         """This rank's factor: with it torch's mean over ranks becomes the mean over rows."""
         world: World = self._world
         if self._rows is not None:

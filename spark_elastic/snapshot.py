@@ -28,6 +28,13 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateDict:
+    """Marks what came out of an object's ``state_dict`` and goes back through its ``load_state_dict``."""
+
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """Stands in a skeleton for the tensor of this number."""
 
@@ -45,6 +52,8 @@ def flatten(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
         return Leaf(len(tensors) - 1)
+    if kind is StateDict:
+        return StateDict(flatten(value.content, tensors))
     if kind is dict:
         return {key: flatten(entry, tensors) for key, entry in value.items()}
     if kind is list:
@@ -52,7 +61,10 @@ def flatten(value: Any, tensors: list[torch.Tensor]) -> Any:
     if kind is tuple:
         return tuple(flatten(entry, tensors) for entry in value)
     if isinstance(value, Mapping) and hasattr(value, "items") and kind.__name__ == "OrderedDict":
-        return kind((key, flatten(entry, tensors)) for key, entry in value.items())
+        copied = kind((key, flatten(entry, tensors)) for key, entry in value.items())
+        if hasattr(value, "_metadata"):  # versions of a module's parts
+            copied._metadata = copy.deepcopy(value._metadata)
+        return copied
     return copy.deepcopy(value)
 
 
@@ -63,8 +75,13 @@ def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
         return tensors[skeleton.index].clone()
     if kind in _IMMUTABLE:
         return skeleton
+    if kind is StateDict:
+        return StateDict(unflatten(skeleton.content, tensors))
     if kind is dict or kind.__name__ == "OrderedDict":
-        return kind((key, unflatten(entry, tensors)) for key, entry in skeleton.items())
+        copied = kind((key, unflatten(entry, tensors)) for key, entry in skeleton.items())
+        if hasattr(skeleton, "_metadata"):
+            copied._metadata = copy.deepcopy(skeleton._metadata)
+        return copied
     if kind is list:
         return [unflatten(entry, tensors) for entry in skeleton]
     if kind is tuple:

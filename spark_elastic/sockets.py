@@ -52,7 +52,12 @@ class GroupSockets:
 
     def is_broken(self) -> bool:
         """Whether a connection of the group has ended, at either side."""
-        return self._shut or any(events & _BROKEN for _, events in self._poll.poll(0))
+        if self._shut:
+            return True
+        try:
+            return any(events & _BROKEN for _, events in self._poll.poll(0))
+        except RuntimeError:
+            return self._shut  # another thread is asking at this moment
 
     def shut(self) -> None:
         """Have Gloo read the end of every connection of the group: its pending collectives fail at once, on this rank.

@@ -249,11 +249,16 @@ def _check_linux() -> None:
 
 def _find_session(stack: ExitStack) -> Any:
     """The active session, else a new local-cluster that ends with the run."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
     if session is not None:
         return session
+    context = SparkContext._active_spark_context
+    if context is not None and context._jsc is not None:
+        # The user's; the active session is a matter of each thread.
+        return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     cores = os.cpu_count() or 1
     session = (

@@ -16,7 +16,7 @@ from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, Worke
 from spark_elastic.messages import CommitId
 from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair, repair
-from spark_elastic.snapshot import SnapshotPair
+from spark_elastic.snapshot import SnapshotPair, StateDict
 from spark_elastic.world import LOADER_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
@@ -76,6 +76,7 @@ class State(ABC):
         if job is None or world is None:
             self._save_and_count()
             return
+        self._check_is_the_jobs(job)
         where = {"rank": world.rank, "step": self._steps + 1, "generation": world.generation}
         faults.reached(faults.Point.COMMIT, **where)
         if world.is_broken():
@@ -94,6 +95,7 @@ class State(ABC):
         job, world = self._job, self._world
         if job is None or world is None:
             return
+        self._check_is_the_jobs(job)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
         if self._exchange(job, world):
@@ -137,6 +139,8 @@ class State(ABC):
             self._enter_world(0, 1)
             return
         world = job.world
+        job.state = self
+        self._check_models(job)
         self.sync()
         job.attach_models()
         faults.reached(faults.Point.SYNCED, rank=world.rank, generation=world.generation)
@@ -151,6 +155,15 @@ class State(ABC):
 
     def _enter_world(self, rank: int, size: int) -> None:
         """Take this rank's share of the data."""
+
+    def _check_models(self, job: Job) -> None:
+        """Refuse models whose weights nobody would keep equal."""
+
+    def _check_is_the_jobs(self, job: Job) -> None:
+        if job.state is not self:
+            raise SparkElasticError(
+                "only the state that was given to the elastic function commits; put all into that one"
+            )
 
     def _save_and_count(self) -> None:
         before = self._index
@@ -222,6 +235,9 @@ class ObjectState(State):
     def save(self) -> None:
         """Copy all objects into the spare one of two kept buffers, then make it the current one."""
         self._snapshots.spare.take({"steps": self._steps + 1, "objects": self._values(shared=True)}, self._own_part())
+        if self._world is not None and self._world.is_broken():
+            # On CUDA the copy has just waited for the step's reductions, which an abort may have ended.
+            raise WorkerLostError(f"generation {self._world.generation} is broken")
         self._snapshots.switch()
         self._advance()
 
@@ -247,6 +263,9 @@ class ObjectState(State):
         if repair(world, self._snapshots):
             # What is this rank's own is never received; a newcomer has none yet.
             self._snapshots.current.own = own
+            if self._job is not None:
+                # From here on this rank is a holder, also if the next loss comes before the seal.
+                self._job.control.commit = world.newest_commit
             self._load_shared()
             if world.me.commit is None:
                 self._own_as_newcomer(world)
@@ -256,7 +275,7 @@ class ObjectState(State):
         values = {}
         for name, value in vars(self).items():
             if not name.startswith("_") and (name not in self._local) == shared:
-                values[name] = value.state_dict() if _has_state_dict(value) else value
+                values[name] = StateDict(value.state_dict()) if _has_state_dict(value) else value
         return values
 
     def _own_part(self) -> Any:
@@ -288,10 +307,19 @@ class ObjectState(State):
     def _load(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             present: Any = getattr(self, name, None)
-            if _has_state_dict(present):
-                present.load_state_dict(value)
-                if isinstance(present, torch.nn.Module):
+            if isinstance(value, StateDict):
+                if not _has_state_dict(present):
+                    raise SparkElasticError(
+                        f"state.{name} was saved with a state dict, but is {type(present).__name__} here; give it to the "
+                        "State on every rank, above the elastic function"
+                    )
+                present.load_state_dict(value.content)
+                if isinstance(present, (torch.nn.Module, torch.optim.Optimizer)):
                     present.zero_grad(set_to_none=True)
+            elif _fits(present, value):
+                with torch.no_grad():
+                    present.copy_(value)
+                present.grad = None
             else:
                 setattr(self, name, value)
 
@@ -335,11 +363,28 @@ class TorchState(ObjectState):
         return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]
 
     def _enter_world(self, rank: int, size: int) -> None:
+        for value in list(vars(self).values()):
+            if hasattr(value, "set_world"):
+                value.set_world(rank, size)
         loader: Any = vars(self).get("loader")
-        if hasattr(loader, "set_world"):
-            loader.set_world(rank, size)
+        if hasattr(loader, "batch_rows"):
             for model in self._wrapped_models():
                 model.follow_rows(loader)
+
+    def _check_models(self, job: Job) -> None:
+        kept = {
+            id(parameter)
+            for value in vars(self).values()
+            if isinstance(value, torch.nn.Module)
+            for parameter in value.parameters()
+        }
+        for model in job.models:
+            parameters = list(model.parameters())
+            if parameters and not any(id(parameter) in kept for parameter in parameters):
+                raise SparkElasticError(
+                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State: nobody would keep "
+                    "its weights equal, or give them to newcomers"
+                )
 
     def _loader_report(self) -> Sequence[int]:
         loader: Any = vars(self).get("loader")
@@ -386,9 +431,22 @@ def _set_random_states(states: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state_all(cuda)
 
 
+def _fits(present: Any, value: Any) -> bool:
+    """Whether a saved tensor can be copied into the present one, which others may hold, too."""
+    return (
+        isinstance(present, torch.Tensor)
+        and isinstance(value, torch.Tensor)
+        and (present.shape, present.dtype, present.device) == (value.shape, value.dtype, value.device)
+    )
+
+
 def _plain(name: str, value: Any) -> float | int | str:
-    if isinstance(value, (bool, int, float, str)):
-        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else float(value)
+    if isinstance(value, float):
+        return float(value)
     if hasattr(value, "item"):
         return _plain(name, value.item())
     raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {type(value).__name__}")

@@ -355,14 +355,23 @@ class SparkDriverService:
         lines = [f"{prefix} {line}\n" for line in message.lines]
         if message.dropped:
             lines.append(f"{prefix} … {message.dropped:,} lines dropped\n")
-        target.write("".join(lines))
-        target.flush()
+        _write(target, "".join(lines))
 
     # ------------------------------------------------------------------ events → commands
 
     def _handle(self, event: ev.Event) -> None:
-        for command in self._machine.handle(event, time.monotonic()):
-            self._execute(command)
+        try:
+            for command in self._machine.handle(event, time.monotonic()):
+                self._execute(command)
+        except Exception as error:
+            # A bug of ours. Without the machine no timeout would ever fire, so the job ends here.
+            logger.exception("the driver's decisions failed at %s", event)
+            if not self.outcome.done():
+                problem = SparkElasticError(
+                    f"internal error at {type(event).__name__}: {type(error).__name__}: {error}"
+                )
+                problem.__cause__ = error
+                self.outcome.set_exception(problem)
         self._schedule_tick()
 
     def _schedule_tick(self) -> None:
@@ -450,6 +459,19 @@ class SparkDriverService:
     def _cancel(self, error: SparkElasticError) -> None:
         for command in self._machine.cancel(error):
             self._execute(command)
+
+
+def _write(target: Any, text: str) -> None:
+    """Write forwarded output where the driver's own goes. Whatever is wrong there is no trouble of the host's."""
+    try:
+        try:
+            target.write(text)
+        except UnicodeError:
+            encoding = target.encoding or "ascii"
+            target.write(text.encode(encoding, "replace").decode(encoding))
+        target.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, or none at all
 
 
 def _listen(address: str, port: int) -> socket.socket:

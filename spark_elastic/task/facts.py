@@ -55,6 +55,8 @@ def worker_environment(
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
         environment["SPARK_ELASTIC_DEVICE"] = "cuda:0"
+        # torch.cuda.is_available() in the warm parent must not touch CUDA, or its forks could not use it.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     environment.update(settings)
     return environment
 

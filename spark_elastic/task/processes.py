@@ -58,6 +58,15 @@ def kill_descendants() -> None:
         psutil.wait_procs(descendants, timeout=1)
 
 
+def reap_adopted() -> None:
+    """Take note of the end of children that have ended, adopted ones among them."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
 def _is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)

@@ -141,6 +141,7 @@ class _Guardian:
     def _reap(self) -> None:
         _, status = os.waitpid(self._pid, 0)
         processes.kill_descendants()
+        processes.reap_adopted()
         os.close(self._pidfd)
         send(self._connection, {"exited": self._worker, "code": os.waitstatus_to_exitcode(status)})
         self._worker, self._pid, self._pidfd = None, 0, -1

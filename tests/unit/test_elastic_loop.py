@@ -24,6 +24,9 @@ class OneJob:
         self.control = SimpleNamespace(vote=lambda: None)
         self.world: Any = None
 
+    def finish(self) -> None:
+        self.finished = True
+
     def next_world(self, reason: str) -> Any:
         self.reasons.append(reason)
         if self.failing:
@@ -70,10 +73,10 @@ def test_a_lost_worker_enters_the_function_again_from_the_last_commit() -> None:
     assert state.restored == 1
 
 
-def test_an_interrupt_enters_the_function_again_without_going_back() -> None:
+def test_an_interrupt_enters_the_function_again_with_what_was_committed_and_nothing_else() -> None:
     job, state = play(HostsUpdatedInterrupt("workers arrive"))
     assert job.reasons == ["", ""]
-    assert state.restored == 0
+    assert state.restored == 1
 
 
 def test_a_lost_worker_without_a_message_is_still_told_as_a_loss() -> None:

@@ -360,3 +360,53 @@ def test_an_attribute_that_was_set_after_the_last_commit_is_gone_after_a_restore
     state.cursor = 17
     state.restore()
     assert not hasattr(state, "cursor"), "the survivor has it, a newcomer repaired from it has not"
+
+
+def test_a_repaired_rank_holds_the_newest_commit_before_its_seal() -> None:
+    """A donor may die when only some receivers are done: who has the commit has to say so."""
+    with on_stage() as stage:
+        state = ObjectState(epoch=0)
+        stage.begin(state)
+        state.commit()
+        state.register_reset_callbacks([lose_a_peer])
+        stage.arriving = {"steps": 3, "objects": {"epoch": 3}}
+        with pytest.raises(WorkerLostError):
+            stage.begin(state, others=[CommitId(1, 3)])
+        assert stage.control.commit == CommitId(1, 3)
+
+
+def test_a_tensor_that_others_hold_is_restored_in_place() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    state = TorchState(w=weight)
+    state.commit()
+    with torch.no_grad():
+        weight.zero_()
+    state.restore()
+    assert state.w is weight
+    assert weight.tolist() == [1.0, 1.0]
+
+
+def test_a_second_state_cannot_commit_in_a_job() -> None:
+    with on_stage() as stage:
+        stage.begin(ObjectState(epoch=0))
+        with pytest.raises(SparkElasticError, match="only the state that was given to the elastic function commits"):
+            ObjectState(other=1).commit()
+
+
+def test_reported_values_become_plain_numbers() -> None:
+    import numpy
+
+    with on_stage() as stage:
+        state = ObjectState(epoch=0)
+        stage.begin(state)
+        state.report(better=True, loss=numpy.float64(0.5), count=torch.tensor(3), huge=2**70)
+        values = stage.control.reported[-1][1]
+        assert [type(values[name]) for name in ("better", "loss", "count", "huge")] == [int, float, int, float]
+
+
+def test_an_object_that_gets_a_state_dict_after_the_commit_goes_back_to_what_it_was() -> None:
+    state = ObjectState(ema=None)
+    state.commit()
+    state.ema = torch.nn.Linear(1, 1)
+    state.restore()
+    assert state.ema is None

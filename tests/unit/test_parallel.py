@@ -75,7 +75,7 @@ def weight_of(rank: int, rows: list[int]) -> float:
     model = wrapped()
     object.__setattr__(model, "_world", SimpleNamespace(rank=rank, size=len(rows)))
     model.follow_rows(SimpleNamespace(batch_rows=rows))
-    return model._weight()
+    return model.weight()
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
@@ -104,7 +104,7 @@ def test_a_loader_of_another_world_weighs_nothing_in() -> None:
     model = wrapped()
     object.__setattr__(model, "_world", SimpleNamespace(rank=0, size=3))
     model.follow_rows(SimpleNamespace(batch_rows=[1, 2]))
-    assert model._weight() == 1.0
+    assert model.weight() == 1.0
 
 
 def test_rows_set_by_hand_override_those_of_the_loader() -> None:
@@ -113,6 +113,23 @@ def test_rows_set_by_hand_override_those_of_the_loader() -> None:
     model.follow_rows(SimpleNamespace(batch_rows=[1, 1]))
     done = SimpleNamespace(wait=lambda: None)
     object.__setattr__(model, "_rows", (3.0, torch.tensor([4.0], dtype=torch.float64), done))
-    assert model._weight() == 1.5
+    assert model.weight() == 1.5
     model.forget_rows()
-    assert model._weight() == 1.0
+    assert model.weight() == 1.0
+
+
+def test_a_gradient_is_weighted_once_where_one_output_depends_on_another() -> None:
+    import torch
+
+    from spark_elastic.parallel import _Weigh
+
+    class Half:
+        def weight(self) -> float:
+            return 0.5
+
+    x = torch.ones(1, requires_grad=True)
+    first = x * 1
+    second = first * 1
+    outputs = [_Weigh.apply(output, Half()) for output in (first, second)]
+    outputs[1].backward()
+    assert x.grad.item() == 0.5

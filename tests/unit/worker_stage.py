@@ -21,6 +21,8 @@ class Stage:
         self.control.report = lambda kind, values: self.control.reported.append((kind, values))
         self.control.vote = lambda: None
         self.world: Any = None
+        self.state: Any = None
+        self.models: list[Any] = []
         self.finished = False
         self.broken = False
         self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]
