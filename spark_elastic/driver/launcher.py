@@ -145,26 +145,32 @@ class SlotLauncher:
         return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
 
     def _cancel_all(self) -> None:
-        """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled."""
+        """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled.
+
+        It is looked for again and again: Spark may put a task back into its queue, and learns of new jobs a little later.
+        """
         try:
             open_slots = [slot for slot in self._slots if slot.future is not None]
             deadline = time.monotonic() + END_SECONDS
-            if open_slots:
-                tracker = self._context.statusTracker()
-                for job in tracker.getActiveJobsIds():
-                    info = tracker.getJobInfo(job)
-                    stages = [] if info is None else [tracker.getStageInfo(stage) for stage in info.stageIds]
-                    if job in self._own_jobs(tracker) and not any(stage and stage.numActiveTasks for stage in stages):
-                        self._context._jsc.sc().cancelJob(job)
             while any(not slot.future.isDone() for slot in open_slots):
                 if time.monotonic() > deadline:
                     self._context.cancelJobGroup(self._group)
                     return
+                self._cancel_waiting()
                 with self._wake:
-                    self._wake.wait_for(lambda: False, 0.02)
+                    self._wake.wait_for(lambda: False, 0.05)
         except Exception:
             # The SparkContext is gone, and its jobs with it.
             logger.debug("could not cancel the slots", exc_info=True)
+
+    def _cancel_waiting(self) -> None:
+        tracker = self._context.statusTracker()
+        active = set(tracker.getActiveJobsIds())
+        for job in active & self._own_jobs(tracker):
+            info = tracker.getJobInfo(job)
+            stages = [] if info is None else [tracker.getStageInfo(stage) for stage in info.stageIds]
+            if not any(stage and stage.numActiveTasks for stage in stages):
+                self._context._jsc.sc().cancelJob(job)
 
     def _own_jobs(self, tracker: Any) -> set[int]:
         return set(tracker.getJobIdsForGroup(self._group))

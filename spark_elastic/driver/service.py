@@ -100,6 +100,7 @@ class SparkDriverService:
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
+        self._closing: concurrent.futures.Future[None] | None = None
         self._thread = threading.Thread(target=self._run_loop, name="spark_elastic-driver", daemon=True)
 
     # ------------------------------------------------------------------ life
@@ -120,8 +121,13 @@ class SparkDriverService:
         self._stop_loop()
 
     def stop_serving(self) -> None:
-        """Release all tasks and refuse new ones; waits until they are gone, or ``RELEASE_SECONDS``."""
-        self.call(self._close())
+        """Release all tasks and refuse new ones; waits until they are gone, or ``RELEASE_SECONDS``.
+
+        A second call waits for what the first has begun: an impatient user presses Ctrl-C twice.
+        """
+        if self._closing is None:
+            self._closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        self._closing.result()
 
     def call(self, coroutine: Any) -> Any:
         """Run a coroutine on the loop from another thread and return its result."""
@@ -158,11 +164,9 @@ class SparkDriverService:
         """Wait for released tasks to go, then cut what is left."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._server is None:
-            return
+        assert self._server is not None
         # New connections are refused from here on, which is how late tasks learn that the job is over.
         self._server.close()
-        self._server = None
         for link in self._links.values():
             link.connection.send(m.LeaveJob())
         for task in self._tasks.values():
