@@ -15,6 +15,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psutil
+import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
@@ -123,9 +125,15 @@ class Group:
     def _new_nccl(self, store: Any, rank: int, size: int) -> Any:
         # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        interface = _interface_of(self._address)
+        if interface is not None:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
-        return dist.ProcessGroupNCCL(store, rank, size, options)
+        group = dist.ProcessGroupNCCL(store, rank, size, options)
+        # Connect now: a communicator that is built at the first collective could hold the user's thread with a dead peer.
+        group.eager_connect_single_device(torch.device("cuda", 0))
+        return group
 
     def subgroup(self, kind: str, options: Any) -> Any:
         """Make the backend of a ``new_group`` in user code, on the same device, so that an abort reaches it."""
@@ -168,6 +176,14 @@ def _create_device(address: str) -> Any:
         return dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
     except TypeError:  # torch before 2.7 knows no lazy devices
         return dist.ProcessGroupGloo.create_device(hostname=address)
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface that has this address."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.split("%")[0] == address for entry in entries):
+            return str(name)
+    return None
 
 
 # The group that torch's next call of a creator is for; only the thread that runs user code registers groups.

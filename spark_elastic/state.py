@@ -316,6 +316,9 @@ class ObjectState(State):
                 present.load_state_dict(value.content)
                 if isinstance(present, (torch.nn.Module, torch.optim.Optimizer)):
                     present.zero_grad(set_to_none=True)
+                elif isinstance(present, torch.amp.GradScaler):
+                    # Not part of its state dict: that step() has been called, and update() not yet.
+                    present._per_optimizer_states.clear()
             elif _fits(present, value):
                 with torch.no_grad():
                     present.copy_(value)
