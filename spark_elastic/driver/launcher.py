@@ -147,12 +147,13 @@ class SlotLauncher:
     def _cancel_all(self) -> None:
         """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled.
 
-        It is looked for again and again: Spark may put a task back into its queue, and learns of new jobs a little later.
+        It is looked for again and again: Spark may put a task back into its queue, and its own view of jobs, which is what users
+        see, is a little behind. This returns when that view shows none of ours.
         """
         try:
             open_slots = [slot for slot in self._slots if slot.future is not None]
             deadline = time.monotonic() + END_SECONDS
-            while any(not slot.future.isDone() for slot in open_slots):
+            while any(not slot.future.isDone() for slot in open_slots) or self._active_jobs():
                 if time.monotonic() > deadline:
                     self._context.cancelJobGroup(self._group)
                     return
@@ -165,15 +166,15 @@ class SlotLauncher:
 
     def _cancel_waiting(self) -> None:
         tracker = self._context.statusTracker()
-        active = set(tracker.getActiveJobsIds())
-        for job in active & self._own_jobs(tracker):
+        for job in self._active_jobs():
             info = tracker.getJobInfo(job)
             stages = [] if info is None else [tracker.getStageInfo(stage) for stage in info.stageIds]
             if not any(stage and stage.numActiveTasks for stage in stages):
                 self._context._jsc.sc().cancelJob(job)
 
-    def _own_jobs(self, tracker: Any) -> set[int]:
-        return set(tracker.getJobIdsForGroup(self._group))
+    def _active_jobs(self) -> set[int]:
+        tracker = self._context.statusTracker()
+        return set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(self._group))
 
 
 class SlotConfigurationError(ValueError):
