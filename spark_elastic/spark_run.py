@@ -23,7 +23,7 @@ from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.launcher import SlotLauncher
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.errors import JobCancelledError, SparkElasticError
-from spark_elastic.faults import Fault
+from spark_elastic.payload import Payload
 from spark_elastic.settings import JobSettings
 from spark_elastic.ticket import Ticket
 
@@ -33,14 +33,6 @@ T = TypeVar("T")
 
 # How often a waiting ``run`` lets Python look at signals; the outcome itself arrives as an event.
 SIGNAL_SECONDS = 0.2
-
-
-class _Payload(msgspec.Struct, frozen=True):
-    """See ``spark_elastic.worker.Payload``, which cannot be imported here: it needs torch, and the driver does not."""
-
-    call: bytes
-    form_timeout: float
-    faults: tuple[Fault, ...] = ()
 
 
 def run(
@@ -139,7 +131,7 @@ def _run_job(session: Any, settings: JobSettings, call: bytes, log: EventLog) ->
     run_id = secrets.token_hex(4)
     credentials = create_credentials(run_id)
     plan = testing.active_plan()
-    payload = msgspec.msgpack.encode(_Payload(call, settings.form_timeout, plan))
+    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan))
     log.record(
         "job_started",
         run_id=run_id,

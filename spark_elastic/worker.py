@@ -18,17 +18,10 @@ from spark_elastic import faults
 from spark_elastic.context import Job, current_job, enter_job
 from spark_elastic.control import WHOLE_JOB, ControlClient
 from spark_elastic.data.pinning import set_pin
+from spark_elastic.payload import Payload
 from spark_elastic.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
-
-
-class Payload(msgspec.Struct, frozen=True):
-    """What the driver has for every worker: the call (a pickled ``(fn, args, kwargs)``) and what it has to know."""
-
-    call: bytes
-    form_timeout: float
-    faults: tuple[faults.Fault, ...] = ()
 
 
 def run_worker(ticket: Ticket, number: int) -> int:

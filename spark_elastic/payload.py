@@ -1,0 +1,15 @@
+"""What the driver sends to every worker. Apart from the worker, because the driver needs no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spark_elastic.faults import Fault
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """The user's call (a pickled ``(fn, args, kwargs)``) and what a worker has to know of the job."""
+
+    call: bytes
+    form_timeout: float
+    faults: tuple[Fault, ...] = ()
