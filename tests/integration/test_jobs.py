@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -164,21 +163,26 @@ def test_two_runs_side_by_side_on_too_few_slots_take_turns(run: Any) -> None:
         check(outcome, 20)
 
 
-def test_a_stopped_run_leaves_within_seconds(run: Any) -> None:
+def test_a_stopped_run_leaves_within_seconds(spark: Any, nothing_left: None) -> None:
     """What Ctrl-C does: an exception in the waiting thread."""
     import ctypes
 
     problems: list[BaseException] = []
+    formed = threading.Event()
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            formed.set()
 
     def call() -> None:
         try:
-            run(training.count_steps, 10**6, 0.02, min_np=1, max_np=2)
+            spark_elastic.run(training.count_steps, (10**6, 0.02), spark=spark, min_np=1, max_np=2, on_event=watch)
         except KeyboardInterrupt as error:
             problems.append(error)
 
     thread = threading.Thread(target=call)
     thread.start()
-    time.sleep(5)
+    assert formed.wait(60)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
     thread.join(timeout=20)
     assert not thread.is_alive()
