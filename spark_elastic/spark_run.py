@@ -257,6 +257,7 @@ def _find_session(stack: ExitStack) -> Any:
         SparkSession.builder.master(f"local-cluster[{cores},1,1024]")
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.default.parallelism", cores)  # Spark itself counts the executors that have come up so far
         .getOrCreate()
     )
     stack.callback(session.stop)

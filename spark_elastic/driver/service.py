@@ -11,7 +11,6 @@ import concurrent.futures
 import logging
 import platform
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
+from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.store import ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
@@ -81,6 +81,7 @@ class SparkDriverService:
         self._payload = payload
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
+        self._printer = OutputPrinter()
         self._faults = dict(faults or {})
         self._on_yield = on_yield
         self._on_registered = on_registered
@@ -112,6 +113,7 @@ class SparkDriverService:
         except BaseException:
             self._stop_loop()
             raise
+        self._printer.__enter__()
         return self
 
     def __exit__(
@@ -119,6 +121,7 @@ class SparkDriverService:
     ) -> None:
         self.stop_serving()
         self._stop_loop()
+        self._printer.__exit__(kind, error, trace)
 
     def stop_serving(self) -> None:
         """Release all tasks and refuse new ones; waits until they are gone, or ``RELEASE_SECONDS``.
@@ -245,11 +248,13 @@ class SparkDriverService:
         Were it to end, Spark would take the slot for done and kill the original.
         """
         vacant = self._loop.create_future()
-        self._standby.setdefault(slot, []).append(vacant)
+        waiting = self._standby.setdefault(slot, [])
+        waiting.append(vacant)
         silence = asyncio.ensure_future(connection.receive())
         await asyncio.wait({vacant, silence}, return_when=asyncio.FIRST_COMPLETED)
         silence.cancel()
         await asyncio.gather(silence, return_exceptions=True)
+        waiting.remove(vacant)
         return vacant.done()
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
@@ -355,11 +360,7 @@ class SparkDriverService:
     def _print(self, message: m.OutputLines) -> None:
         rank = self._ranks.get(message.worker)
         prefix = f"[{rank}]" if rank is not None else f"[worker {message.worker}]"
-        target = sys.stdout if message.stream is m.Stream.OUT else sys.stderr
-        lines = [f"{prefix} {line}\n" for line in message.lines]
-        if message.dropped:
-            lines.append(f"{prefix} … {message.dropped:,} lines dropped\n")
-        _write(target, "".join(lines))
+        self._printer.show(message.stream, prefix, message.lines, message.dropped)
 
     # ------------------------------------------------------------------ events → commands
 
@@ -463,19 +464,6 @@ class SparkDriverService:
     def _cancel(self, error: SparkElasticError) -> None:
         for command in self._machine.cancel(error):
             self._execute(command)
-
-
-def _write(target: Any, text: str) -> None:
-    """Write forwarded output where the driver's own goes. Whatever is wrong there is no trouble of the host's."""
-    try:
-        try:
-            target.write(text)
-        except UnicodeError:
-            encoding = target.encoding or "ascii"
-            target.write(text.encode(encoding, "replace").decode(encoding))
-        target.flush()
-    except (OSError, ValueError, AttributeError):
-        pass  # closed, or none at all
 
 
 def _listen(address: str, port: int) -> socket.socket:

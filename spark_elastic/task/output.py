@@ -57,14 +57,14 @@ class OutputForwarder:
             self._rest = b""
         self._forward(lines)
 
-    def _forward(self, lines: list[bytes]) -> None:
+    def _forward(self, lines: list[bytes], last: bool = False) -> None:
         texts = [
             line[start : start + LINE_LIMIT].decode("utf-8", "replace")
             for line in lines
             for start in range(0, max(len(line), 1), LINE_LIMIT)
         ]
         self._last_lines.extend(texts)
-        if self._connection.crowded:
+        if self._connection.crowded and not last:
             self._dropped += len(texts)
         elif texts or self._dropped:
             self._connection.send(OutputLines(self._worker, self._stream, tuple(texts), self._dropped))
@@ -77,6 +77,6 @@ class OutputForwarder:
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
         self._reading = -1
-        self._forward([self._rest] if self._rest else [])
+        self._forward([self._rest] if self._rest else [], last=True)
         self._rest = b""
         self._on_end()

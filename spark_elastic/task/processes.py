@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Collection
 
 import psutil
 
@@ -24,9 +25,9 @@ def die_with_parent(signal_number: int, parent: int) -> None:
         os.kill(os.getpid(), signal_number)  # it ended before we asked
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, so that none escapes ``kill_descendants``."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopt: bool = True) -> None:
+    """Become the parent of descendants whose own parent dies, so that none escapes ``kill_descendants``; or stop it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def is_exiting(pid: int) -> bool:
@@ -43,14 +44,16 @@ def is_exiting(pid: int) -> bool:
     return bool(int(fields[6]) & _PF_EXITING)
 
 
-def kill_descendants() -> None:
-    """SIGKILL every descendant of this process and wait for their end; orphans are adopted first.
+def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
+    """SIGKILL every descendant of this process and wait for their end; orphans are to be adopted first.
 
-    Gives up on what ``KILL_ROUNDS`` seconds do not end: the kernel holds it, in a broken file system for example.
+    Children in ``spare``, and what is below them, are left alone. Gives up on what ``KILL_ROUNDS`` seconds do not end: the
+    kernel holds it, in a broken file system for example.
     """
     me = psutil.Process()
     for _ in range(KILL_ROUNDS):
-        descendants = [process for process in me.children(recursive=True) if _is_alive(process)]
+        children = [child for child in me.children() if child not in spare]
+        descendants = [process for child in children for process in _tree(child) if _is_alive(process)]
         if not descendants:
             return
         for process in descendants:
@@ -65,6 +68,13 @@ def reap_adopted() -> None:
             pass
     except ChildProcessError:
         pass
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _is_alive(process: psutil.Process) -> bool:

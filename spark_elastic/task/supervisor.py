@@ -10,11 +10,12 @@ import sys
 from collections import deque
 from types import TracebackType
 
+import psutil
+
 from spark_elastic.messages import Message, Stream, WorkerDying, WorkerExited, WorkerStarted
 from spark_elastic.rpc import Connection
-from spark_elastic.task import warm_parent
+from spark_elastic.task import processes, warm_parent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
-from spark_elastic.task.processes import is_exiting
 from spark_elastic.ticket import Ticket
 
 # How often the process table is asked whether the worker is dying. The pidfd tells only when its memory is freed.
@@ -40,6 +41,7 @@ class WorkerSupervisor:
         self._driver = connection
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._spared: list[psutil.Process] = []
         self._worker: int | None = None
         self._pidfd = -1
         self._glance: asyncio.TimerHandle | None = None
@@ -52,6 +54,9 @@ class WorkerSupervisor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> WorkerSupervisor:
+        # Should the warm parent be killed, by the kernel for memory for example, what was below it comes to this process.
+        self._spared = psutil.Process().children()
+        processes.adopt_orphans()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = "from spark_elastic.task.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
         with theirs:
@@ -81,6 +86,8 @@ class WorkerSupervisor:
         except asyncio.TimeoutError:
             self._process.kill()
             self._process.wait()
+        await loop.run_in_executor(None, processes.kill_descendants, self._spared)
+        processes.adopt_orphans(False)
 
     def start(self, worker: int) -> None:
         """Have a worker forked, once the one before it is gone with everything that it started."""
@@ -123,7 +130,7 @@ class WorkerSupervisor:
             self._reporting = loop.create_task(self._report_exit(packet["exited"], packet["code"]))
 
     def _look(self, pid: int) -> None:
-        if is_exiting(pid):
+        if processes.is_exiting(pid):
             self._dying(pid)
         else:
             self._glance = asyncio.get_running_loop().call_later(GLANCE_SECONDS, self._look, pid)

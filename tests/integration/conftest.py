@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,12 @@ from spark_elastic.testing import Fault, inject
 EXECUTORS = 4
 # Python processes of a finished task end within this; Spark keeps idle ones of its own, which do not count.
 SETTLE_SECONDS = 10.0
+
+# These JVMs live for minutes: a second compiler and a parallel collector cost them more than they bring on few cores.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# In the environment of all that these tests start, so that orphans are told from other people's processes.
+MARK = "SPARK_ELASTIC_TEST_RUN"
+os.environ[MARK] = uuid.uuid4().hex
 
 cloudpickle.register_pickle_by_value(training)
 
@@ -41,16 +48,15 @@ def spark() -> Iterator[Any]:
 
 
 def ours() -> list[psutil.Process]:
-    """Processes of spark_elastic below this one: warm parents, workers and whatever these have started."""
-    parents = [process for process in psutil.Process().children(recursive=True) if _is_warm_parent(process)]
-    orphans = [process for process in psutil.process_iter() if _is_warm_parent(process)]
-    found = {process.pid: process for parent in [*parents, *orphans] for process in _tree(parent)}
-    return list(found.values())
+    """The processes of spark_elastic that these tests have brought about: warm parents and all below them."""
+    parents = [process for process in psutil.process_iter() if _is_warm_parent(process)]
+    return [process for parent in parents for process in _tree(parent)]
 
 
 def _is_warm_parent(process: psutil.Process) -> bool:
     try:
-        return any("spark_elastic.task.warm_parent" in part for part in process.cmdline())
+        named = any("spark_elastic.task.warm_parent" in part for part in process.cmdline())
+        return named and process.environ().get(MARK) == os.environ[MARK]
     except psutil.Error:
         return False
 
@@ -81,9 +87,16 @@ def run(spark: Any, nothing_left: None) -> Iterator[Callable[..., Any]]:
 
     def call(fn: Callable[..., Any], *args: Any, faults: list[Fault] | None = None, **settings: Any) -> Run:
         events: list[dict[str, Any]] = []
+        watch = settings.pop("on_event", None)
+
+        def note(event: dict[str, Any]) -> None:
+            events.append(event)
+            if watch is not None:
+                watch(event)
+
         try:
             with inject(*(faults or [])):
-                results = spark_elastic.run(fn, args=args, spark=spark, on_event=events.append, **settings)
+                results = spark_elastic.run(fn, args=args, spark=spark, on_event=note, **settings)
         except BaseException as error:
             error.events = events  # type: ignore[attr-defined]
             raise

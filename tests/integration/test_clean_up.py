@@ -51,58 +51,60 @@ def assert_gone(pids: list[int]) -> None:
 
 
 @pytest.fixture
-def job(spark: Any, nothing_left: None, tmp_path: Path) -> Iterator[list[int]]:
-    """A job of two workers with children of every kind; gives the pids of rank 1's."""
+def job(spark: Any, nothing_left: None, tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
+    """A job of two workers with children of every kind; the call gives the pids of the present world's rank 1."""
 
-    def call() -> None:
-        spark_elastic.run(training.die_quietly, args=(str(tmp_path), 100), spark=spark, min_np=1, max_np=2, num_proc=2)
+    def train() -> None:
+        spark_elastic.run(training.die_quietly, args=(str(tmp_path),), spark=spark, min_np=2, max_np=2)
 
-    thread = threading.Thread(target=call)
+    def next_pids() -> list[int]:
+        pids = wait_for(tmp_path / "1")
+        (tmp_path / "1").unlink()  # only the next world writes it again
+        return pids
+
+    thread = threading.Thread(target=train)
     thread.start()
-    wait_for(tmp_path / "0")
-    yield wait_for(tmp_path / "1")
+    yield next_pids
+    (tmp_path / "stop").touch()
     thread.join(timeout=120)
     assert not thread.is_alive()
 
 
-def test_what_a_killed_worker_started_ends_with_it(job: list[int]) -> None:
-    worker, parent, *rest = job
+def test_whichever_process_dies_what_it_started_goes_with_it_and_the_job_goes_on(
+    job: Callable[[], list[int]],
+) -> None:
+    # A killed worker leaves its warm parent, which forks the replacement.
+    worker, parent, *rest = job()
     assert len(rest) == 3
     os.kill(worker, signal.SIGKILL)
     assert_gone([worker, *rest])
-    assert alive([parent])  # forks the replacement
+    assert alive([parent])
 
+    # A killed warm parent takes its worker along; the task raises, and Spark starts it anew.
+    pids = job()
+    os.kill(pids[1], signal.SIGKILL)
+    assert_gone(pids)
 
-def test_a_killed_warm_parent_takes_its_worker_along(job: list[int]) -> None:
-    worker, parent, *_ = job
-    os.kill(parent, signal.SIGKILL)
-    assert_gone([worker, parent])
+    # So does a killed task, also when the worker is stopped and cannot notice.
+    pids = job()
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(psutil.Process(pids[1]).ppid(), signal.SIGKILL)
+    assert_gone(pids)
 
-
-def test_a_killed_task_takes_everything_below_it_along(job: list[int]) -> None:
-    os.kill(psutil.Process(job[1]).ppid(), signal.SIGKILL)
-    assert_gone(job)
-
-
-def test_a_stopped_worker_ends_with_its_killed_task(job: list[int]) -> None:
-    os.kill(job[0], signal.SIGSTOP)
-    os.kill(psutil.Process(job[1]).ppid(), signal.SIGKILL)
-    assert_gone(job)
-
-
-def test_a_killed_executor_takes_everything_below_it_along(job: list[int]) -> None:
-    java = next(process for process in psutil.Process(job[1]).parents() if process.name().startswith("java"))
-    java.kill()
-    assert_gone(job)
+    # And an executor.
+    pids = job()
+    next(process for process in psutil.Process(pids[1]).parents() if process.name().startswith("java")).kill()
+    assert_gone(pids)
+    job()
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(mode: str, master: str) -> subprocess.Popen[str]:
+    def start(master: str, *acts: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "driver_script.py"), mode, master, str(tmp_path)],
+            [sys.executable, str(HERE / "driver_script.py"), master, str(tmp_path), *acts],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
         )  # fmt: skip
         started.append(process)
@@ -122,42 +124,32 @@ def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> str:
 
 
 def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: Path) -> None:
-    process = script("killed", "local-cluster[2,1,1024]")
-    pids = wait_for(tmp_path / "0") + wait_for(tmp_path / "1")
+    process = script("local-cluster[2,1,1024]", "killed")
+    pids = wait_for(tmp_path / "killed" / "0") + wait_for(tmp_path / "killed" / "1")
     process.kill()
     assert_gone(pids)
 
 
-def test_stopping_the_spark_context_ends_the_run_within_seconds(script: Any, tmp_path: Path) -> None:
-    out = finish(script("stopped", "local[2]"))
+def test_on_local_threads_a_paused_driver_is_no_hang_losses_are_survived_and_a_stopped_context_ends_the_run(
+    script: Any, tmp_path: Path
+) -> None:
+    process = script("local[2]", "paused", "trained", "stopped")
+    wait_for(tmp_path / "paused" / "0")
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(5)  # more than twice heartbeat_timeout
+    os.kill(process.pid, signal.SIGCONT)
+    time.sleep(3)  # in which a hang would be declared
+    (tmp_path / "paused" / "stop").touch()
+    out = finish(process)
+    assert "generations {1}" in out
+    assert "equal 2" in out
     assert "the SparkContext was stopped" in out
     assert float(out.rsplit(" after ", 1)[1].split()[0]) < 10
-    assert_gone(wait_for(tmp_path / "0"))
-
-
-def test_a_paused_driver_is_not_taken_for_a_hang(script: Any) -> None:
-    process = script("paused", "local[2]")
-    end = time.monotonic() + START_SECONDS
-    while len(_workers_below(process.pid)) < 4:  # two warm parents and their workers
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(8)  # twice heartbeat_timeout
-    os.kill(process.pid, signal.SIGCONT)
-    assert "generations {1}" in finish(process)
-
-
-def _workers_below(pid: int) -> list[psutil.Process]:
-    below = psutil.Process(pid).children(recursive=True)
-    return [process for process in below if any("warm_parent" in part for part in process.cmdline())]
-
-
-def test_training_works_on_local_threads(script: Any) -> None:
-    assert "equal 2" in finish(script("trained", "local[2]"))
+    assert_gone(wait_for(tmp_path / "stopped" / "0"))
 
 
 def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> None:
-    assert "['x']" in finish(script("default session", "local[1]"))
+    assert "['x']" in finish(script("", "default session"))
 
 
 @pytest.fixture
@@ -189,4 +181,4 @@ def _free_port() -> int:
 
 
 def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: str) -> None:
-    assert "equal" in finish(script("trained", standalone), 180)
+    assert "equal" in finish(script(standalone, "trained"), 180)

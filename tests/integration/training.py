@@ -73,7 +73,7 @@ def count_steps(steps: int, seconds: float = 0.0, loader_workers: int = 0, hidde
         "pid": os.getpid(),
         "value": value,
         "history": state.history,
-        "counter": float(model.module.counter),
+        "counter": model.module.counter.item(),
         "digest": digest.hexdigest(),
         "resets": resets,
         "entries": entries,
@@ -196,8 +196,8 @@ def collectives() -> dict[str, Any]:
     return {"rank": se.rank(), "mine": state.mine, **state.value}
 
 
-def die_quietly(folder: str, steps: int) -> None:
-    """Start processes of every kind below a worker, write their pids, and wait to be killed."""
+def die_quietly(folder: str) -> int:
+    """Start processes of every kind below a worker, write their pids, and train until killed, or until the file ``stop``."""
     import os
     import subprocess
     import time
@@ -217,14 +217,23 @@ def die_quietly(folder: str, steps: int) -> None:
         with open(path + ".tmp", "w") as file:
             file.write(" ".join(map(str, pids)))
         os.rename(path + ".tmp", path)
-        while state.step < steps:
+        stopping = torch.zeros(1)
+        while not stopping:
             next(feed)
-            se.allreduce(torch.ones(1))
+            stopping = se.allreduce(torch.tensor([float(os.path.exists(os.path.join(folder, "stop")))]), op="max")
             state.step += 1
             state.commit()
             time.sleep(0.05)
 
     train(state)
+    return se.generation()
+
+
+def flood(lines: int) -> str:
+    """Print more than anybody wants to read."""
+    for line in range(lines):
+        print(f"line {line:08d} {'x' * 100}", flush=False)
+    return "dry"
 
 
 def count_rows(url: str, rows: int, epochs: int, batch: dict[str, int], report: bool = False) -> dict[str, Any]:

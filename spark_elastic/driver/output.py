@@ -1,0 +1,80 @@
+"""OutputPrinter: what workers print appears in the driver's own output, each line with its rank."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from spark_elastic.messages import Stream
+
+# Messages that may wait to be printed; each holds what a worker wrote at once, at most some hundred kilobytes.
+BACKLOG = 64
+END_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    stream: Stream
+    prefix: str
+    lines: tuple[str, ...]
+    dropped: int
+
+
+class OutputPrinter:
+    """Prints from a thread of its own, from ``__enter__`` to ``__exit__``.
+
+    A terminal, pager or pipe that takes no more must not hold up the job: what finds the backlog full is counted instead.
+    """
+
+    def __init__(self) -> None:
+        self._pages: queue.Queue[_Page | None] = queue.Queue(BACKLOG)
+        self._dropped: dict[tuple[Stream, str], int] = {}
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-output", daemon=True)
+
+    def __enter__(self) -> OutputPrinter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Print what waits, unless nobody takes it for ``END_SECONDS``."""
+        counts = [_Page(stream, prefix, (), dropped) for (stream, prefix), dropped in self._dropped.items()]
+        try:
+            for page in [*counts, None]:
+                self._pages.put(page, timeout=END_SECONDS)
+        except queue.Full:
+            self._abandoned = True
+        self._thread.join(timeout=END_SECONDS)
+
+    def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0) -> None:
+        """Have lines printed, and how many were dropped before they came here; never blocks. For one thread only."""
+        dropped += self._dropped.pop((stream, prefix), 0)
+        try:
+            self._pages.put_nowait(_Page(stream, prefix, lines, dropped))
+        except queue.Full:
+            self._dropped[stream, prefix] = dropped + len(lines)
+
+    def _run(self) -> None:
+        while not self._abandoned and (page := self._pages.get()) is not None:
+            lines = [f"{page.prefix} … {page.dropped:,} lines dropped\n"] if page.dropped else []
+            lines += [f"{page.prefix} {line}\n" for line in page.lines]
+            _write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
+
+
+def _write(target: Any, text: str) -> None:
+    """Write to one of the driver's own streams. Whatever is wrong there is no trouble of the job's."""
+    try:
+        try:
+            target.write(text)
+        except UnicodeError:
+            encoding = target.encoding or "ascii"
+            target.write(text.encode(encoding, "replace").decode(encoding))
+        target.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, or none at all
