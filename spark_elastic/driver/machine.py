@@ -92,17 +92,23 @@ class World:
     progressed: bool = False
     was_formed: bool = False
     broken_by: str = ""
+    # The rank of each worker, in rank order.
+    ranks: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ranks = {member.worker: member.rank for member in self.members}
 
     @property
     def workers(self) -> tuple[int, ...]:
-        return tuple(member.worker for member in self.members)
-
-    def rank_of(self, worker: int) -> int | None:
-        return next((member.rank for member in self.members if member.worker == worker), None)
+        return tuple(self.ranks)
 
 
 class DriverMachine:
-    """Decides for one job. ``handle`` is its only entrance; ``over`` tells that it has decided for the last time."""
+    """Decides for one job. Events come in by ``note``; what follows from all that is known is decided by ``decide``.
+
+    ``handle`` is both. Noting an event costs the same in a small and in a large world, deciding looks at all workers: who gets
+    many events at once notes them all and decides once. ``over`` tells that the machine has decided for the last time.
+    """
 
     def __init__(self, settings: JobSettings, now: float) -> None:
         self.settings = settings
@@ -154,6 +160,10 @@ class DriverMachine:
 
     def handle(self, event: ev.Event, now: float) -> list[do.Command]:
         """Take note of an event at driver time ``now`` (monotonic seconds); return what to do, in order."""
+        return [*self.note(event, now), *self.decide()]
+
+    def note(self, event: ev.Event, now: float) -> list[do.Command]:
+        """Take note of an event; return what it calls for by itself, in order."""
         gap = now - self._seen
         if gap > PAUSE_SECONDS:
             self._paused += gap - TICK_SECONDS
@@ -163,22 +173,28 @@ class DriverMachine:
             self._after_the_end(event)
         else:
             self._handlers[type(event)](event, now - self._paused)
-            if not self.over:
-                self._advance(now - self._paused)
-        decided, self._commands = self._commands, []
-        return decided
+        return self._take_commands()
+
+    def decide(self) -> list[do.Command]:
+        """Do whatever has become possible by what was noted; return what to do, in order."""
+        if not self.over:
+            self._advance(self._now)
+        return self._take_commands()
 
     def cancel(self, error: SparkElasticError) -> list[do.Command]:
         """End the job for a reason from outside."""
         self._fail(error)
-        decided, self._commands = self._commands, []
-        return decided
+        return self._take_commands()
 
     def deadline(self) -> float | None:
         """Driver time at which a ``Tick`` is due before the regular one, or None."""
         times = [self.hosts.next_ready_at(self._now), self._join_due_at()]
         known = [time for time in times if time is not None]
         return min(known) + self._paused if known else None
+
+    def _take_commands(self) -> list[do.Command]:
+        taken, self._commands = self._commands, []
+        return taken
 
     @property
     def generation(self) -> int:
@@ -253,7 +269,7 @@ class DriverMachine:
         if self._elastic_since is None:
             self._elastic_since = now
         world = self.world
-        if world is not None and event.worker in world.workers:
+        if world is not None and event.worker in world.ranks:
             if event.generation != world.generation:
                 return
             # After a planned interrupt ranks come back without a reason; those that the driver has called back are expected.
@@ -264,7 +280,7 @@ class DriverMachine:
                 if world.phase is WorldPhase.FORMING:
                     worker.form_failures += 1
                 reason = event.reason or "it left the world without being asked to"
-                self._break(f"rank {world.rank_of(event.worker)} reports: {reason}", now)
+                self._break(f"rank {world.ranks[event.worker]} reports: {reason}", now)
                 if worker.form_failures >= FORM_ATTEMPTS:
                     self._lose(event.worker, f"could not connect to the others {FORM_ATTEMPTS} times", now)
                 if event.worker not in self.workers:
@@ -285,8 +301,9 @@ class DriverMachine:
         world = self.world
         if world is None or event.generation != world.generation or event.worker not in self.workers:
             return
-        world.acknowledged.add(event.worker)
-        if world.phase is WorldPhase.FORMING and world.acknowledged >= set(world.workers):
+        if event.worker in world.ranks:
+            world.acknowledged.add(event.worker)
+        if world.phase is WorldPhase.FORMING and len(world.acknowledged) == len(world.members):
             world.phase = WorldPhase.RUNNING
             world.was_formed = True
             self._unformed = 0
@@ -318,7 +335,7 @@ class DriverMachine:
             event.worker, self._rank_of(event.worker), worker.host_name, f"raised {event.error}", event.traceback
         )
         self.book.add(failure)
-        if world is not None and event.worker in world.workers:
+        if world is not None and event.worker in world.ranks:
             world.raised.add(event.worker)
         if event.fatal:
             self._fail(TrainingFailedError(f"{event.error}", (failure,)))
@@ -396,7 +413,7 @@ class DriverMachine:
         bad_place = self.hosts.worker_failed(worker.place, now)
         if bad_place and host is not None and not self._is_member(number):
             self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
-        if world is None or number not in world.workers:
+        if world is None or number not in world.ranks:
             return
         if world.phase is WorldPhase.FINISHING:
             self._fail(
@@ -502,7 +519,7 @@ class DriverMachine:
             self._commands.append(do.FinishWorld(world.generation, world.workers))
             self._record("world_finished", generation=world.generation, size=len(world.members))
             for worker in list(self.workers.values()):
-                if worker.worker not in world.workers:
+                if worker.worker not in world.ranks:
                     self._leave(worker)
         elif world.phase is WorldPhase.INTERRUPTING:
             # Some ranks left the function, others the world: those that left have to enter it again.
@@ -678,7 +695,7 @@ class DriverMachine:
         late = [worker for worker in inside if worker.collectives == fewest]
         missed = [worker for worker in outside if worker.collectives < fewest]
         if missed:
-            self._world_parted(world, [world.rank_of(worker.worker) for worker in missed], limit, now)
+            self._world_parted(world, [world.ranks[worker.worker] for worker in missed], limit, now)
         elif outside or len(late) < len(inside):
             for worker in late:
                 self._lose(
@@ -725,7 +742,7 @@ class DriverMachine:
         missing = [worker for worker in self._living_members() if worker.worker not in world.acknowledged]
         for worker in missing:
             worker.form_failures += 1
-        ranks = [world.rank_of(worker.worker) for worker in missing]
+        ranks = [world.ranks[worker.worker] for worker in missing]
         self._break(f"ranks {ranks} did not connect within {self.settings.form_timeout:g} s", now)
         for worker in missing:
             if worker.form_failures >= FORM_ATTEMPTS:
@@ -826,7 +843,7 @@ class DriverMachine:
         return [self.workers[number] for number in self.world.workers if number in self.workers]
 
     def _newcomers(self) -> list[Worker]:
-        members = self.world.workers if self.world is not None else ()
+        members = self.world.ranks if self.world is not None else {}
         return [
             worker
             for worker in self.workers.values()
@@ -834,10 +851,10 @@ class DriverMachine:
         ]
 
     def _is_member(self, number: int) -> bool:
-        return self.world is not None and number in self.world.workers
+        return self.world is not None and number in self.world.ranks
 
     def _rank_of(self, number: int) -> int | None:
-        return self.world.rank_of(number) if self.world is not None else None
+        return self.world.ranks.get(number) if self.world is not None else None
 
     def _is_draining(self, worker: Worker) -> bool:
         host = self.hosts.get(worker.host)

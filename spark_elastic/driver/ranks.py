@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,21 +27,23 @@ def assign_ranks(candidates: Iterable[Candidate]) -> tuple[Member, ...]:
     machines: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.worker):
         machines.setdefault(candidate.host_name, []).append(candidate)
+    cross_sizes = Counter(local_rank for workers in machines.values() for local_rank in range(len(workers)))
+    before: Counter[int] = Counter()
     members: list[Member] = []
-    for place, workers in enumerate(machines.values()):
+    for workers in machines.values():
         for local_rank, candidate in enumerate(workers):
-            same_local_rank = [len(others) > local_rank for others in machines.values()]
             members.append(
                 Member(
                     worker=candidate.worker,
                     rank=len(members),
                     local_rank=local_rank,
                     local_size=len(workers),
-                    cross_rank=sum(same_local_rank[:place]),
-                    cross_size=sum(same_local_rank),
+                    cross_rank=before[local_rank],
+                    cross_size=cross_sizes[local_rank],
                     commit=candidate.commit,
                 )
             )
+            before[local_rank] += 1
     return tuple(members)
 
 

@@ -98,6 +98,7 @@ class SparkDriverService:
         self._next_ping = time.monotonic()
         self._backend: str | None = settings.backend
         self._timer: asyncio.TimerHandle | None = None
+        self._deciding: asyncio.Handle | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
@@ -365,19 +366,27 @@ class SparkDriverService:
     # ------------------------------------------------------------------ events → commands
 
     def _handle(self, event: ev.Event) -> None:
+        """Take note of an event at once; decide when all that the loop has at hand is noted, as events come in crowds."""
+        self._attempt(type(event).__name__, lambda: self._machine.note(event, time.monotonic()))
+        if self._deciding is None:
+            self._deciding = self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._deciding = None
+        self._attempt("a decision", self._machine.decide)
+        self._schedule_tick()
+
+    def _attempt(self, what: str, ask: Callable[[], list[do.Command]]) -> None:
+        """Execute what the machine answers. Should that fail, a bug of ours, the job ends: no timeout would ever fire."""
         try:
-            for command in self._machine.handle(event, time.monotonic()):
+            for command in ask():
                 self._execute(command)
         except Exception as error:
-            # A bug of ours. Without the machine no timeout would ever fire, so the job ends here.
-            logger.exception("the driver's decisions failed at %s", event)
+            logger.exception("the driver failed at %s", what)
             if not self.outcome.done():
-                problem = SparkElasticError(
-                    f"internal error at {type(event).__name__}: {type(error).__name__}: {error}"
-                )
+                problem = SparkElasticError(f"internal error at {what}: {type(error).__name__}: {error}")
                 problem.__cause__ = error
                 self.outcome.set_exception(problem)
-        self._schedule_tick()
 
     def _schedule_tick(self) -> None:
         if self._timer is not None:

@@ -1,0 +1,216 @@
+"""The driver: how long it takes to form a generation of many workers, and to decide about a loss among more.
+
+    python benchmarks/driver.py [--workers 1000] [--repeats 3]
+
+The real service on the loopback; tasks and workers are connections of one other process, which speak as real ones do: a worker
+publishes its address, fetches those of all others, and says that it is complete. Nothing is timed before all are connected.
+The machine alone decides about one failure among 10,000 workers. Prints a table and a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+from report import Table, emit, summarize
+
+from spark_elastic import messages as m
+from spark_elastic.credentials import Credentials, create_credentials
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.machine import DriverMachine
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.errors import JobCancelledError
+from spark_elastic.messages import CommitId
+from spark_elastic.rpc import Connection, connect
+from spark_elastic.settings import JobSettings
+from spark_elastic.task.facts import gather_facts
+
+CONNECTING_AT_ONCE = 32
+
+
+# ---------------------------------------------------------------- the swarm: many tasks and workers in one process
+
+
+class Swarm:
+    """Plays tasks and workers against a driver on this machine."""
+
+    def __init__(self, port: int, credentials: Credentials) -> None:
+        self._address = [("127.0.0.1", port)]
+        self._credentials = credentials
+        self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
+        self._facts = gather_facts("127.0.0.1", (), 1, 0)
+        self._workers: dict[int, Connection] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def serve(self, count: int) -> None:
+        """Register ``count`` tasks; then do what stdin says: a line is the number of a worker that dies."""
+        for slot in range(count):
+            self._start(self._task(slot))
+        lines = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+        while line := await lines.readline():
+            self._workers[int(line)].abort()
+
+    def _start(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _connect(self, kind: Any) -> Connection:
+        async with self._connecting:
+            return await connect(self._address, self._credentials, kind)
+
+    async def _task(self, slot: int) -> None:
+        driver = await self._connect(m.ToTask)
+        driver.send(m.TaskHello(slot, self._facts))
+        async for message in driver.messages():
+            if isinstance(message, m.StartWorker):
+                driver.send(m.WorkerStarted(message.worker, 1))
+                self._start(self._worker(message.worker))
+            elif isinstance(message, m.Ping):
+                driver.send(m.Pong(message.number))
+
+    async def _worker(self, number: int) -> None:
+        driver = self._workers[number] = await self._connect(m.ToWorker)
+        driver.send(m.WorkerHello(number, 1))
+        driver.send(m.WorkerReady(0, None))
+        async for message in driver.messages():
+            if isinstance(message, m.FormWorld):
+                await self._form(driver, number, message)
+            elif isinstance(message, m.AbortWorld):
+                commit = CommitId(message.generation, 0)
+                driver.send(m.WorkerAborted(message.generation, commit))
+                driver.send(m.WorkerReady(message.generation, commit, "a rank was lost"))
+
+    async def _form(self, driver: Connection, number: int, order: m.FormWorld) -> None:
+        """What ``Group.build`` asks of the store, and the same once more for Gloo."""
+        rank = next(member.rank for member in order.members if member.worker == number)
+        for round in ("address", "gloo"):
+            driver.send(m.StoreRequest(1, order.generation, "set", (f"{round}/{rank}",), (b"127.0.0.1 12345",)))
+            keys = tuple(f"{round}/{peer}" for peer in range(len(order.members)))
+            driver.send(m.StoreRequest(2, order.generation, "get", keys))
+            for _ in range(2):
+                while not isinstance(await driver.receive(), m.StoreReply):
+                    pass
+        driver.send(m.WorldFormed(order.generation))
+
+
+def play_swarm(port: int, count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    certificate, key = (base64.b64decode(sys.stdin.readline()) for _ in range(2))
+    asyncio.run(Swarm(port, Credentials(certificate, key)).serve(count))
+
+
+# ---------------------------------------------------------------- the driver
+
+
+class Watch(EventLog):
+    """Keeps the times of events, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        self.times: dict[str, list[float]] = {}
+        self.workers: list[int] = []
+        self._changed = threading.Condition()
+
+    def record(self, kind: str, **fields: Any) -> None:
+        with self._changed:
+            self.times.setdefault(kind, []).append(time.perf_counter())
+            if kind == "world_forming":
+                self.workers = list(fields["workers"])
+            self._changed.notify_all()
+
+    def wait(self, kind: str, times: int) -> float:
+        """Return when this happened for the ``times``-th time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self.times.get(kind, ())) >= times, 300):
+                raise TimeoutError(f"{kind} happened {len(self.times.get(kind, ()))} times, not {times}")
+            return self.times[kind][times - 1]
+
+
+def form(count: int, losses: int) -> tuple[list[float], float]:
+    """Form a generation of ``count`` workers, then lose one after the other. Return the seconds of each forming, from the
+    last worker ready (or the loss) to the last acknowledgement, and the growth of the driver's memory in MB."""
+    watch = Watch()
+    settings = JobSettings(min_np=1, num_proc=count, max_np=count, join_window=0.05)
+    credentials = create_credentials("benchmark")
+    before = psutil.Process().memory_info().rss
+    with SparkDriverService(settings, credentials, b"", bind_address="127.0.0.1", event_log=watch) as service:
+        command = [sys.executable, __file__, "--swarm", str(service.port), "--workers", str(count)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1) as swarm:
+            assert swarm.stdin is not None
+            for secret in (credentials.certificate, credentials.private_key):
+                swarm.stdin.write(base64.b64encode(secret).decode() + "\n")
+            seconds = [watch.wait("world_formed", 1) - watch.wait("world_forming", 1)]
+            for number in range(losses):
+                start = time.perf_counter()
+                swarm.stdin.write(f"{watch.workers[-1]}\n")
+                watch.wait("world_broken", number + 1)
+                seconds.append(watch.wait("world_formed", number + 2) - start)
+            memory = (psutil.Process().memory_info().rss - before) / 2**20
+            service.cancel(JobCancelledError("the benchmark is over"))
+            swarm.kill()
+    return seconds, memory
+
+
+def decide(workers: int) -> tuple[float, float]:
+    """Return the seconds that the machine takes for one failure among ``workers``: to note the loss and order the abort, and
+    to note that all others are ready and order the next world."""
+    machine = DriverMachine(JobSettings(min_np=1, num_proc=workers, max_np=workers), 0.0)
+    for number in range(workers):
+        machine.note(ev.TaskRegistered(number, number, f"host{number // 8}", f"host{number // 8}/{number}"), 0.0)
+    machine.decide()
+    started = list(machine.workers)
+    for worker in started:
+        machine.note(ev.WorkerConnected(worker), 0.0)
+        machine.note(ev.WorkerReady(worker, 0, None), 0.0)
+    machine.decide()
+    for worker in started:
+        machine.note(ev.GroupFormed(worker, 1), 0.0)
+    machine.decide()
+    start = time.perf_counter()
+    machine.handle(ev.WorkerGone(started[0], "its process died"), 1.0)
+    aborted = time.perf_counter()
+    for worker in started[1:]:
+        machine.note(ev.WorkerReady(worker, 1, CommitId(1, 0), "a rank was lost"), 1.0)
+    machine.decide()
+    assert machine.generation == 2
+    return aborted - start, time.perf_counter() - aborted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--swarm", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.swarm:
+        play_swarm(options.swarm, options.workers)
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sizes = [size for size in (10, 100) if size < options.workers] + [options.workers]
+    table = Table("workers", "first forming", "after a loss", "driver memory", unit="seconds, MB")
+    results = {}
+    for size in sizes:
+        seconds, memory = form(size, options.repeats)
+        table.add(size, seconds[0], summarize(seconds[1:]), memory)
+        results[size] = {"first": seconds[0], "after_loss": summarize(seconds[1:]).asdict(), "memory_mb": memory}
+    table.print()
+    abort, reform = (summarize(seconds) for seconds in zip(*(decide(10_000) for _ in range(7)), strict=True))
+    print(f"\nDriverMachine, one failure among 10,000 workers: abort ordered after {abort} s,")
+    print(f"next world ordered {reform} s after that, with 9,999 answers noted between")
+    emit("driver", forming=results, machine_10000={"abort": abort.asdict(), "next_world": reform.asdict()})
+
+
+if __name__ == "__main__":
+    main()
