@@ -1,0 +1,243 @@
+"""Resets: what a loss or an arrival costs those who train on.
+
+    python benchmarks/resets.py [--repeats 8] [--cases worker,loader,hang,executor,big] [--picture recovery.png]
+
+Jobs of four workers on a local-cluster commit every step; faults strike them again and again, rank 0 and another in turn, and
+Spark or the warm parent brings a replacement each time, so each loss is followed by a join. All times are read from one
+machine's clock. ``next step``: from the loss (its declaration, for a hang) to the survivors' next completed step.
+``full size``: to the world that is complete again. ``join``: how long the running workers pause for a newcomer, between
+two completed steps. ``big`` has a state of 400 MB and two workers. Prints a table and a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from report import Summary, Table, emit, summarize
+
+import spark_elastic
+from spark_elastic.testing import Fault, inject, kill, kill_executor, stop
+
+WORKERS = 4
+PACE = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: what strikes it, how many steps lie between two strikes, and what is trained."""
+
+    strike: Any
+    victims: tuple[int, ...] = (0, 1)
+    steps_between: int = 60
+    loader_workers: int = 0
+    parameters: int = 250_000
+    workers: int = WORKERS
+    repeats: int | None = None
+
+
+CASES = {
+    "worker": Case(kill),
+    "loader": Case(kill, loader_workers=2, steps_between=120),
+    "hang": Case(stop, steps_between=60),
+    "executor": Case(kill_executor, steps_between=450),
+    "big": Case(kill, victims=(1,), parameters=100_000_000, workers=2, steps_between=12, repeats=7),
+}
+
+
+def train(steps: int, pace: float, parameters: int, loader_workers: int) -> None:
+    """Train, and report for each generation when its first step ended and when the last one before it did."""
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    width = int((parameters / 2) ** 0.5)
+    net = torch.nn.Sequential(torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False))
+    model = se.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    state = se.TorchState(model=model, optimizer=optimizer, step=0)
+    feed = torch.utils.data.DataLoader(range(10**9), num_workers=loader_workers) if loader_workers else None
+    last = 0.0
+
+    @se.elastic
+    def loop(state: Any) -> None:
+        nonlocal last
+        rows = iter(feed) if feed is not None else None
+        is_first = True
+        while state.step < steps:
+            if rows is not None:
+                next(rows)
+            started = time.time()
+            optimizer.zero_grad()
+            model(torch.randn(2, width)).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+            now = time.time()
+            if is_first:
+                state.report(first=now, last=last, step_seconds=now - started)
+                is_first = False
+            last = now
+            time.sleep(pace)
+
+    loop(state)
+
+
+@dataclass(frozen=True)
+class Reset:
+    """One reset, in seconds. ``victim`` is None for a join."""
+
+    victim: int | None
+    parts: dict[str, float]
+    next_step: float
+    pause: float
+
+
+def measure(spark: Any, case: Case, repeats: int) -> tuple[list[Reset], list[float]]:
+    """Run a case; return its resets and the seconds that it took each time to be back to full size."""
+    turns = case.repeats or repeats
+    faults: list[Fault] = [
+        case.strike(rank=case.victims[turn % len(case.victims)], step=case.steps_between * (turn + 1))
+        for turn in range(turns)
+    ]
+    events: list[dict[str, Any]] = []
+    with inject(*faults):
+        spark_elastic.run(
+            train,
+            args=(case.steps_between * (turns + 1), PACE, case.parameters, case.loader_workers),
+            spark=spark,
+            min_np=1,
+            num_proc=case.workers,
+            max_np=case.workers,
+            heartbeat_timeout=3.0,
+            on_event=events.append,
+        )
+    return read(events), back_to_full_size(events, case.workers)
+
+
+def read(events: list[dict[str, Any]]) -> list[Reset]:
+    """Take a job's events apart into resets."""
+    resets = []
+    formed = [event for event in events if event["event"] == "world_formed"]
+    for world in formed[1:]:
+        generation = world["generation"]
+        reports = [e["values"] for e in events if e["event"] == "metrics" and e["generation"] == generation]
+        survivors = [values for values in reports if values["last"]]
+        if not survivors:
+            continue
+        before = [e for e in events if e["time"] <= world["time"]]
+        start = [e for e in before if e["event"] in ("world_broken", "world_interrupted")][-1]
+        forming = [e for e in before if e["event"] == "world_forming"][-1]
+        lost = [e for e in before if e["event"] == "worker_lost" and e["time"] <= start["time"] + 0.001][-1:]
+        struck = [e for e in before if e["event"] == "fault_injected" and e["time"] <= start["time"]][-1:]
+        first = max(values["first"] for values in survivors)
+        own_step = max(values["step_seconds"] for values in survivors)
+        pause = max(values["first"] - values["last"] for values in survivors)
+        if start["event"] == "world_interrupted":
+            resets.append(Reset(None, {}, first - start["time"], pause - own_step - PACE))
+            continue
+        hung = "hung" in lost[0]["cause"] if lost else False
+        begin = start["time"] if hung or not struck else struck[0]["time"]
+        parts = {
+            "detect": start["time"] - begin,
+            "abort and come back": forming["time"] - start["time"],
+            "connect": world["time"] - forming["time"],
+            "sync and first step": first - world["time"],
+        }
+        resets.append(Reset(struck[0]["rank"] if struck else None, parts, first - begin, pause))
+    return resets
+
+
+def back_to_full_size(events: list[dict[str, Any]], size: int) -> list[float]:
+    """The seconds from each loss to the next complete world."""
+    found = []
+    for lost in (event for event in events if event["event"] == "world_broken"):
+        full = [e for e in events if e["event"] == "world_formed" and e["size"] == size and e["time"] > lost["time"]]
+        if full:
+            found.append(full[0]["time"] - lost["time"])
+    return found
+
+
+def memcpy_seconds(size: int) -> float:
+    """One copy of so many bytes between two tensors that have been touched."""
+    import time
+
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def draw(path: str, resets: dict[str, list[Reset]]) -> None:
+    """Draw where the time of a recovery goes, the median of each part, one bar a case."""
+    import matplotlib
+
+    matplotlib.use("svg" if path.endswith("svg") else "agg")
+    from matplotlib import pyplot
+
+    cases = [name for name, found in resets.items() if any(reset.parts for reset in found)]
+    figure, axes = pyplot.subplots(figsize=(8, 0.7 * len(cases) + 1.4), layout="constrained")
+    starts = [0.0] * len(cases)
+    for part in ("detect", "abort and come back", "connect", "sync and first step"):
+        widths = [
+            1000 * summarize([reset.parts[part] for reset in resets[name] if reset.parts]).median for name in cases
+        ]
+        axes.barh(cases, widths, left=starts, label=part)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    axes.set_xlabel("milliseconds after the loss (a hang: after it was declared), median of each part")
+    axes.invert_yaxis()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--picture", help="draw where the time goes into this file")
+    options = parser.parse_args()
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    table = Table("case", "next step", "full size", "join", unit="seconds")
+    resets: dict[str, list[Reset]] = {}
+    results: dict[str, Any] = {}
+    for name in options.cases.split(","):
+        case = CASES[name]
+        resets[name], full = measure(spark, case, options.repeats)
+        columns = {
+            "next_step": [reset.next_step for reset in resets[name] if reset.victim is not None],
+            "full_size": full,
+            "join": [reset.pause for reset in resets[name] if reset.victim is None],
+        }
+        summaries: dict[str, Summary | None] = {key: summarize(v) if v else None for key, v in columns.items()}
+        table.add(name, *summaries.values())
+        results[name] = {key: summary.asdict() if summary else None for key, summary in summaries.items()}
+        results[name]["victims"] = [reset.victim for reset in resets[name] if reset.victim is not None]
+    spark.stop()
+    table.print()
+    if "big" in results:
+        results["big"]["memcpy"] = memcpy_seconds(4 * CASES["big"].parameters)
+        print(f"memcpy of the big state: {results['big']['memcpy']:.3f} s")
+    if options.picture:
+        draw(options.picture, resets)
+    emit("resets", **results)
+
+
+if __name__ == "__main__":
+    main()

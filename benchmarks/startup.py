@@ -1,0 +1,113 @@
+"""Start and end: from the call of ``run()`` to the first step, and from the last step to its return.
+
+    python benchmarks/startup.py [--repeats 7]
+
+Four workers on a local-cluster whose executors are up; Spark's own TorchDistributor trains the same loop in the same session,
+in turn. Prints a table and a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from report import Table, emit, summarize
+
+import spark_elastic
+
+WORKERS = 4
+STEPS = 10
+
+
+def elastic_loop() -> tuple[float, float]:
+    """Return when the first and the last step ended."""
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(512, 512))
+    optimizer = torch.optim.Adam(model.parameters())
+    state = se.TorchState(model=model, optimizer=optimizer, times=[])
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while len(state.times) < STEPS:
+            optimizer.zero_grad()
+            model(torch.randn(64, 512)).square().mean().backward()
+            optimizer.step()
+            state.times.append(time.time())
+            state.commit()
+
+    train(state)
+    return state.times[0], state.times[-1]
+
+
+def distributor_loop() -> tuple[float, float]:
+    """The same, as TorchDistributor wants it."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512))
+    optimizer = torch.optim.Adam(model.parameters())
+    times = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(64, 512)).square().mean().backward()
+        optimizer.step()
+        times.append(time.time())
+    dist.destroy_process_group()
+    return times[0], times[-1]
+
+
+def measure(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    """Return the seconds to the first step, and from the last step to the return."""
+    called = time.time()
+    first, last = call()
+    return first - called, time.time() - last
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    from pyspark.ml.torch.distributor import TorchDistributor
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.parallelize(range(WORKERS), WORKERS).barrier().mapPartitions(list).collect()  # executors are up
+    rivals: dict[str, Callable[[], tuple[float, float]]] = {
+        "spark_elastic": lambda: spark_elastic.run(elastic_loop, spark=spark, min_np=WORKERS, max_np=WORKERS)[0],
+        "TorchDistributor": lambda: TorchDistributor(WORKERS, local_mode=False, use_gpu=False).run(distributor_loop),
+    }
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
+    for _ in range(options.repeats):
+        for name, call in rivals.items():
+            seconds[name].append(measure(call))
+    spark.stop()
+    table = Table("", "call to first step", "last step to return", unit="seconds")
+    results = {}
+    for name, pairs in seconds.items():
+        start, end = (summarize(values) for values in zip(*pairs, strict=True))
+        table.add(name, start, end)
+        results[name] = {"first_step": start.asdict(), "return": end.asdict()}
+    table.print()
+    emit("startup", **results)
+
+
+if __name__ == "__main__":
+    main()

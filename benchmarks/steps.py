@@ -1,0 +1,192 @@
+"""Steps: the elastic loop with a commit every step against the same loop under torchrun with plain DDP.
+
+    python benchmarks/steps.py [--repeats 30] [--cases small,in_place,copy]
+
+Two workers each. Both jobs are up all the time and take turns, a block of steps each, so that whatever else the machine does
+hits both. ``small`` is a model of 1 MB, ``in_place`` and ``copy`` one of 100 MB with Adam (300 MB of state). Prints the ratio of
+the steps' times, a table and a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from report import Table, emit, summarize
+
+WORKERS = 2
+LIMIT = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """``width`` of the two square layers, rows a step, steps a block, and how commits are kept."""
+
+    width: int
+    batch: int
+    block: int
+    commit: str
+
+
+CASES = {
+    "small": Case(360, 512, 100, "copy"),
+    "in_place": Case(3600, 64, 3, "in_place"),
+    "copy": Case(3600, 64, 3, "copy"),
+}
+
+
+def build(case: Case) -> tuple[Any, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(case.width, case.width), torch.nn.ReLU(), torch.nn.Linear(case.width, case.width)]
+    model = torch.nn.Sequential(*layers)
+    return model, torch.randn(case.batch, case.width)
+
+
+def take_turns(folder: Path, name: str, rank: int, blocks: int, steps: int, step: Callable[[], None]) -> None:
+    """Run a block of steps each time that it is this job's turn, and write how long a step took."""
+    for number in range(blocks):
+        turn = folder / f"{number}-{name}.go"
+        while not turn.exists():
+            time.sleep(0.002)
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        seconds = (time.perf_counter() - start) / steps
+        done = folder / f"{number}-{name}-{rank}"
+        done.with_suffix(".tmp").write_text(repr(seconds))
+        done.with_suffix(".tmp").rename(done)
+
+
+def plain(folder: Path, case: Case, blocks: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    net, rows = build(case)
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        optimizer.step()
+
+    take_turns(folder, "plain", dist.get_rank(), blocks, case.block, step)
+    dist.destroy_process_group()
+
+
+def elastic(folder: Path, case: Case, blocks: int) -> None:
+    import torch
+
+    import spark_elastic as se
+
+    torch.set_num_threads(1)
+    net, rows = build(case)
+    model = se.DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    state = se.TorchState(model=model, optimizer=optimizer, commit=case.commit)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        def step() -> None:
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+            state.commit()
+
+        take_turns(folder, "elastic", se.rank(), blocks, case.block, step)
+
+    train(state)
+
+
+def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of a step of both jobs, plain and elastic, one each repeat. The first block warms up."""
+    import spark_elastic
+
+    blocks = repeats + 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        arguments = ["--plain", name, "--case", json.dumps(asdict(case)), "--repeats", str(blocks)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen([*torchrun, __file__, *arguments], env=environment):
+            job = threading.Thread(
+                target=spark_elastic.run,
+                args=(elastic, (folder, case, blocks)),
+                kwargs={"spark": spark, "min_np": WORKERS, "max_np": WORKERS},
+            )
+            job.start()
+            seconds: dict[str, list[float]] = {"plain": [], "elastic": []}
+            for number in range(blocks):
+                order = ["plain", "elastic"] if number % 2 else ["elastic", "plain"]
+                for rival in order:
+                    (folder / f"{number}-{rival}.go").touch()
+                    seconds[rival].append(_collect(folder, f"{number}-{rival}"))
+            job.join()
+    return seconds["plain"][1:], seconds["elastic"][1:]
+
+
+def _collect(folder: Path, name: str) -> float:
+    """Wait for all ranks' seconds; return the slowest's."""
+    end = time.monotonic() + LIMIT
+    found = [folder / f"{name}-{rank}" for rank in range(WORKERS)]
+    while not all(path.exists() for path in found):
+        if time.monotonic() > end:
+            raise TimeoutError(f"no answer from {name}")
+        time.sleep(0.005)
+    return max(float(path.read_text()) for path in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--plain", help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plain:
+        plain(Path(options.plain), Case(**json.loads(options.case)), options.repeats)
+        return
+    import cloudpickle
+    from pyspark.sql import SparkSession
+
+    cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    table = Table("case", "plain step", "elastic step", "ratio", unit="milliseconds")
+    results = {}
+    for name in options.cases.split(","):
+        plain_seconds, elastic_seconds = compare(spark, CASES[name], options.repeats)
+        ratio = summarize([mine / theirs for theirs, mine in zip(plain_seconds, elastic_seconds, strict=True)])
+        columns = [summarize([1000 * value for value in values]) for values in (plain_seconds, elastic_seconds)]
+        table.add(name, *columns, ratio)
+        results[name] = {
+            "plain_ms": columns[0].asdict(),
+            "elastic_ms": columns[1].asdict(),
+            "ratio": ratio.asdict(),
+        }
+    spark.stop()
+    table.print()
+    emit("steps", **results)
+
+
+if __name__ == "__main__":
+    main()
