@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from spark_elastic import data, testing
+    from spark_elastic.checkpoint.loading import load_checkpoint
     from spark_elastic.collectives import allgather_object, allreduce, barrier, broadcast_object
     from spark_elastic.context import (
         cross_rank,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
     from spark_elastic.elastic_loop import elastic
     from spark_elastic.errors import (
+        CheckpointError,
         DataError,
         HostsUpdatedInterrupt,
         JobCancelledError,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from spark_elastic.state import ObjectState, State, TorchState
 
 _MODULES = {
+    "spark_elastic.checkpoint.loading": ("load_checkpoint",),
     "spark_elastic.collectives": ("allgather_object", "allreduce", "barrier", "broadcast_object"),
     "spark_elastic.context": (
         "cross_rank",
@@ -59,6 +62,7 @@ _MODULES = {
     ),
     "spark_elastic.elastic_loop": ("elastic",),
     "spark_elastic.errors": (
+        "CheckpointError",
         "DataError",
         "HostsUpdatedInterrupt",
         "JobCancelledError",
@@ -79,6 +83,7 @@ _SUBMODULES = ("data", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "CheckpointError",
     "DataError",
     "DistributedDataParallel",
     "HostsUpdatedInterrupt",
@@ -104,6 +109,7 @@ __all__ = [
     "device",
     "elastic",
     "generation",
+    "load_checkpoint",
     "local_rank",
     "local_size",
     "process_group",

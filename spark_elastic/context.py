@@ -17,6 +17,7 @@ from spark_elastic.errors import NotInWorldError, SparkElasticError
 from spark_elastic.world import World
 
 if TYPE_CHECKING:
+    from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.parallel import DistributedDataParallel
 
 # Set by the task that starts a worker, where Spark has assigned a GPU.
@@ -26,8 +27,16 @@ DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
 class Job:
     """The worker's side of a job: one control connection and one world after the other. Used by the user's thread."""
 
-    def __init__(self, control: ControlClient, worker: int, address: str, form_timeout: float) -> None:
+    def __init__(
+        self,
+        control: ControlClient,
+        worker: int,
+        address: str,
+        form_timeout: float,
+        checkpoints: CheckpointWriter | None = None,
+    ) -> None:
         self.control = control
+        self.checkpoints = checkpoints
         self.world: World | None = None
         # The state that the elastic function was called with.
         self.state: Any = None

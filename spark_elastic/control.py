@@ -103,6 +103,10 @@ class ControlClient:
         number = next(self._numbers)
         return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
 
+    def beat(self) -> None:
+        """Say that this worker gets on, without a collective."""
+        self.beats += 1
+
     # ------------------------------------------------------------------ worlds
 
     def ready(self, reason: str) -> m.FormWorld:

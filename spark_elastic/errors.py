@@ -8,6 +8,7 @@
     │   └── StateLostError           every copy of the committed state is gone
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
+    ├── CheckpointError              a checkpoint cannot be written, read, or does not fit the job
     ├── DataError                    a dataset is broken, changed, or not what the job expects
     └── JobCancelledError            Spark or the user ended the job from outside
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "CheckpointError",
     "DataError",
     "HostsUpdatedInterrupt",
     "JobCancelledError",
@@ -92,6 +94,10 @@ class NotEnoughHostsError(SparkElasticError):
 
 class NotInWorldError(SparkElasticError):
     """There is no rank yet: the code runs above the elastic function, before the first generation."""
+
+
+class CheckpointError(SparkElasticError):
+    """The checkpoint directory cannot be used, holds nothing whole, or its state is not this job's."""
 
 
 class DataError(SparkElasticError):

@@ -7,9 +7,18 @@ import msgspec
 from spark_elastic.faults import Fault
 
 
+class CheckpointPlan(msgspec.Struct, frozen=True):
+    """Where commits are written, as which attempt of the job, and how many seconds apart."""
+
+    url: str
+    attempt: int
+    interval: float
+
+
 class Payload(msgspec.Struct, frozen=True):
     """The user's call (a pickled ``(fn, args, kwargs)``) and what a worker has to know of the job."""
 
     call: bytes
     form_timeout: float
     faults: tuple[Fault, ...] = ()
+    checkpoint: CheckpointPlan | None = None

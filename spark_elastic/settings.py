@@ -27,6 +27,8 @@ class JobSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     network_interface: str | None = None
     driver_port: int = 0
+    # Whether commits are also written to a durable checkpoint.
+    durable: bool = False
 
     # A worker whose control thread is silent for so long is taken for stopped (SIGSTOP, swapped out, a cut network).
     heartbeat_timeout: float = 20.0

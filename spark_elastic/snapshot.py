@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-_IMMUTABLE = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
+# Immutable, and readable without running code.
+PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,52 +43,52 @@ class Leaf:
     index: int
 
 
-def flatten(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Copy a tree of dicts, lists and tuples; its tensors go into ``tensors`` uncopied, with a ``Leaf`` in their place.
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to all else in it.
+
+    Dicts whose keys are no plain values count as leaves.
+    """
+    kind: Any = type(tree)
+    if kind is StateDict:
+        return StateDict(map_tree(function, tree.content))
+    if kind in (dict, OrderedDict) and all(map(_is_plain, tree)):
+        copied = kind((key, map_tree(function, entry)) for key, entry in tree.items())
+        if hasattr(tree, "_metadata"):  # versions of a module's parts
+            copied._metadata = copy.deepcopy(tree._metadata)
+        return copied
+    if kind in (list, tuple):
+        return kind(map_tree(function, entry) for entry in tree)
+    return function(tree)
+
+
+def flatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """Copy a tree; its tensors go into ``tensors`` uncopied, with a ``Leaf`` in their place.
 
     Other mutable objects are deep-copied. Raises ``TypeError`` for what cannot be copied.
     """
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return Leaf(len(tensors) - 1)
-    if kind is StateDict:
-        return StateDict(flatten(value.content, tensors))
-    if kind is dict:
-        return {key: flatten(entry, tensors) for key, entry in value.items()}
-    if kind is list:
-        return [flatten(entry, tensors) for entry in value]
-    if kind is tuple:
-        return tuple(flatten(entry, tensors) for entry in value)
-    if isinstance(value, Mapping) and hasattr(value, "items") and kind.__name__ == "OrderedDict":
-        copied = kind((key, flatten(entry, tensors)) for key, entry in value.items())
-        if hasattr(value, "_metadata"):  # versions of a module's parts
-            copied._metadata = copy.deepcopy(value._metadata)
-        return copied
-    return copy.deepcopy(value)
+
+    def take(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value.detach())
+            return Leaf(len(tensors) - 1)
+        return value if type(value) in PLAIN else copy.deepcopy(value)
+
+    return map_tree(take, tree)
 
 
 def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
     """Build the tree again, each ``Leaf`` replaced by a clone of its tensor; nothing in it is shared with the snapshot."""
-    kind = type(skeleton)
-    if kind is Leaf:
-        return tensors[skeleton.index].clone()
-    if kind in _IMMUTABLE:
-        return skeleton
-    if kind is StateDict:
-        return StateDict(unflatten(skeleton.content, tensors))
-    if kind is dict or kind.__name__ == "OrderedDict":
-        copied = kind((key, unflatten(entry, tensors)) for key, entry in skeleton.items())
-        if hasattr(skeleton, "_metadata"):
-            copied._metadata = copy.deepcopy(skeleton._metadata)
-        return copied
-    if kind is list:
-        return [unflatten(entry, tensors) for entry in skeleton]
-    if kind is tuple:
-        return tuple(unflatten(entry, tensors) for entry in skeleton)
-    return copy.deepcopy(skeleton)
+
+    def give(value: Any) -> Any:
+        if type(value) is Leaf:
+            return tensors[value.index].clone()
+        return value if type(value) in PLAIN else copy.deepcopy(value)
+
+    return map_tree(give, skeleton)
+
+
+def _is_plain(key: Any) -> bool:
+    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
 
 
 @dataclass(slots=True)
@@ -152,22 +154,39 @@ class Snapshot:
 
 
 class SnapshotPair:
-    """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current at once."""
+    """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current at once.
+
+    One may be lent to a reader on another thread. A third takes its turn for that time, so that nobody waits; it is made
+    when it is first needed, and kept.
+    """
 
     def __init__(self) -> None:
-        self._snapshots = (Snapshot(), Snapshot())
-        self._current = 0
+        self._current = Snapshot()
+        self._spare = Snapshot()
+        self._third: Snapshot | None = None
+        self._lent: Snapshot | None = None
         self.is_empty = True
 
     @property
     def current(self) -> Snapshot:
         assert not self.is_empty, "nothing has been saved yet"
-        return self._snapshots[self._current]
+        return self._current
 
     @property
     def spare(self) -> Snapshot:
-        return self._snapshots[1 - self._current]
+        if self._spare is self._lent:
+            self._spare, self._third = self._third or Snapshot(), self._spare
+        return self._spare
 
     def switch(self) -> None:
-        self._current = 1 - self._current
+        self._current, self._spare = self._spare, self._current
         self.is_empty = False
+
+    def lend(self) -> Snapshot:
+        """Give the current snapshot away for reading; it stays as it is until ``take_back``, which any thread may call."""
+        assert self._lent is None, "one at a time"
+        self._lent = self.current
+        return self._lent
+
+    def take_back(self) -> None:
+        self._lent = None

@@ -18,12 +18,13 @@ import cloudpickle
 import msgspec
 
 from spark_elastic import testing
+from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.credentials import create_credentials
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.launcher import SlotLauncher
 from spark_elastic.driver.service import SparkDriverService
-from spark_elastic.errors import JobCancelledError, SparkElasticError
-from spark_elastic.payload import Payload
+from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
+from spark_elastic.payload import CheckpointPlan, Payload
 from spark_elastic.settings import JobSettings
 from spark_elastic.ticket import Ticket
 
@@ -52,7 +53,7 @@ def run(
     spark: Any = None,
     network_interface: str | None = None,
     driver_port: int | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
     host_discovery_script: str | None = None,
     event_log: str | os.PathLike[str] | None = None,
@@ -81,6 +82,9 @@ def run(
         spark: the session; default the active one, else a local-cluster with as many executors as there are cores.
         network_interface: the interface that workers use among themselves; default the one that reaches the driver.
         driver_port: port that the driver listens on; default any.
+        checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
+            one goes on from the newest of them that is whole.
+        checkpoint_interval: seconds between two such writes; 0 writes whenever the last write has ended.
         event_log: file to which events are appended as JSON lines.
         on_event: called with each event as a dict, on a thread of its own.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
@@ -90,11 +94,12 @@ def run(
         TrainingFailedError: the job failed; holds every failing worker's rank, host and traceback.
         NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
         ResetLimitExceededError: see ``reset_limit``.
+        CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
         ValueError, TypeError: an argument is wrong; nothing was started.
 
     Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
     """
-    _refuse_unavailable(checkpoint=checkpoint, host_discovery_script=host_discovery_script, progress=progress or None)
+    _refuse_unavailable(host_discovery_script=host_discovery_script, progress=progress or None)
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
@@ -105,6 +110,7 @@ def run(
             raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
     if min_np is not None and max_np is not None and min_np > max_np:
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
+    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval)
     with ExitStack() as stack:
         session = spark if spark is not None else _find_session(stack)
         low, start, high = _default_sizes(session, num_proc, min_np, max_np)
@@ -120,24 +126,28 @@ def run(
             env=dict(env or {}),
             network_interface=network_interface,
             driver_port=driver_port or 0,
+            durable=plan is not None,
             **timeouts,
         )
         log = stack.enter_context(EventLog(os.fspath(event_log) if event_log is not None else None, on_event))
-        results = _run_job(session, settings, call, log)
+        results = _run_job(session, settings, call, plan, log)
     return [pickle.loads(result) for result in results]
 
 
-def _run_job(session: Any, settings: JobSettings, call: bytes, log: EventLog) -> list[bytes]:
+def _run_job(
+    session: Any, settings: JobSettings, call: bytes, checkpoint: CheckpointPlan | None, log: EventLog
+) -> list[bytes]:
     run_id = secrets.token_hex(4)
     credentials = create_credentials(run_id)
     plan = testing.active_plan()
-    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan))
+    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, checkpoint))
     log.record(
         "job_started",
         run_id=run_id,
         min_np=settings.min_np,
         num_proc=settings.num_proc,
         max_np=settings.max_np,
+        attempt=None if checkpoint is None else checkpoint.attempt,
         application=session.sparkContext.applicationId,
     )
     launcher: SlotLauncher | None = None
@@ -232,6 +242,24 @@ def _refuse_unavailable(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{name}= is not available yet in this version")
+
+
+def _claim_checkpoint(checkpoint: str | os.PathLike[str], interval: float) -> CheckpointPlan:
+    """Claim the next attempt in the checkpoint directory; a directory that cannot be written shows here."""
+    if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
+        raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
+    url = os.fspath(checkpoint)
+    if not isinstance(url, str) or not url:
+        raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
+    if "://" not in url and "::" not in url:
+        url = os.path.abspath(url)  # workers have working directories of their own
+    try:
+        attempt = CheckpointDirectory(url).claim()
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
+    return CheckpointPlan(url, attempt, float(interval))
 
 
 def _check_linux() -> None:

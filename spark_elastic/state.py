@@ -11,8 +11,8 @@ import numpy
 import torch
 
 from spark_elastic import faults
-from spark_elastic.context import Job, current_job
-from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.context import Job, current_job, device
+from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.messages import CommitId
 from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair, repair
@@ -35,6 +35,9 @@ class State(ABC):
         self._steps = 0
         self._index = 0
         self._interrupted = False
+        # What durable checkpoints are made of, and the size of the world that made the one this job goes on from.
+        self._snapshots: SnapshotPair | None = None
+        self._restored_size = 0
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -65,12 +68,15 @@ class State(ABC):
         newest = plan_repair(commits).newest
         return 0 if newest is None else commits.index(newest)
 
-    def commit(self) -> None:
+    def commit(self, durable: bool = False) -> None:
         """Save, then see whether the world changes.
 
         Costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have to
-        commit equally often. Raises ``WorkerLostError`` when a rank is gone (this step is then not saved if a reduction
-        may have failed in it) and ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers come or leave.
+        commit equally often. ``durable`` has this commit written to the job's ``checkpoint``, in the background, without
+        regard to ``checkpoint_interval``; where an older one is just being written, the first commit after that.
+
+        Raises ``WorkerLostError`` when a rank is gone (this step is then not saved if a reduction may have failed in it) and
+        ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers come or leave.
         """
         job, world = self._job, self._world
         if job is None or world is None:
@@ -83,6 +89,9 @@ class State(ABC):
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._save_and_count()
         faults.reached(faults.Point.RECORDED, **where)
+        if job.checkpoints is not None and world.rank == 0:
+            assert self._snapshots is not None
+            job.checkpoints.offer(CommitId(world.generation, self._index), self._snapshots, durable)
         if self._exchange(job, world):
             raise HostsUpdatedInterrupt("workers arrive or leave")
         faults.reached(faults.Point.COMMITTED, **where)
@@ -105,15 +114,15 @@ class State(ABC):
     def register_reset_callbacks(self, callbacks: Iterable[ResetCallback]) -> None:
         """Have ``callback(old_size, new_size)`` called on every rank, newcomers included, after each reset's sync.
 
-        ``old_size`` is the size of the world that made the commit from which training goes on. Not called for the job's
-        first generation.
+        ``old_size`` is the size of the world that made the commit from which training goes on; in a job that goes on from
+        a durable checkpoint, of the world that wrote it. Not called where a job begins from nothing.
         """
         self._reset_callbacks.extend(callbacks)
 
     def heartbeat(self) -> None:
         """Say that this worker makes progress in long code between collectives; restarts ``hang_timeout``. Costs nothing."""
         if self._job is not None:
-            self._job.control.beats += 1
+            self._job.control.beat()
 
     def report(self, **metrics: Any) -> None:
         """Send metrics (numbers, one-element tensors, strings) to the job's event log; never blocks."""
@@ -141,13 +150,16 @@ class State(ABC):
         world = job.world
         job.state = self
         self._check_models(job)
+        if job.checkpoints is not None and self._snapshots is None:
+            raise CheckpointError(f"checkpoint= needs an ObjectState or a TorchState, not {type(self).__name__}")
         self.sync()
         job.attach_models()
         faults.reached(faults.Point.SYNCED, rank=world.rank, generation=world.generation)
-        if world.newest_commit is not None:
+        previous_size = self._restored_size if world.newest_commit is None else world.previous_size
+        if previous_size:
             self.on_reset()
             for callback in self._reset_callbacks:
-                callback(world.previous_size, world.size)
+                callback(previous_size, world.size)
         self._enter_world(world.rank, world.size)
         self._index = -1
         self._steps -= 1  # the seal is no step of the user's
@@ -187,8 +199,15 @@ class State(ABC):
         return self._interrupted
 
     def _leave(self, world: World) -> None:
-        """Read the control collective of the last commit: the user's function has returned."""
+        """The user's function has returned: read the control collective of the last commit, and have that made durable.
+
+        That is done before the vote, so that another rank can do it if this one is lost.
+        """
         self._read(world.finish_exchange(), world)
+        job = self._job
+        if job is not None and job.checkpoints is not None and world.rank == 0:
+            assert self._snapshots is not None
+            job.checkpoints.finish(CommitId(world.generation, self._index), self._snapshots, world.is_broken)
 
     def _read(self, everybody: list[list[int]] | None, world: World) -> None:
         """Look at what all ranks said at a commit."""
@@ -223,7 +242,7 @@ class ObjectState(State):
 
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, Any] | None = None, **objects: Any) -> None:
         super().__init__()
-        self._snapshots = SnapshotPair()
+        self._snapshots: SnapshotPair = SnapshotPair()
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -234,10 +253,11 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Copy all objects into the spare one of two kept buffers, then make it the current one."""
-        self._snapshots.spare.take({"steps": self._steps + 1, "objects": self._values(shared=True)}, self._own_part())
-        if self._world is not None and self._world.is_broken():
+        world = self._world
+        self._take(self._steps + 1, 1 if world is None else world.size)
+        if world is not None and world.is_broken():
             # On CUDA the copy has just waited for the step's reductions, which an abort may have ended.
-            raise WorkerLostError(f"generation {self._world.generation} is broken")
+            raise WorkerLostError(f"generation {world.generation} is broken")
         self._snapshots.switch()
         self._advance()
 
@@ -257,7 +277,7 @@ class ObjectState(State):
             return
         if world.newest_commit is None and world.rank == 0:
             # The first state of a job is rank 0's.
-            self._snapshots.spare.take({"steps": self._steps, "objects": self._values(shared=True)}, self._own_part())
+            self._take(self._steps, self._restore_durable(world))
             self._snapshots.switch()
         own = None if self._snapshots.is_empty else self._snapshots.current.own
         if repair(world, self._snapshots):
@@ -269,6 +289,31 @@ class ObjectState(State):
             self._load_shared()
             if world.me.commit is None:
                 self._own_as_newcomer(world)
+        self._restored_size = self._snapshots.current.skeleton["size"]
+
+    def _restore_durable(self, world: World) -> int:
+        """Go on from the newest durable checkpoint, if there is one; return the size of the world that wrote it, else 0.
+
+        What it does not know of stays as it is here.
+        """
+        job = self._job
+        saved = None if job is None or job.checkpoints is None else job.checkpoints.restore(device())
+        if saved is None:
+            return 0
+        try:
+            self._load(saved.objects)
+        except Exception as error:
+            raise CheckpointError(
+                f"checkpoint {saved.name} is not one of this state: {error}; give another checkpoint= to begin anew"
+            ) from error
+        self._steps = saved.steps
+        self._own_as_newcomer(world)
+        return saved.size
+
+    def _take(self, steps: int, size: int) -> None:
+        """Copy the present values into the spare snapshot; ``size`` is that of the world that commits them."""
+        shared = {"steps": steps, "size": size, "objects": self._values(shared=True)}
+        self._snapshots.spare.take(shared, self._own_part())
 
     def _values(self, shared: bool) -> dict[str, Any]:
         """The present values of the objects, uncopied; those of objects with a state dict as such."""
@@ -333,7 +378,8 @@ class TorchState(ObjectState):
     ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
     names. The ``loader`` goes on from the last commit after a reset, with this rank's new share of the rows, and tells the
     wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own:
-    saved with commits, never sent; a newcomer's are derived from (``torch.initial_seed()``, generation, rank).
+    saved with commits, never sent; a newcomer's, and those of a job that
+    goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
 
     ``commit="copy"`` keeps two copies of the state on the device that it is on.
     """
@@ -355,8 +401,8 @@ class TorchState(ObjectState):
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
 
-    def commit(self) -> None:
-        super().commit()
+    def commit(self, durable: bool = False) -> None:
+        super().commit(durable)
         for model in self._wrapped_models():
             model.forget_rows()
 
@@ -409,7 +455,8 @@ class TorchState(ObjectState):
         _set_random_states(random_states)
 
     def _own_as_newcomer(self, world: World) -> None:
-        seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, world.generation, world.rank])
+        attempt = self._job.checkpoints.attempt if self._job is not None and self._job.checkpoints is not None else 0
+        seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, attempt, world.generation, world.rank])
         first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
         random.seed(first)
         numpy.random.seed(second)

@@ -9,12 +9,14 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import cloudpickle
 import msgspec
 import numpy
 
 from spark_elastic import faults
+from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.context import Job, current_job, enter_job
 from spark_elastic.control import WHOLE_JOB, ControlClient
 from spark_elastic.data.pinning import set_pin
@@ -28,12 +30,16 @@ def run_worker(ticket: Ticket, number: int) -> int:
     """Run one worker in this process and return its exit code. The process has just been forked from the warm parent."""
     _reseed()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    with ControlClient(ticket, number) as control:
+    with ExitStack() as stack:
+        control = stack.enter_context(ControlClient(ticket, number))
         payload = msgspec.msgpack.decode(control.payload(), type=Payload)
         faults.arm(payload.faults, control.claim_fault)
         faults.reached(faults.Point.BOOT)
+        checkpoints = None
+        if payload.checkpoint is not None:
+            checkpoints = stack.enter_context(CheckpointWriter(payload.checkpoint, control.report, control.beat))
         address = _group_address(ticket, control)
-        enter_job(Job(control, number, address, payload.form_timeout))
+        enter_job(Job(control, number, address, payload.form_timeout, checkpoints))
         set_pin(lambda key, make: _pin(control, key, make))
         return _call(control, payload.call)
 

@@ -41,6 +41,8 @@ PAUSE_SECONDS = 3.0
 FORM_ATTEMPTS = 3
 # So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
 UNFORMED_LIMIT = 10
+# So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
+LOST_WORLDS_LIMIT = 3
 
 
 class Phase(Enum):
@@ -133,6 +135,7 @@ class DriverMachine:
         self._yield_after = settings.yield_after
         self._yield_at: float | None = None
         self._unformed = 0
+        self._lost_worlds = 0
         # Lost workers whose exit code says something about the user's code: members that ended by themselves.
         self._telling: set[int] = set()
         # The machine's own clock stands still while the driver is paused.
@@ -457,13 +460,22 @@ class DriverMachine:
 
     def _all_members_lost(self, world: World) -> None:
         story = self.book.story()
+        remedy = "there is no durable checkpoint (see checkpoint=)"
+        if self.settings.durable:
+            remedy = f"so were {self._lost_worlds} worlds before it, with no commit since the checkpoint"
         if world.raised >= set(world.workers):
             self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", story))
+        elif self.settings.durable and self._lost_worlds < LOST_WORLDS_LIMIT:
+            # The next world goes on from the newest durable checkpoint, as a new run would.
+            self._lost_worlds += 1
+            self._record("state_lost", generation=world.generation, reason=world.broken_by)
+            self.world = None
+            self._give_up_if_pointless()
         elif world.was_formed or self._newest_seen is not None:
             self._fail(
                 StateLostError(
                     f"all {len(world.members)} workers of generation {world.generation} were lost, and the state with "
-                    "them; there is no durable checkpoint (see checkpoint=)",
+                    f"them; {remedy}",
                     story,
                 )
             )
@@ -833,6 +845,7 @@ class DriverMachine:
         world = self.world
         if world is not None and commit.generation == world.generation and commit.index > 0 and not world.progressed:
             world.progressed = True
+            self._lost_worlds = 0
             self.book.progressed(world.generation)
             for number in world.workers:
                 self.hosts.worker_progressed(self._places[number])

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import training
 
 import spark_elastic
 from spark_elastic.testing import Fault, inject
 
+HERE = Path(__file__).parent
 EXECUTORS = 4
 # Python processes of a finished task end within this; Spark keeps idle ones of its own, which do not count.
 SETTLE_SECONDS = 10.0
@@ -105,6 +111,38 @@ def run(spark: Any, nothing_left: None) -> Iterator[Callable[..., Any]]:
     yield call
     tracker = spark.sparkContext.statusTracker()
     assert not tracker.getActiveJobsIds(), "Spark jobs of ours still run"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``script(master, *acts)`` starts ``driver_script.py``; what is left of it is killed after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(master: str, *acts: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "driver_script.py"), master, str(tmp_path), *acts],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """1000 rows in three files with row groups of odd sizes."""
+    folder = tmp_path_factory.mktemp("rows")
+    start = 0
+    for number, (rows, group) in enumerate([(1, 1), (600, 97), (399, 1000)]):
+        table = pa.table({"id": pa.array(range(start, start + rows), pa.int64())})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=group)
+        start += rows
+    return folder.as_uri()
 
 
 class Run:

@@ -13,7 +13,7 @@ import cloudpickle
 import training
 
 import spark_elastic
-from spark_elastic.testing import inject, kill, kill_executor
+from spark_elastic.testing import hang, inject, kill, kill_executor
 
 
 def main(master: str, folder: str, *acts: str) -> None:
@@ -45,6 +45,13 @@ def main(master: str, folder: str, *acts: str) -> None:
             assert all(result["counter"] == 30 for result in results), results
             assert len({result["digest"] for result in results}) == 1, results
             print("equal", len(results), flush=True)
+        elif act == "checkpointed":
+            arguments = (Path(folder, "dataset").read_text(), 1000, 2, {"global_batch_size": 64})
+            with inject(hang(rank=1, step=10)):  # in the first epoch
+                spark_elastic.run(
+                    training.count_rows, args=arguments, spark=spark, min_np=2, max_np=2,
+                    checkpoint=own / "saved", checkpoint_interval=0, event_log=own / "log",
+                )  # fmt: skip
 
 
 def _stop_while_running(spark: Any, folder: Path) -> None:

@@ -19,7 +19,6 @@ import training
 
 import spark_elastic
 
-HERE = Path(__file__).parent
 GONE_SECONDS = 15.0
 START_SECONDS = 60.0
 
@@ -96,25 +95,6 @@ def test_whichever_process_dies_what_it_started_goes_with_it_and_the_job_goes_on
     next(process for process in psutil.Process(pids[1]).parents() if process.name().startswith("java")).kill()
     assert_gone(pids)
     job()
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-
-    def start(master: str, *acts: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "driver_script.py"), master, str(tmp_path), *acts],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
-        )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import training
 
@@ -15,18 +13,6 @@ ROWS = 1000
 EPOCHS = 2
 # 1000 rows in global batches of 64 are 15 steps and a tail of 40; then the commit that ends the epoch.
 STEPS = 16 + 1
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """1000 rows in three files with row groups of odd sizes."""
-    folder = tmp_path_factory.mktemp("rows")
-    start = 0
-    for number, (rows, group) in enumerate([(1, 1), (600, 97), (399, 1000)]):
-        table = pa.table({"id": pa.array(range(start, start + rows), pa.int64())})
-        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=group)
-        start += rows
-    return folder.as_uri()
 
 
 def check(run: Any, epochs: int = EPOCHS) -> None:

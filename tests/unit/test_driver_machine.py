@@ -10,8 +10,46 @@ from machine_script import Script, reform, running
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
-from spark_elastic.errors import JobCancelledError, TrainingFailedError
+from spark_elastic.driver.machine import LOST_WORLDS_LIMIT
+from spark_elastic.errors import JobCancelledError, StateLostError, TrainingFailedError
 from spark_elastic.messages import CommitId
+
+# ---------------------------------------------------------------- durable checkpoints
+
+
+def lose_all(script: Script) -> None:
+    """All members die; their hosts start workers anew, which form the next world if the job goes on."""
+    script.kill(*script.living)
+    script.pass_time(60)
+    script.boot(*(process.worker for process in script.processes.values() if process.phase == "starting"))
+
+
+def test_a_job_with_a_checkpoint_goes_on_when_all_workers_are_lost() -> None:
+    script = running("a", "b", min_np=2, durable=True)
+    script.commit()
+    lose_all(script)
+    world = script.worlds[-1]
+    assert [member.commit for member in world.members] == [None, None]
+    assert (world.generation, world.previous_size) == (2, 0)
+    script.acknowledge()
+    script.commit()
+    script.vote()
+    script.deliver()
+    assert script.finished
+
+
+def test_a_job_that_loses_all_workers_again_and_again_without_a_commit_fails() -> None:
+    script = running("a", durable=True)
+    for _ in range(2):
+        script.commit()
+        for _ in range(LOST_WORLDS_LIMIT):
+            lose_all(script)
+            script.acknowledge()
+    assert script.outcome is None
+    script.kill(*script.living)
+    assert isinstance(script.error, StateLostError)
+    assert "with no commit since the checkpoint" in str(script.error)
+
 
 # ---------------------------------------------------------------- commits and repair
 

@@ -316,7 +316,7 @@ def test_a_newcomer_survives_a_loss_between_its_repair_and_the_first_commit() ->
     with on_stage() as stage:
         state = TorchState(epoch=0)
         state.register_reset_callbacks([lose_a_peer])
-        stage.arriving = {"steps": 4, "objects": {"epoch": 4}}
+        stage.arriving = {"steps": 4, "size": 1, "objects": {"epoch": 4}}
         with pytest.raises(WorkerLostError):
             stage.begin(state, rank=1, others=[CommitId(3, 4)])
         state.restore()
@@ -333,7 +333,7 @@ def test_a_repaired_laggard_keeps_its_own_random_numbers_when_a_peer_is_lost_the
         expected = torch.rand(1).item()
         state.restore()
         state.register_reset_callbacks([lose_a_peer])
-        stage.arriving = {"steps": 3, "objects": {"epoch": 3}}
+        stage.arriving = {"steps": 3, "size": 1, "objects": {"epoch": 3}}
         with pytest.raises(WorkerLostError):
             stage.begin(state, others=[CommitId(1, 3)])
         state.restore()
@@ -369,7 +369,7 @@ def test_a_repaired_rank_holds_the_newest_commit_before_its_seal() -> None:
         stage.begin(state)
         state.commit()
         state.register_reset_callbacks([lose_a_peer])
-        stage.arriving = {"steps": 3, "objects": {"epoch": 3}}
+        stage.arriving = {"steps": 3, "size": 1, "objects": {"epoch": 3}}
         with pytest.raises(WorkerLostError):
             stage.begin(state, others=[CommitId(1, 3)])
         assert stage.control.commit == CommitId(1, 3)

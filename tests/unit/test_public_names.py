@@ -11,6 +11,7 @@ import pytest
 import spark_elastic
 
 NAMES = [
+    "CheckpointError",
     "DataError",
     "DistributedDataParallel",
     "HostsUpdatedInterrupt",
@@ -36,6 +37,7 @@ NAMES = [
     "device",
     "elastic",
     "generation",
+    "load_checkpoint",
     "local_rank",
     "local_size",
     "process_group",

@@ -23,6 +23,7 @@ class Stage:
         self.world: Any = None
         self.state: Any = None
         self.models: list[Any] = []
+        self.checkpoints: Any = None
         self.finished = False
         self.broken = False
         self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]

@@ -1,0 +1,237 @@
+"""CheckpointDirectory: claims attempts; writes, reads and removes checkpoints in one directory of any file system.
+
+The store has to give two things, as local and network file systems, HDFS, S3, GCS and Azure do: a listing shows every
+file whose writing has ended, and a file that was written stays until it is removed. Neither renames nor exclusive creation
+nor locks are needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from spark_elastic.checkpoint.naming import MANIFEST, CheckpointName, Claim, Listing, choose_removals, read_listing
+from spark_elastic.errors import CheckpointError, DataError
+
+logger = logging.getLogger("spark_elastic")
+
+VERSION = 1
+# Files are read and written in pieces of this size; between two of them progress is reported.
+PIECE_BYTES = 4 * 2**20
+# Runs that claim at once step back from each other. More tries than this mean that the store's listings lie.
+CLAIM_TRIES = 20
+
+Progress = Callable[[], None]
+
+
+def _no_progress() -> None:
+    pass
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is not what its manifest says."""
+
+
+class SupersededError(CheckpointError):
+    """A later run has claimed the directory."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """What a manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Completes a checkpoint: it is written when all other files are."""
+
+    version: int
+    files: dict[str, FileEntry]
+
+
+class CheckpointDirectory:
+    """The checkpoints of one job. Every method may block for as long as the store does, and raise what its library raises.
+
+    Raises ``CheckpointError`` where the URL cannot be opened.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            from spark_elastic.data.filesystem import locate
+
+            self._location = locate(url)
+        except ImportError as error:
+            raise CheckpointError(f"checkpoints need pyarrow (pip install 'spark-elastic[data]'): {error}") from error
+        except DataError as error:
+            raise CheckpointError(f"the checkpoint directory cannot be opened: {error}") from error
+        self._files = self._location.filesystem
+
+    def list(self) -> Listing:
+        """List what is there; a directory that does not exist is empty."""
+        from pyarrow.fs import FileSelector, FileType
+
+        handler = getattr(self._files, "handler", None)
+        if handler is not None:
+            handler.fs.invalidate_cache()  # fsspec would show an old listing
+        root = self._location.root.strip("/")
+        entries = self._files.get_file_info(FileSelector(self._location.root, allow_not_found=True, recursive=True))
+        paths = (entry.path.strip("/") for entry in entries if entry.type == FileType.File)
+        return read_listing(path.removeprefix(root).strip("/") for path in paths)
+
+    # ------------------------------------------------------------------ attempts
+
+    def claim(self) -> int:
+        """Take the next attempt, which nobody else has or gets, and remove the claims of earlier ones.
+
+        Runs that claim at once all write first and list then, so of two with one number at least one sees the other. Who
+        sees another claim as high as its own steps back and tries a higher number.
+        """
+        token = secrets.token_hex(8)
+        for tries in range(CLAIM_TRIES):
+            mine = Claim(self.list().highest_attempt + 1 + secrets.randbelow(2**tries), token)
+            self._write(str(mine), [b"claimed\n"])
+            claims = self.list().claims
+            if [claim for claim in claims if claim.attempt >= mine.attempt] == [mine]:
+                for claim in claims - {mine}:
+                    self._delete(str(claim))
+                return mine.attempt
+            self._delete(str(mine))
+        raise CheckpointError(f"{self.url} does not show in its listing what was written there")
+
+    def check_claim(self, attempt: int) -> Listing:
+        """Return what is there. Raises ``SupersededError`` when a later run has claimed the directory.
+
+        Raises ``CheckpointError`` where the claim does not show: on this machine the URL names another place.
+        """
+        listing = self.list()
+        newest = max((claim.attempt for claim in listing.claims), default=0)
+        if newest > attempt:
+            raise SupersededError(
+                f"a later run (attempt {newest}) has claimed {self.url}; this one (attempt {attempt}) writes no more "
+                "checkpoints there"
+            )
+        if newest < attempt:
+            raise CheckpointError(
+                f"on this machine {self.url} does not show what the driver has written there; checkpoint= has to name a "
+                "place that all machines share"
+            )
+        return listing
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def write(self, name: CheckpointName, files: Mapping[str, Iterable[Any]], progress: Progress = _no_progress) -> int:
+        """Write the pieces of each file, then the manifest that makes the checkpoint complete. Return the bytes written.
+
+        After an error nothing of it is left, if the store allows; without a manifest it counts for nothing in any case.
+        """
+        try:
+            entries = {file: self._write(f"{name}/{file}", pieces, progress) for file, pieces in files.items()}
+            self._sync(f"{name}/{file}" for file in files)
+            self._write(f"{name}/{MANIFEST}", [msgspec.json.encode(Manifest(VERSION, entries))])
+        except BaseException:
+            try:
+                self.remove(name)
+            except Exception as error:
+                logger.debug("the rest of checkpoint %s could not be removed: %s", name, error)
+            raise
+        return sum(entry.bytes for entry in entries.values())
+
+    def prune(self, attempt: int, damaged: Collection[CheckpointName] = ()) -> None:
+        """Remove what is not kept, see ``choose_removals``. Raises like ``check_claim``."""
+        for name in choose_removals(self.check_claim(attempt), damaged):
+            self.remove(name)
+
+    def remove(self, name: CheckpointName) -> None:
+        """Remove a checkpoint, its manifest first, so that half of it is never taken for the whole."""
+        self._delete(f"{name}/{MANIFEST}")
+        try:
+            self._files.delete_dir(self._location.join(str(name)))
+        except FileNotFoundError:
+            pass
+
+    def manifest(self, name: CheckpointName) -> Manifest:
+        """Read a manifest. Raises ``DamagedError``."""
+        try:
+            with self._files.open_input_stream(self._location.join(f"{name}/{MANIFEST}")) as stream:
+                manifest = msgspec.json.decode(stream.read(), type=Manifest)
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DamagedError(f"checkpoint {name} of {self.url} is damaged: its manifest: {error}") from error
+        if manifest.version != VERSION:
+            raise CheckpointError(f"checkpoint {name} of {self.url} has format {manifest.version}, not {VERSION}")
+        return manifest
+
+    def read(
+        self,
+        name: CheckpointName,
+        file: str,
+        entry: FileEntry | None,
+        room: Iterable[memoryview],
+        progress: Progress = _no_progress,
+    ) -> None:
+        """Fill the pieces of ``room`` with a file. Raises ``DamagedError`` unless it is what its manifest entry says."""
+        if entry is None:
+            raise DamagedError(f"checkpoint {name} of {self.url} is damaged: its manifest knows no {file}")
+        digest, length = hashlib.sha256(), 0
+        try:
+            with self._files.open_input_stream(self._location.join(f"{name}/{file}"), compression=None) as stream:
+                for piece in _cut(room):
+                    while len(piece) and (count := stream.readinto(piece)):
+                        digest.update(piece[:count])
+                        length += count
+                        piece = piece[count:]
+                    progress()
+        except FileNotFoundError as error:
+            raise DamagedError(f"checkpoint {name} of {self.url} is damaged: {file} is missing") from error
+        if (length, digest.hexdigest()) != (entry.bytes, entry.sha256):
+            raise DamagedError(
+                f"checkpoint {name} of {self.url} is damaged: {length:,} bytes of {file} are not the {entry.bytes:,} that "
+                "were written"
+            )
+
+    def read_bytes(self, name: CheckpointName, file: str, entry: FileEntry | None) -> bytes:
+        """Read a file that fits into memory; see ``read``."""
+        content = bytearray(entry.bytes if entry is not None else 0)
+        self.read(name, file, entry, [memoryview(content)])
+        return bytes(content)
+
+    # ------------------------------------------------------------------ files
+
+    def _write(self, path: str, pieces: Iterable[Any], progress: Progress = _no_progress) -> FileEntry:
+        full = self._location.join(path)
+        self._files.create_dir(os.path.dirname(full), recursive=True)
+        digest, length = hashlib.sha256(), 0
+        with self._files.open_output_stream(full, compression=None) as stream:
+            for piece in _cut(pieces):
+                digest.update(piece)
+                stream.write(piece)
+                length += len(piece)
+                progress()
+        return FileEntry(length, digest.hexdigest())
+
+    def _sync(self, paths: Iterable[str]) -> None:
+        """Have a local disk keep what was written: the manifest must not survive a power cut that the rest does not."""
+        if self._location.local:
+            for path in paths:
+                with open(self._location.join(path), "rb") as written:
+                    os.fsync(written.fileno())
+
+    def _delete(self, path: str) -> None:
+        try:
+            self._files.delete_file(self._location.join(path))
+        except FileNotFoundError:
+            pass
+
+
+def _cut(pieces: Iterable[Any]) -> Iterator[memoryview]:
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), PIECE_BYTES):
+            yield view[start : start + PIECE_BYTES]

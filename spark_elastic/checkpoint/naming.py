@@ -1,0 +1,81 @@
+"""Names of checkpoints and claims, and what follows from them: which is the newest, which may go. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+MANIFEST = "manifest.json"
+KEPT = 2
+
+_CHECKPOINT = re.compile(r"(\d{6,})-(\d{6,})-(\d{9,})/(.+)")
+_CLAIM = re.compile(r"attempt-(\d{6,})-([0-9a-f]+)")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class CheckpointName:
+    """Names a commit of any run of a job. A later attempt is newer, whatever an earlier one still writes."""
+
+    attempt: int
+    generation: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.attempt:06d}-{self.generation:06d}-{self.index:09d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Says that a run has taken, or tries to take, the number of an attempt. ``token`` tells runs apart."""
+
+    attempt: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"attempt-{self.attempt:06d}-{self.token}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a directory holds. Complete checkpoints have a manifest; whether they are whole, only reading them tells."""
+
+    complete: frozenset[CheckpointName] = frozenset()
+    partial: frozenset[CheckpointName] = frozenset()
+    claims: frozenset[Claim] = frozenset()
+
+    @property
+    def newest_first(self) -> list[CheckpointName]:
+        return sorted(self.complete, reverse=True)
+
+    @property
+    def highest_attempt(self) -> int:
+        """The highest attempt that has left a trace, 0 for none."""
+        attempts = [name.attempt for name in self.complete | self.partial]
+        return max([*attempts, *(claim.attempt for claim in self.claims)], default=0)
+
+
+def read_listing(paths: Iterable[str]) -> Listing:
+    """Make sense of the paths of all files, relative to the directory. Files that are not ours are ignored."""
+    begun, complete, claims = set(), set(), set()
+    for path in paths:
+        if match := _CHECKPOINT.fullmatch(path):
+            name = CheckpointName(*map(int, match.group(1, 2, 3)))
+            begun.add(name)
+            if match.group(4) == MANIFEST:
+                complete.add(name)
+        elif match := _CLAIM.fullmatch(path):
+            claims.add(Claim(int(match.group(1)), match.group(2)))
+    return Listing(frozenset(complete), frozenset(begun - complete), frozenset(claims))
+
+
+def choose_removals(listing: Listing, damaged: Collection[CheckpointName] = ()) -> list[CheckpointName]:
+    """Choose what may go once a checkpoint has been written: all that is older than it, but for the last whole ones.
+
+    What is newer stays: somebody may be writing it.
+    """
+    whole = [name for name in listing.newest_first if name not in damaged]
+    if not whole:
+        return []
+    kept = whole[:KEPT]
+    return sorted(name for name in listing.complete | listing.partial if name < kept[0] and name not in kept)

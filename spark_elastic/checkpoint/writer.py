@@ -1,0 +1,157 @@
+"""A worker's part in the durable checkpoints of its job: it restores, and writes while it is rank 0."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from spark_elastic.checkpoint.content import SavedState, decode, encode
+from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
+from spark_elastic.checkpoint.loading import load_newest
+from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.messages import CommitId
+from spark_elastic.payload import CheckpointPlan
+from spark_elastic.snapshot import Snapshot, SnapshotPair
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("spark_elastic")
+
+# The end of a job waits for its last checkpoint unless nothing of it has been written for so long.
+STALL_SECONDS = 120.0
+
+Report = Callable[[str, dict[str, float | int | str]], None]
+
+
+class CheckpointWriter:
+    """Writes snapshots on a thread of its own, one at a time; the user's thread only hands them over.
+
+    A failed write is a warning and an event; the next commit tries again, later and later if that fails, too, but never
+    later than the interval. ``report`` takes events, ``beat`` is called when a long wait or read gets on.
+    """
+
+    def __init__(self, plan: CheckpointPlan, report: Report, beat: Callable[[], None]) -> None:
+        self.attempt = plan.attempt
+        self._url = plan.url
+        self._interval = plan.interval
+        self._report = report
+        self._beat = beat
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
+        self._writing: Future[None] | None = None
+        # A new writer writes at once: nobody knows how old its predecessor's last checkpoint is.
+        self._due_at = 0.0
+        self._asked = False
+        self._failures = 0
+        self._superseded = False
+        self._pieces = 0
+        self._durable_steps: int | None = None
+        self._damaged: set[CheckpointName] = set()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What is still being written has been waited for, or the worker is failing: its process ends.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def restore(self, device: torch.device) -> SavedState | None:
+        """Load the newest whole checkpoint, None where there is none. Unpickles the job's own objects."""
+
+        def load(name: CheckpointName) -> SavedState:
+            return decode(self._directory, name, unpickle=True, device=device, progress=self._beat)
+
+        def skip(name: CheckpointName) -> None:
+            self._damaged.add(name)
+            self._report("checkpoint_damaged", {"name": str(name)})
+
+        self._directory.check_claim(self.attempt)
+        saved = load_newest(self._directory, load, skip)
+        if saved is not None:
+            self._durable_steps = saved.steps
+            self._report("checkpoint_restored", {"name": str(saved.name), "step": saved.steps})
+        return saved
+
+    def offer(self, commit: CommitId, snapshots: SnapshotPair, now: bool = False) -> None:
+        """Begin to write the current snapshot if that is due and no write is under way. Never blocks.
+
+        ``now`` makes it due; if a write is under way, the first commit after it is written.
+        """
+        self._asked |= now
+        if not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at):
+            self._begin(commit, snapshots)
+
+    def finish(self, commit: CommitId, snapshots: SnapshotPair, is_over: Callable[[], bool]) -> None:
+        """Wait until the current snapshot is written, or ``is_over``. Gives up with a warning after ``STALL_SECONDS``."""
+        steps = snapshots.current.skeleton["steps"]
+        self._wait(is_over)
+        if not self._is_writing and self._durable_steps != steps and not self._superseded and not is_over():
+            self._begin(commit, snapshots)
+            self._wait(is_over)
+        if self._durable_steps != steps and not self._superseded and not is_over():
+            logger.warning("the job's last commit could not be written to %s", self._url)
+
+    # ------------------------------------------------------------------ inside
+
+    @cached_property
+    def _directory(self) -> CheckpointDirectory:
+        """Opened at the first use: what is wrong with it is then an error of the training function."""
+        return CheckpointDirectory(self._url)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def _begin(self, commit: CommitId, snapshots: SnapshotPair) -> None:
+        name = CheckpointName(self.attempt, commit.generation, commit.index)
+        self._asked = False
+        self._due_at = time.monotonic() + self._interval
+        self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        seen, since = self._pieces, time.monotonic()
+        while self._is_writing and not is_over() and time.monotonic() - since < STALL_SECONDS:
+            assert self._writing is not None
+            wait([self._writing], timeout=1.0)
+            self._beat()
+            if self._pieces != seen:
+                seen, since = self._pieces, time.monotonic()
+
+    def _write(self, name: CheckpointName, snapshot: Snapshot, give_back: Callable[[], None]) -> None:
+        started = time.monotonic()
+        steps = snapshot.skeleton["steps"]
+        try:
+            self._directory.check_claim(self.attempt)
+            written = self._directory.write(name, encode(snapshot), self._progress)
+        except SupersededError as error:
+            self._superseded = True
+            logger.warning("%s", error)
+            self._report("checkpoint_superseded", {"name": str(name)})
+            return
+        except Exception as error:
+            self._failures += 1
+            self._due_at = min(self._due_at, time.monotonic() + 2.0 ** (self._failures - 1))
+            text = f"{type(error).__name__}: {error}"
+            logger.warning("checkpoint %s could not be written, training goes on: %s", name, text)
+            self._report("checkpoint_failed", {"name": str(name), "step": steps, "error": text})
+            return
+        finally:
+            give_back()
+        self._failures = 0
+        self._durable_steps = steps
+        seconds = round(time.monotonic() - started, 4)
+        self._report("checkpoint_written", {"name": str(name), "step": steps, "bytes": written, "seconds": seconds})
+        try:
+            self._directory.prune(self.attempt, self._damaged)
+        except Exception as error:
+            logger.warning("old checkpoints of %s could not be removed: %s", self._url, error)
+
+    def _progress(self) -> None:
+        self._pieces += 1

@@ -1,0 +1,93 @@
+"""Durable checkpoints: a job goes on after the loss of its driver, of its writer, of its newest checkpoint, of everything."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import training
+from test_clean_up import START_SECONDS
+from test_data_jobs import EPOCHS, ROWS, STEPS
+from test_faults import check
+
+from spark_elastic import CheckpointError, load_checkpoint
+from spark_elastic.testing import kill
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("*/manifest.json"))
+
+
+def wait_for_event(log: Path, kind: str, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not (log.exists() and f'"{kind}"' in log.read_text()):
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < end, f"no {kind} in {log}"
+        time.sleep(0.05)
+
+
+def test_after_the_drivers_death_the_same_call_goes_on_and_counts_every_row_once(
+    script: Any, run: Any, dataset: str, tmp_path: Path
+) -> None:
+    (tmp_path / "dataset").write_text(dataset)
+    first = script("local[2]", "checkpointed")
+    wait_for_event(tmp_path / "checkpointed" / "log", "fault_injected", first)
+    first.kill()
+    steps = []
+    for _ in range(2):  # the second of these has nothing left to do
+        result = run(
+            training.count_rows, dataset, ROWS, EPOCHS, {"global_batch_size": 64}, min_np=2, max_np=2,
+            checkpoint=tmp_path / "checkpointed" / "saved",
+        )  # fmt: skip
+        steps.append(result.of("checkpoint_restored")[0]["values"]["step"])
+        for entry in result.results:
+            assert entry["seen"] == pytest.approx([EPOCHS] * ROWS)
+            assert entry["val"] == pytest.approx(EPOCHS * ROWS)
+    assert 0 < steps[0] <= 10  # rank 0 may have made the commit at which rank 1 got stuck
+    assert steps[1] == EPOCHS * STEPS
+
+
+def test_another_rank_writes_on_and_a_damaged_checkpoint_is_passed_over(run: Any, tmp_path: Path) -> None:
+    durable = {"checkpoint": str(tmp_path), "checkpoint_interval": 0, "min_np": 1, "max_np": 2, "num_proc": 2}
+    result = run(training.count_steps, 30, 0.02, faults=[kill(rank=0, step=15)], **durable)
+    check(result, 30)
+    written = result.of("checkpoint_written")
+    assert len({event["worker"] for event in written}) == 2
+    assert {event["rank"] for event in written} == {0}
+    assert len(checkpoints(tmp_path)) == 2
+
+    saved = load_checkpoint(str(tmp_path))
+    assert saved["step"] == 30
+    assert saved["model"]["module.counter"].item() == 30
+    assert saved["optimizer"]["param_groups"][0]["lr"] == 1.0
+
+    tensors = checkpoints(tmp_path)[-1] / "tensors.bin"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"?")
+    again = run(training.count_steps, 40, 0.02, **durable)
+    check(again, 40)
+    assert again.of("checkpoint_damaged")[0]["values"]["name"] == tensors.parent.name
+    restored = again.of("checkpoint_restored")[0]["values"]
+    assert restored["step"] < 30
+    sizes = {event["generation"]: event["size"] for event in result.of("world_formed")}
+    writers = sizes[int(restored["name"].split("-")[1])]
+    assert [entry["resets"][0] for entry in again.results] == [(writers, 2)] * 2
+
+
+def test_a_job_whose_workers_are_all_lost_goes_on_from_its_checkpoint(run: Any, tmp_path: Path) -> None:
+    result = run(
+        training.count_steps, 30, 0.02, faults=[kill(rank=0, step=20)], checkpoint=tmp_path, min_np=1, max_np=1
+    )  # fmt: skip
+    check(result, 30)
+    assert len(result.of("state_lost")) == 1
+    assert result.of("checkpoint_restored")[0]["values"]["step"] == 1  # the interval is a minute
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    import spark_elastic
+
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file/below' cannot be written: NotADirectoryError"):
+        spark_elastic.run(training.plain, args=(1,), checkpoint=tmp_path / "file" / "below")

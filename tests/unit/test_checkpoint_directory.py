@@ -1,0 +1,268 @@
+"""Checkpoint directories: attempts are claimed once, damage is found, partial checkpoints count for nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from checkpoint_stage import DAMAGES, fill, memory_url
+
+from spark_elastic.checkpoint.directory import CheckpointDirectory, DamagedError, SupersededError
+from spark_elastic.checkpoint.naming import CheckpointName, Claim, Listing
+from spark_elastic.errors import CheckpointError
+
+FIRST, SECOND, THIRD = CheckpointName(1, 1, 1), CheckpointName(1, 1, 2), CheckpointName(1, 2, 0)
+
+
+@pytest.fixture(params=["disk", "object store"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointDirectory:
+    return CheckpointDirectory(str(tmp_path / "a" / "b") if request.param == "disk" else memory_url())
+
+
+def content(directory: CheckpointDirectory, name: CheckpointName) -> bytes:
+    return directory.read_bytes(name, "a.bin", directory.manifest(name).files["a.bin"])
+
+
+def test_a_directory_that_does_not_exist_is_empty(directory: CheckpointDirectory) -> None:
+    assert directory.list() == Listing()
+
+
+def test_what_is_written_is_listed_and_read(directory: CheckpointDirectory) -> None:
+    fill(FIRST, directory)
+    assert directory.list().complete == {FIRST}
+    assert content(directory, FIRST) == b"content"
+
+
+def test_a_url_that_nothing_can_open_is_a_clear_error() -> None:
+    with pytest.raises(CheckpointError, match="gopher://x cannot be opened"):
+        CheckpointDirectory("gopher://x")
+
+
+# ---------------------------------------------------------------- attempts
+
+
+def test_attempts_count_up_and_the_last_claim_remains(directory: CheckpointDirectory) -> None:
+    assert [directory.claim(), directory.claim()] == [1, 2]
+    assert [claim.attempt for claim in directory.list().claims] == [2]
+
+
+def test_an_attempt_is_above_every_checkpoint_that_is_there(directory: CheckpointDirectory) -> None:
+    fill(CheckpointName(4, 1, 1), directory)
+    assert directory.claim() == 5
+
+
+def test_runs_that_claim_at_once_get_different_attempts(directory: CheckpointDirectory) -> None:
+    runs = 6
+    claimed: list[int] = []
+    at_once = threading.Barrier(runs)
+
+    def claim() -> None:
+        at_once.wait()
+        claimed.append(CheckpointDirectory(directory.url).claim())
+
+    threads = [threading.Thread(target=claim) for _ in range(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claimed) == len(set(claimed)) == runs
+
+
+def test_who_sees_another_claim_of_its_number_steps_back(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writes its claim between our first listing and our own claim."""
+    write = CheckpointDirectory._write
+    rivals = iter([Claim(1, "ff")])
+
+    def late(self: CheckpointDirectory, path: str, *others: object) -> object:
+        for rival in rivals:
+            write(self, str(rival), [b""])
+        return write(self, path, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckpointDirectory, "_write", late)
+    assert directory.claim() >= 2
+
+
+def test_a_number_that_was_used_and_given_up_meanwhile_is_not_used_again(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run claims 1, and a third one 2 (which removes the claim of 1), after our first listing."""
+    write = CheckpointDirectory._write
+    rivals = iter([Claim(2, "ff")])
+
+    def late(self: CheckpointDirectory, path: str, *others: object) -> object:
+        for rival in rivals:
+            write(self, str(rival), [b""])
+        return write(self, path, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckpointDirectory, "_write", late)
+    assert directory.claim() >= 3
+
+
+def test_a_store_that_does_not_list_what_was_written_is_refused(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointDirectory, "list", lambda self: Listing())
+    with pytest.raises(CheckpointError, match="does not show in its listing"):
+        directory.claim()
+
+
+def test_an_earlier_run_learns_that_it_was_superseded(directory: CheckpointDirectory) -> None:
+    attempt = directory.claim()
+    directory.check_claim(attempt)
+    directory.claim()
+    with pytest.raises(SupersededError, match=r"attempt 2.*attempt 1"):
+        directory.check_claim(attempt)
+
+
+def test_a_machine_that_sees_another_place_says_so(tmp_path: Path) -> None:
+    attempt = CheckpointDirectory(str(tmp_path / "drivers")).claim()
+    with pytest.raises(CheckpointError, match="all machines share"):
+        CheckpointDirectory(str(tmp_path / "executors")).check_claim(attempt)
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_every_damage_of_a_file_is_found(tmp_path: Path, how: str) -> None:
+    directory = CheckpointDirectory(str(tmp_path))
+    fill(FIRST, directory)
+    DAMAGES[how](tmp_path / str(FIRST) / "a.bin")
+    with pytest.raises(DamagedError, match=r"checkpoint 000001-000001-000000001 .* is damaged"):
+        content(directory, FIRST)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[]", b'{"version": 1}', b'{"version": 1, "files": {}}'])
+def test_a_damaged_manifest_is_found(tmp_path: Path, text: bytes) -> None:
+    directory = CheckpointDirectory(str(tmp_path))
+    fill(FIRST, directory)
+    (tmp_path / str(FIRST) / "manifest.json").write_bytes(text)
+    with pytest.raises(DamagedError):
+        directory.read_bytes(FIRST, "a.bin", directory.manifest(FIRST).files.get("a.bin"))
+
+
+def test_a_manifest_of_another_format_is_not_taken_for_damage(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(str(tmp_path))
+    fill(FIRST, directory)
+    (tmp_path / str(FIRST) / "manifest.json").write_bytes(b'{"version": 2, "files": {}}')
+    with pytest.raises(CheckpointError, match="has format 2, not 1") as error:
+        directory.manifest(FIRST)
+    assert not isinstance(error.value, DamagedError)
+
+
+# ---------------------------------------------------------------- partial ones, and what goes
+
+
+def test_a_write_that_fails_halfway_leaves_nothing(directory: CheckpointDirectory) -> None:
+    def pieces() -> object:
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        directory.write(FIRST, {"a.bin": [b"whole"], "b.bin": pieces()})  # type: ignore[dict-item]
+    assert directory.list() == Listing()
+
+
+def test_a_checkpoint_that_was_broken_off_is_not_complete_and_goes_with_the_next_one(
+    directory: CheckpointDirectory,
+) -> None:
+    attempt = directory.claim()
+    fill(FIRST, directory)
+    directory._write(f"{SECOND}/a.bin", [b"half"])  # its writer was killed
+    assert directory.list().newest_first == [FIRST]
+    fill(THIRD, directory)
+    directory.prune(attempt)
+    listing = directory.list()
+    assert (listing.complete, listing.partial) == ({FIRST, THIRD}, frozenset())
+
+
+def test_a_superseded_run_removes_nothing(directory: CheckpointDirectory) -> None:
+    attempt = directory.claim()
+    for name in (FIRST, SECOND, THIRD):
+        fill(name, directory)
+    directory.claim()
+    with pytest.raises(SupersededError):
+        directory.prune(attempt)
+    assert directory.list().complete == {FIRST, SECOND, THIRD}
+
+
+def test_a_removal_that_stops_halfway_leaves_no_complete_checkpoint(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError("the connection broke")
+
+    fill(FIRST, directory)
+    store = SimpleNamespace(delete_file=directory._files.delete_file, delete_dir=fail)
+    monkeypatch.setattr(directory, "_files", store)
+    with pytest.raises(OSError, match="broke"):
+        directory.remove(FIRST)
+    assert CheckpointDirectory(directory.url).list().partial == {FIRST}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("operations", range(6))
+def test_a_writer_that_is_killed_at_any_operation_leaves_its_last_whole_checkpoint_the_newest(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch, operations: int
+) -> None:
+    """Writes and prunes a third checkpoint; the operation that is interrupted is done by half."""
+    attempt = directory.claim()
+    for name in (FIRST, SECOND):
+        fill(name, directory, content=str(name).encode())
+    whole, write = CheckpointDirectory(directory.url), CheckpointDirectory._write
+    left = [operations]
+
+    def spend() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+
+    def write_or_half(path: str, pieces: Iterable[bytes], *others: Any) -> Any:
+        data = b"".join(pieces)
+        try:
+            spend()
+        except Killed:
+            if left[0] == -1:
+                write(whole, path, [data[: len(data) // 2]])
+            raise
+        return write(whole, path, [data], *others)
+
+    def delete_dir(path: str) -> None:
+        spend()
+        whole._files.delete_dir(path)
+
+    def delete_file(path: str) -> None:
+        spend()
+        whole._files.delete_file(path)
+
+    store = SimpleNamespace(
+        delete_dir=delete_dir, delete_file=delete_file, get_file_info=whole._files.get_file_info, handler=None
+    )
+    monkeypatch.setattr(directory, "_write", write_or_half)
+    monkeypatch.setattr(directory, "_files", store)
+    killed = False
+    try:
+        fill(THIRD, directory, content=str(THIRD).encode())
+        directory.prune(attempt)
+    except Killed:
+        killed = True
+    assert killed == (operations < 5)  # two files, a manifest, and the first checkpoint's manifest and folder
+    newest = next(name for name in whole.list().newest_first if is_whole(whole, name))
+    assert newest == (SECOND if operations < 3 else THIRD)
+    assert whole.claim() == attempt + 1
+
+
+def is_whole(directory: CheckpointDirectory, name: CheckpointName) -> bool:
+    try:
+        return content(directory, name) == str(name).encode()
+    except DamagedError:
+        return False
