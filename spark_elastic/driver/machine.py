@@ -291,6 +291,7 @@ class DriverMachine:
         worker.phase = Phase.READY
         worker.ready_at = worker.active_at = now
         worker.ready_deadline = None
+        worker.commit = event.commit
         self._note_commit(worker, event.commit)
         self._record("worker_ready", worker=event.worker, generation=event.generation, commit=str(event.commit))
 
@@ -459,30 +460,29 @@ class DriverMachine:
             )
 
     def _all_members_lost(self, world: World) -> None:
-        story = self.book.story()
-        remedy = "there is no durable checkpoint (see checkpoint=)"
-        if self.settings.durable:
-            remedy = f"so were {self._lost_worlds} worlds before it, with no commit since the checkpoint"
+        what = f"all {len(world.members)} workers of generation {world.generation} were lost"
         if world.raised >= set(world.workers):
-            self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", story))
-        elif self.settings.durable and self._lost_worlds < LOST_WORLDS_LIMIT:
-            # The next world goes on from the newest durable checkpoint, as a new run would.
-            self._lost_worlds += 1
-            self._record("state_lost", generation=world.generation, reason=world.broken_by)
-            self.world = None
-            self._give_up_if_pointless()
+            self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", self.book.story()))
         elif world.was_formed or self._newest_seen is not None:
-            self._fail(
-                StateLostError(
-                    f"all {len(world.members)} workers of generation {world.generation} were lost, and the state with "
-                    f"them; {remedy}",
-                    story,
-                )
-            )
+            self._lose_state(what)
         else:
             # Nobody had begun to train: the next world starts from the beginning.
             self.world = None
             self._give_up_if_pointless()
+
+    def _lose_state(self, what: str) -> None:
+        """Nobody holds the state any more: go on from the newest durable checkpoint, as a new run would, or fail."""
+        remedy = "there is no durable checkpoint (see checkpoint=)"
+        if self.settings.durable:
+            remedy = f"so were {self._lost_worlds} worlds before it, with no commit since the checkpoint"
+        if not self.settings.durable or self._lost_worlds == LOST_WORLDS_LIMIT:
+            self._fail(StateLostError(f"{what}, and the state with them; {remedy}", self.book.story()))
+            return
+        self._lost_worlds += 1
+        self._record("state_lost", generation=self._generation, reason=what)
+        self.world = None
+        self._newest_seen = None
+        self._give_up_if_pointless()
 
     # ------------------------------------------------------------------ moving on
 
@@ -606,6 +606,11 @@ class DriverMachine:
                 return
         ready = [worker for worker in self.workers.values() if worker.phase is Phase.READY]
         newest = max((worker.commit for worker in ready if worker.commit is not None), default=None)
+        if newest is None and self._newest_seen is not None:
+            # Those who are left have not got it yet, or, committing in place, were caught between step and commit.
+            self._lose_state("all workers that held the newest commit were lost")
+            if self.over:
+                return
         chosen = choose_members(
             (Candidate(worker.worker, worker.host_name, worker.commit) for worker in ready),
             self.settings.max_np,

@@ -8,6 +8,7 @@ from machine_script import Script, reform, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.errors import NotEnoughHostsError, ResetLimitExceededError, StateLostError, TrainingFailedError
+from spark_elastic.messages import CommitId
 
 
 def shape(script: Script) -> list[tuple[int, int, int, int, int]]:
@@ -232,6 +233,38 @@ def test_every_host_lost_loses_the_state() -> None:
     script.lose_host(0, 1)
     assert isinstance(script.error, StateLostError)
     assert "checkpoint" in str(script.error)
+
+
+def test_the_only_holder_of_the_state_dies_before_a_newcomer_has_got_it() -> None:
+    script = running("a", min_np=1)
+    script.commit()
+    newcomer = script.join("b")
+    script.obey_interrupt(0)
+    assert script.ranks == [0, newcomer]
+    script.kill(0)
+    script.come_back(newcomer)
+    assert isinstance(script.error, StateLostError)
+
+
+def test_survivors_that_were_all_caught_between_step_and_commit_lose_the_state() -> None:
+    """Committing in place, such a rank says that it holds nothing, whatever it has reported before."""
+    script = running("a", "b", "c")
+    script.commit()
+    script.kill(2)
+    for worker in (0, 1):
+        script.processes[worker].commit = None
+        script.ready(worker, "a peer was lost")
+    assert isinstance(script.error, StateLostError)
+
+
+def test_a_survivor_that_was_caught_between_step_and_commit_is_no_holder() -> None:
+    script = running("a", "b", "c")
+    script.commit()
+    script.kill(2)
+    script.ready(1, "a peer was lost")
+    script.processes[0].commit = None
+    script.ready(0, "a peer was lost")
+    assert [member.commit for member in script.worlds[-1].members] == [None, CommitId(1, 1)]
 
 
 def test_every_host_lost_before_the_first_world_formed_starts_anew() -> None:
