@@ -12,7 +12,14 @@ import torch
 
 from spark_elastic import faults
 from spark_elastic.context import Job, current_job, device
-from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.errors import (
+    CheckpointError,
+    HostsUpdatedInterrupt,
+    SparkElasticError,
+    StateLostError,
+    WorkerLostError,
+)
+from spark_elastic.in_place import SmallPart, StepGuard, is_kept_in_place, load_small_part, small_part
 from spark_elastic.messages import CommitId
 from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair, repair
@@ -85,7 +92,7 @@ class State(ABC):
         self._check_is_the_jobs(job)
         where = {"rank": world.rank, "step": self._steps + 1, "generation": world.generation}
         faults.reached(faults.Point.COMMIT, **where)
-        if world.is_broken():
+        if world.is_broken() and not self._has_stepped_in_place():
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._save_and_count()
         faults.reached(faults.Point.RECORDED, **where)
@@ -164,6 +171,10 @@ class State(ABC):
         self._index = -1
         self._steps -= 1  # the seal is no step of the user's
         self._save_and_count()
+
+    def _has_stepped_in_place(self) -> bool:
+        """Whether there is no way back to the last commit, so that this one has to be recorded whatever has happened."""
+        return False
 
     def _enter_world(self, rank: int, size: int) -> None:
         """Take this rank's share of the data."""
@@ -255,7 +266,7 @@ class ObjectState(State):
         """Copy all objects into the spare one of two kept buffers, then make it the current one."""
         world = self._world
         self._take(self._steps + 1, 1 if world is None else world.size)
-        if world is not None and world.is_broken():
+        if world is not None and world.is_broken() and not self._has_stepped_in_place():
             # On CUDA the copy has just waited for the step's reductions, which an abort may have ended.
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._snapshots.switch()
@@ -267,7 +278,7 @@ class ObjectState(State):
         Before the first commit it does nothing.
         """
         if not self._snapshots.is_empty:
-            self._load_shared()
+            self._load_shared(self._snapshots)
             self._load_own(self._snapshots.current.own)
 
     def sync(self) -> None:
@@ -275,21 +286,34 @@ class ObjectState(State):
         world = self._world
         if world is None:
             return
-        if world.newest_commit is None and world.rank == 0:
-            # The first state of a job is rank 0's.
-            self._take(self._steps, self._restore_durable(world))
-            self._snapshots.switch()
+        is_first = world.newest_commit is None
+        if is_first and world.rank == 0:
+            self._restored_size = self._restore_durable(world)
+        copies = self._copies_for_repair(world)
         own = None if self._snapshots.is_empty else self._snapshots.current.own
-        if repair(world, self._snapshots):
-            # What is this rank's own is never received; a newcomer has none yet.
-            self._snapshots.current.own = own
+        if repair(world, copies):
             if self._job is not None:
                 # From here on this rank is a holder, also if the next loss comes before the seal.
                 self._job.control.commit = world.newest_commit
-            self._load_shared()
-            if world.me.commit is None:
-                self._own_as_newcomer(world)
-        self._restored_size = self._snapshots.current.skeleton["size"]
+            # What is this rank's own is never received; a newcomer has none yet.
+            copies.current.own = own
+            self._receive(copies, world)
+            if is_first:
+                self._restored_size = copies.current.skeleton["size"]
+
+    def _copies_for_repair(self, world: World) -> SnapshotPair:
+        """Where the others' copy of the newest commit comes from, or where this rank's own is to arrive."""
+        if world.newest_commit is None and world.rank == 0:
+            # The first state of a job is rank 0's.
+            self._take(self._steps, self._restored_size)
+            self._snapshots.switch()
+        return self._snapshots
+
+    def _receive(self, copies: SnapshotPair, world: World) -> None:
+        """Take over what has arrived."""
+        self._load_shared(copies)
+        if world.me.commit is None:
+            self._own_as_newcomer(world)
 
     def _restore_durable(self, world: World) -> int:
         """Go on from the newest durable checkpoint, if there is one; return the size of the world that wrote it, else 0.
@@ -329,9 +353,8 @@ class ObjectState(State):
         own.spare.take(self._values(shared=False), None)
         return own.spare if self._local else None
 
-    def _load_shared(self) -> None:
-        snapshot = self._snapshots.current
-        content = snapshot.content()
+    def _load_shared(self, copies: SnapshotPair) -> None:
+        content = copies.current.content()
         self._steps = content["steps"]
         self._forget_newer(content["objects"])
         self._load(content["objects"])
@@ -364,6 +387,8 @@ class ObjectState(State):
                 elif isinstance(present, torch.amp.GradScaler):
                     # Not part of its state dict: that step() has been called, and update() not yet.
                     present._per_optimizer_states.clear()
+            elif isinstance(value, SmallPart):
+                load_small_part(present, value)
             elif _fits(present, value):
                 with torch.no_grad():
                     present.copy_(value)
@@ -381,7 +406,10 @@ class TorchState(ObjectState):
     saved with commits, never sent; a newcomer's, and those of a job that
     goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
 
-    ``commit="copy"`` keeps two copies of the state on the device that it is on.
+    ``commit="copy"`` keeps two copies of the state on the device that it is on. ``commit="in_place"`` keeps none of weights
+    and optimizer state, for loops with exactly one optimizer step per commit; see ``in_place.py`` for the rule that it rests
+    on. There must be no collective, and no other change of weights, between the optimizer's step and the commit: if all
+    ranks are lost or caught between these two, so is the state.
     """
 
     def __init__(
@@ -394,12 +422,11 @@ class TorchState(ObjectState):
         local: str | Iterable[str] | Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> None:
-        if commit == "in_place":
-            raise NotImplementedError('commit="in_place" is not available yet; use commit="copy"')
-        if commit != "copy":
+        if commit not in ("copy", "in_place"):
             raise ValueError(f'commit must be "copy" or "in_place", not {commit!r}')
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
+        self._guard = StepGuard(self._check_world) if commit == "in_place" else None
 
     def commit(self, durable: bool = False) -> None:
         super().commit(durable)
@@ -407,6 +434,72 @@ class TorchState(ObjectState):
             model.forget_rows()
 
     commit.__doc__ = State.commit.__doc__
+
+    def save(self) -> None:
+        super().save()
+        if self._guard is not None:
+            self._guard.dirty = False
+
+    def restore(self) -> None:
+        if self._guard is not None and self._guard.dirty:
+            if self._job is None:
+                raise SparkElasticError(
+                    'commit="in_place" keeps no copy to restore once the optimizer has made its step'
+                )
+            # The weights are of no commit; a holder of the newest one sends it.
+            self._job.control.commit = None
+        super().restore()
+
+    save.__doc__, restore.__doc__ = ObjectState.save.__doc__, ObjectState.restore.__doc__
+
+    def _begin(self, job: Job | None) -> None:
+        if self._guard is not None:
+            self._guard.watch(value for value in vars(self).values() if isinstance(value, torch.optim.Optimizer))
+        super()._begin(job)
+
+    def _check_world(self) -> None:
+        """Ahead of an optimizer's step in place: a reduction of this step may have failed, and the user not have noticed."""
+        world = self._world
+        if world is not None:
+            if torch.cuda.is_initialized():
+                torch.cuda.current_stream().synchronize()
+            if world.is_broken():
+                raise WorkerLostError(f"generation {world.generation} is broken")
+
+    def _has_stepped_in_place(self) -> bool:
+        return self._guard is not None and self._guard.dirty
+
+    def _values(self, shared: bool) -> dict[str, Any]:
+        values = super()._values(shared)
+        if self._guard is not None and shared:
+            objects = vars(self)
+            values.update({name: small_part(objects[name]) for name in values if is_kept_in_place(objects[name])})
+        return values
+
+    def _restore_durable(self, world: World) -> int:
+        size = super()._restore_durable(world)
+        if not size and self._has_stepped_in_place():
+            raise StateLostError('commit="in_place": all ranks were caught between optimizer step and commit', ())
+        return size
+
+    def _copies_for_repair(self, world: World) -> SnapshotPair:
+        if self._guard is None:
+            return super()._copies_for_repair(world)
+        copies = SnapshotPair()
+        plan = plan_repair([member.commit for member in world.members])
+        if world.rank in plan.source.values():
+            size = self._restored_size if world.newest_commit is None else world.previous_size
+            copies.spare.take({"steps": self._steps, "size": size, "objects": super()._values(shared=True)}, None)
+            copies.switch()
+        return copies
+
+    def _receive(self, copies: SnapshotPair, world: World) -> None:
+        super()._receive(copies, world)
+        if self._guard is not None:
+            # What is small is kept from here on, as if this rank had committed it.
+            self._take(self._steps, world.previous_size)
+            self._snapshots.switch()
+            self._guard.dirty = False
 
     def _wrapped_models(self) -> list[DistributedDataParallel]:
         return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]

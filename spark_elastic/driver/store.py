@@ -7,6 +7,7 @@ generation, those of generation 0 as long as the job.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from spark_elastic.messages import StoreReply, StoreRequest
 
@@ -14,24 +15,35 @@ JOB = 0
 Answer = Callable[[StoreReply], None]
 
 
+@dataclass(slots=True)
+class _Waiter:
+    """A ``get`` that waits for one of its keys; those before ``place`` exist."""
+
+    request: StoreRequest
+    answer: Answer
+    place: int = 0
+
+
 class ControlStore:
     """Used by the driver's event loop alone. A ``get`` of a missing key is answered once the key is set."""
 
     def __init__(self) -> None:
         self._values: dict[int, dict[str, bytes]] = {JOB: {}}
-        self._waiting: dict[int, list[tuple[StoreRequest, Answer]]] = {JOB: []}
+        # Who waits, by the key that is waited for: with many workers each ``set`` must not look at every waiting one.
+        self._waiting: dict[int, dict[str, list[_Waiter]]] = {JOB: {}}
 
     def open_generation(self, generation: int) -> None:
         """Begin a generation's name space and end all earlier ones; who still waits in those is told."""
         for old in [number for number in self._values if number not in (JOB, generation)]:
             self.close_generation(old)
         self._values[generation] = {}
-        self._waiting[generation] = []
+        self._waiting[generation] = {}
 
     def close_generation(self, generation: int) -> None:
         self._values.pop(generation, None)
-        for request, answer in self._waiting.pop(generation, []):
-            answer(StoreReply(request.number, gone=True))
+        for waiters in self._waiting.pop(generation, {}).values():
+            for waiter in waiters:
+                waiter.answer(StoreReply(waiter.request.number, gone=True))
 
     def handle(self, request: StoreRequest, answer: Answer) -> None:
         """Execute a request; ``answer`` is called now, or for a ``get`` when all its keys exist."""
@@ -39,34 +51,36 @@ class ControlStore:
         if values is None:
             answer(StoreReply(request.number, gone=True))
             return
-        if request.operation == "get" and not all(key in values for key in request.keys):
-            self._waiting[request.generation].append((request, answer))
+        if request.operation == "get":
+            self._get(_Waiter(request, answer))
             return
         try:
             reply = _execute(request, values)
         except (ValueError, IndexError) as error:
             reply = StoreReply(request.number, error=f"{request.operation} of {request.keys}: {error}")
         answer(reply)
-        self._wake(request.generation)
+        waiting = self._waiting[request.generation]
+        for waiter in [waiter for key in request.keys if key in values for waiter in waiting.pop(key, ())]:
+            self._get(waiter)
 
-    def _wake(self, generation: int) -> None:
-        values, waiting = self._values[generation], self._waiting[generation]
-        if not waiting:
-            return
-        self._waiting[generation] = still = []
-        for request, answer in waiting:
-            if all(key in values for key in request.keys):
-                answer(StoreReply(request.number, tuple(values[key] for key in request.keys)))
-            else:
-                still.append((request, answer))
+    def _get(self, waiter: _Waiter) -> None:
+        """Answer if all keys exist, else wait for the first that does not."""
+        keys, values = waiter.request.keys, self._values[waiter.request.generation]
+        while waiter.place < len(keys) and keys[waiter.place] in values:
+            waiter.place += 1
+        if waiter.place < len(keys):
+            self._waiting[waiter.request.generation].setdefault(keys[waiter.place], []).append(waiter)
+        elif all(key in values for key in keys):
+            waiter.answer(StoreReply(waiter.request.number, tuple(values[key] for key in keys)))
+        else:  # one was deleted meanwhile
+            waiter.place = 0
+            self._get(waiter)
 
 
 def _execute(request: StoreRequest, values: dict[str, bytes]) -> StoreReply:
-    """Carry out a request whose keys exist, where they have to."""
+    """Carry out a request that need not wait."""
     number, keys = request.number, request.keys
     match request.operation:
-        case "get":
-            return StoreReply(number, tuple(values[key] for key in keys))
         case "check":
             return StoreReply(number, amount=int(all(key in values for key in keys)))
         case "set":

@@ -43,6 +43,20 @@ def test_killed_workers_cost_no_committed_step_wherever_they_are_in_a_step(run: 
     assert len(result.of("worker_started")) <= 3 + len(faults)
 
 
+def test_commits_in_place_lose_nothing_either(run: Any) -> None:
+    faults = [
+        kill(rank=1, step=5),
+        kill(rank=0, step=12),
+        kill(rank=2, step=20, at=Point.RECORDED),
+        kill(rank=0, step=28, at=Point.COMMITTED),
+        kill(rank=1, generation=8, at=Point.REPAIR),
+        raise_error(rank=1, step=44),
+    ]
+    result = run(count_steps, STEPS, 0.05, 0, 64, "in_place", faults=faults, min_np=1, max_np=3, num_proc=3)
+    check(result)
+    assert result.faults >= 5
+
+
 def test_deaths_while_a_world_forms_is_repaired_and_sealed_only_delay_it(run: Any) -> None:
     faults = [
         kill(rank=2, generation=1, at=Point.FORM),

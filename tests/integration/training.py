@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 
-def count_steps(steps: int, seconds: float = 0.0, loader_workers: int = 0, hidden: int = 64) -> dict[str, Any]:
+def count_steps(
+    steps: int, seconds: float = 0.0, loader_workers: int = 0, hidden: int = 64, commit: str = "copy"
+) -> dict[str, Any]:
     import hashlib
     import os
     import time
@@ -35,7 +37,7 @@ def count_steps(steps: int, seconds: float = 0.0, loader_workers: int = 0, hidde
             {"params": model.module.body.parameters(), "lr": 1e-3, "momentum": 0.9},
         ]
     )
-    state = se.TorchState(model=model, optimizer=optimizer, step=0, history=[])
+    state = se.TorchState(model=model, optimizer=optimizer, step=0, history=[], commit=commit)
     resets: list[tuple[int, int]] = []
     entries: list[tuple[int, int]] = []
     state.register_reset_callbacks([lambda old, new: resets.append((old, new))])

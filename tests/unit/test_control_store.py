@@ -49,6 +49,16 @@ def test_a_get_waits_until_all_its_keys_are_set(client: Client) -> None:
     assert client.answers[waiting] == StoreReply(waiting, (b"1", b"2"))
 
 
+def test_a_get_also_waits_for_a_key_that_is_deleted_while_it_waits_for_another(client: Client) -> None:
+    client.ask("set", "a", values=(b"1",), generation=1)
+    waiting = client.ask("get", "a", "b", generation=1)
+    client.ask("delete", "a", generation=1)
+    client.ask("set", "b", values=(b"2",), generation=1)
+    assert waiting not in client.answers
+    client.ask("set", "a", values=(b"3",), generation=1)
+    assert client.answers[waiting].values == (b"3", b"2")
+
+
 def test_every_waiting_get_is_answered_once(client: Client) -> None:
     waiting = [client.ask("get", "a", generation=1) for _ in range(3)]
     client.ask("set", "a", values=(b"1",), generation=1)
