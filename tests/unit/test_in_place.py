@@ -50,8 +50,8 @@ def test_a_commit_copies_buffers_and_settings_but_neither_weights_nor_moments() 
     for _ in range(3):
         step(state)
         state.commit()
-    tensors = [tensor for tensor in state._snapshots.current.buffer.views]
-    assert sum(tensor.numel() for tensor in tensors) < 200
+    copied = state._snapshots.current.buffer.views
+    assert sum(tensor.numel() for tensor in copied) < 200
     assert weights(state).numel() > 2500
 
 
@@ -143,8 +143,8 @@ def test_what_has_arrived_is_held_also_if_the_next_loss_comes_before_the_seal(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, other = caught(stage)
-    with monkeypatch.context() as patch, pytest.raises(WorkerLostError):
-        patch.setattr(stage, "attach_models", lambda: _lose())
+    monkeypatch.setattr(stage, "attach_models", _lose)
+    with pytest.raises(WorkerLostError):
         stage.begin(state, rank=1, others=[CommitId(1, 1)])
     state.restore()
     assert stage.control.commit == CommitId(1, 1)
@@ -172,7 +172,7 @@ def test_a_donor_copies_the_whole_state_for_those_that_lack_it(stage: Stage) -> 
 
 
 def test_all_caught_between_step_and_commit_is_no_first_state(stage: Stage) -> None:
-    """A job with durable checkpoints begins from the newest; where none is written yet, these weights must not be taken for it."""
+    """With durable checkpoints a job begins anew then; where none is written yet, these weights must not be taken for it."""
     state = make()
     stage.begin(state)
     step(state)
