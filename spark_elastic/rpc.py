@@ -21,6 +21,7 @@ from spark_elastic.messages import Chunk, Message
 FRAME_LIMIT = 64 * 2**20
 CHUNK_BYTES = 2**20
 HANDSHAKE_SECONDS = 15.0
+READ_BYTES = 32 * 1024
 # Bytes that may wait in a connection before the sender of forwarded output drops lines.
 CROWDED_BYTES = 4 * 2**20
 
@@ -48,6 +49,7 @@ class Connection:
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(expected)
         _notice_lost_hosts(writer.get_extra_info("socket"))
+        _read_in_small_pieces(writer.transport)
 
     @property
     def local_address(self) -> str:
@@ -143,6 +145,15 @@ async def connect(addresses: list[tuple[str, int]], credentials: Credentials, ex
         else:
             return Connection(reader, writer, expected)
     raise failure
+
+
+def _read_in_small_pieces(transport: asyncio.Transport) -> None:
+    """Have asyncio keep less room for a connection: its 256 KiB of buffer for TLS are half a gigabyte in a large job."""
+    protocol: Any = getattr(transport, "_ssl_protocol", None)
+    if hasattr(protocol, "_ssl_buffer") and hasattr(protocol, "max_size"):  # Python 3.11 and later
+        protocol.max_size = READ_BYTES
+        protocol._ssl_buffer = bytearray(READ_BYTES)
+        protocol._ssl_buffer_view = memoryview(protocol._ssl_buffer)
 
 
 def _notice_lost_hosts(connection: socket.socket) -> None:

@@ -7,7 +7,7 @@ generation, those of generation 0 as long as the job.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_elastic.messages import StoreReply, StoreRequest
 
@@ -17,11 +17,11 @@ Answer = Callable[[StoreReply], None]
 
 @dataclass(slots=True)
 class _Waiter:
-    """A ``get`` that waits for one of its keys; those before ``place`` exist."""
+    """A ``get`` that waits for the keys that were missing when it was last looked at."""
 
     request: StoreRequest
     answer: Answer
-    place: int = 0
+    missing: set[str] = field(default_factory=set)
 
 
 class ControlStore:
@@ -64,17 +64,14 @@ class ControlStore:
             self._get(waiter)
 
     def _get(self, waiter: _Waiter) -> None:
-        """Answer if all keys exist, else wait for the first that does not."""
+        """Answer if all keys exist, else wait for any that does not."""
         keys, values = waiter.request.keys, self._values[waiter.request.generation]
-        while waiter.place < len(keys) and keys[waiter.place] in values:
-            waiter.place += 1
-        if waiter.place < len(keys):
-            self._waiting[waiter.request.generation].setdefault(keys[waiter.place], []).append(waiter)
-        elif all(key in values for key in keys):
-            waiter.answer(StoreReply(waiter.request.number, tuple(values[key] for key in keys)))
-        else:  # one was deleted meanwhile
-            waiter.place = 0
-            self._get(waiter)
+        # The second look is at all keys: some may have been deleted meanwhile.
+        waiter.missing = waiter.missing.difference(values) or set(keys).difference(values)
+        if waiter.missing:
+            self._waiting[waiter.request.generation].setdefault(next(iter(waiter.missing)), []).append(waiter)
+        else:
+            waiter.answer(StoreReply(waiter.request.number, tuple(map(values.__getitem__, keys))))
 
 
 def _execute(request: StoreRequest, values: dict[str, bytes]) -> StoreReply:
