@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     )
     from spark_elastic.parallel import DistributedDataParallel
     from spark_elastic.spark_run import run
-    from spark_elastic.state import ObjectState, State, TorchState
+    from spark_elastic.state import ObjectState, State
+    from spark_elastic.torch_state import TorchState
 
 _MODULES = {
     "spark_elastic.checkpoint.loading": ("load_checkpoint",),
@@ -77,7 +78,8 @@ _MODULES = {
     ),
     "spark_elastic.parallel": ("DistributedDataParallel",),
     "spark_elastic.spark_run": ("run",),
-    "spark_elastic.state": ("ObjectState", "State", "TorchState"),
+    "spark_elastic.state": ("ObjectState", "State"),
+    "spark_elastic.torch_state": ("TorchState",),
 }
 _SUBMODULES = ("data", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

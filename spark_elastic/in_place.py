@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.snapshot import Snapshot, SnapshotPair
 
 
 class StepGuard:
@@ -71,3 +72,21 @@ def load_small_part(value: Any, saved: SmallPart) -> None:
         for group, settings in zip(value.param_groups, saved.content, strict=True):
             group.update(settings)
     value.zero_grad(set_to_none=True)
+
+
+class WholeCopies:
+    """Lends a copy of the whole state, made when it is asked for: the step's thread pays one memcpy for a durable checkpoint."""
+
+    def __init__(self, small: SnapshotPair, copy: Callable[[], Snapshot]) -> None:
+        self._small = small
+        self._copy = copy
+
+    @property
+    def current(self) -> Snapshot:
+        return self._small.current
+
+    def lend(self) -> Snapshot:
+        return self._copy()
+
+    def take_back(self) -> None:
+        """The copy goes with its last reader."""

@@ -147,7 +147,7 @@ async def connect(addresses: list[tuple[str, int]], credentials: Credentials, ex
     raise failure
 
 
-def _read_in_small_pieces(transport: asyncio.Transport) -> None:
+def _read_in_small_pieces(transport: asyncio.BaseTransport) -> None:
     """Have asyncio keep less room for a connection: its 256 KiB of buffer for TLS are half a gigabyte in a large job."""
     protocol: Any = getattr(transport, "_ssl_protocol", None)
     if hasattr(protocol, "_ssl_buffer") and hasattr(protocol, "max_size"):  # Python 3.11 and later

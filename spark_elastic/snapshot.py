@@ -12,7 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -153,6 +153,21 @@ class Snapshot:
         return unflatten(self.skeleton, self.buffer.views)
 
 
+class Lender(Protocol):
+    """Lends the last commit to a reader on another thread."""
+
+    @property
+    def current(self) -> Snapshot:
+        """The last commit as far as it is kept; its skeleton tells the step."""
+        ...
+
+    def lend(self) -> Snapshot:
+        """Give the last commit away for reading; it stays as it is until ``take_back``, which any thread may call."""
+        ...
+
+    def take_back(self) -> None: ...
+
+
 class SnapshotPair:
     """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current at once.
 
@@ -160,12 +175,12 @@ class SnapshotPair:
     when it is first needed, and kept.
     """
 
-    def __init__(self) -> None:
-        self._current = Snapshot()
+    def __init__(self, current: Snapshot | None = None) -> None:
+        self._current = current or Snapshot()
         self._spare = Snapshot()
         self._third: Snapshot | None = None
         self._lent: Snapshot | None = None
-        self.is_empty = True
+        self.is_empty = current is None
 
     @property
     def current(self) -> Snapshot:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from spark_elastic import faults
@@ -16,14 +14,12 @@ from spark_elastic.errors import (
     CheckpointError,
     HostsUpdatedInterrupt,
     SparkElasticError,
-    StateLostError,
     WorkerLostError,
 )
-from spark_elastic.in_place import SmallPart, StepGuard, is_kept_in_place, load_small_part, small_part
+from spark_elastic.in_place import SmallPart, load_small_part
 from spark_elastic.messages import CommitId
-from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair, repair
-from spark_elastic.snapshot import SnapshotPair, StateDict
+from spark_elastic.snapshot import Lender, SnapshotPair, StateDict
 from spark_elastic.world import LOADER_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
@@ -97,8 +93,7 @@ class State(ABC):
         self._save_and_count()
         faults.reached(faults.Point.RECORDED, **where)
         if job.checkpoints is not None and world.rank == 0:
-            assert self._snapshots is not None
-            job.checkpoints.offer(CommitId(world.generation, self._index), self._snapshots, durable)
+            job.checkpoints.offer(CommitId(world.generation, self._index), self._durable_copies(), durable)
         if self._exchange(job, world):
             raise HostsUpdatedInterrupt("workers arrive or leave")
         faults.reached(faults.Point.COMMITTED, **where)
@@ -172,6 +167,11 @@ class State(ABC):
         self._steps -= 1  # the seal is no step of the user's
         self._save_and_count()
 
+    def _durable_copies(self) -> Lender:
+        """Where a durable checkpoint is made from."""
+        assert self._snapshots is not None
+        return self._snapshots
+
     def _has_stepped_in_place(self) -> bool:
         """Whether there is no way back to the last commit, so that this one has to be recorded whatever has happened."""
         return False
@@ -217,8 +217,7 @@ class State(ABC):
         self._read(world.finish_exchange(), world)
         job = self._job
         if job is not None and job.checkpoints is not None and world.rank == 0:
-            assert self._snapshots is not None
-            job.checkpoints.finish(CommitId(world.generation, self._index), self._snapshots, world.is_broken)
+            job.checkpoints.finish(CommitId(world.generation, self._index), self._durable_copies(), world.is_broken)
 
     def _read(self, everybody: list[list[int]] | None, world: World) -> None:
         """Look at what all ranks said at a commit."""
@@ -397,181 +396,8 @@ class ObjectState(State):
                 setattr(self, name, value)
 
 
-class TorchState(ObjectState):
-    """The state of a training job: models, optimizers, schedulers, a loader, random number generators, and any objects.
-
-    ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
-    names. The ``loader`` goes on from the last commit after a reset, with this rank's new share of the rows, and tells the
-    wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own:
-    saved with commits, never sent; a newcomer's, and those of a job that
-    goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
-
-    ``commit="copy"`` keeps two copies of the state on the device that it is on. ``commit="in_place"`` keeps none of weights
-    and optimizer state, for loops with exactly one optimizer step per commit; see ``in_place.py`` for the rule that it rests
-    on. There must be no collective, and no other change of weights, between the optimizer's step and the commit: if all
-    ranks are lost or caught between these two, so is the state.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
-        loader: Any = None,
-        commit: str = "copy",
-        local: str | Iterable[str] | Mapping[str, Any] | None = None,
-        **objects: Any,
-    ) -> None:
-        if commit not in ("copy", "in_place"):
-            raise ValueError(f'commit must be "copy" or "in_place", not {commit!r}')
-        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
-        super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
-        self._guard = StepGuard(self._check_world) if commit == "in_place" else None
-
-    def commit(self, durable: bool = False) -> None:
-        super().commit(durable)
-        for model in self._wrapped_models():
-            model.forget_rows()
-
-    commit.__doc__ = State.commit.__doc__
-
-    def save(self) -> None:
-        super().save()
-        if self._guard is not None:
-            self._guard.dirty = False
-
-    def restore(self) -> None:
-        if self._guard is not None and self._guard.dirty:
-            if self._job is None:
-                raise SparkElasticError(
-                    'commit="in_place" keeps no copy to restore once the optimizer has made its step'
-                )
-            # The weights are of no commit; a holder of the newest one sends it.
-            self._job.control.commit = None
-        super().restore()
-
-    save.__doc__, restore.__doc__ = ObjectState.save.__doc__, ObjectState.restore.__doc__
-
-    def _begin(self, job: Job | None) -> None:
-        if self._guard is not None:
-            self._guard.watch(value for value in vars(self).values() if isinstance(value, torch.optim.Optimizer))
-        super()._begin(job)
-
-    def _check_world(self) -> None:
-        """Ahead of an optimizer's step in place: a reduction of this step may have failed, and the user not have noticed."""
-        world = self._world
-        if world is not None:
-            if torch.cuda.is_initialized():
-                torch.cuda.current_stream().synchronize()
-            if world.is_broken():
-                raise WorkerLostError(f"generation {world.generation} is broken")
-
-    def _has_stepped_in_place(self) -> bool:
-        return self._guard is not None and self._guard.dirty
-
-    def _values(self, shared: bool) -> dict[str, Any]:
-        values = super()._values(shared)
-        if self._guard is not None and shared:
-            objects = vars(self)
-            values.update({name: small_part(objects[name]) for name in values if is_kept_in_place(objects[name])})
-        return values
-
-    def _restore_durable(self, world: World) -> int:
-        size = super()._restore_durable(world)
-        if not size and self._has_stepped_in_place():
-            raise StateLostError('commit="in_place": all ranks were caught between optimizer step and commit', ())
-        return size
-
-    def _copies_for_repair(self, world: World) -> SnapshotPair:
-        if self._guard is None:
-            return super()._copies_for_repair(world)
-        copies = SnapshotPair()
-        plan = plan_repair([member.commit for member in world.members])
-        if world.rank in plan.source.values():
-            size = self._restored_size if world.newest_commit is None else world.previous_size
-            copies.spare.take({"steps": self._steps, "size": size, "objects": super()._values(shared=True)}, None)
-            copies.switch()
-        return copies
-
-    def _receive(self, copies: SnapshotPair, world: World) -> None:
-        super()._receive(copies, world)
-        if self._guard is not None:
-            # What is small is kept from here on, as if this rank had committed it.
-            self._take(self._steps, world.previous_size)
-            self._snapshots.switch()
-            self._guard.dirty = False
-
-    def _wrapped_models(self) -> list[DistributedDataParallel]:
-        return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]
-
-    def _enter_world(self, rank: int, size: int) -> None:
-        for value in list(vars(self).values()):
-            if hasattr(value, "set_world"):
-                value.set_world(rank, size)
-        loader: Any = vars(self).get("loader")
-        if hasattr(loader, "batch_rows"):
-            for model in self._wrapped_models():
-                model.follow_rows(loader)
-
-    def _check_models(self, job: Job) -> None:
-        kept = {
-            id(parameter)
-            for value in vars(self).values()
-            if isinstance(value, torch.nn.Module)
-            for parameter in value.parameters()
-        }
-        for model in job.models:
-            parameters = list(model.parameters())
-            if parameters and not any(id(parameter) in kept for parameter in parameters):
-                raise SparkElasticError(
-                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State: nobody would keep "
-                    "its weights equal, or give them to newcomers"
-                )
-
-    def _loader_report(self) -> Sequence[int]:
-        loader: Any = vars(self).get("loader")
-        return loader.report() if hasattr(loader, "report") else _NO_LOADER
-
-    def _confirm_loader(self, reports: list[tuple[int, ...]]) -> None:
-        loader: Any = vars(self).get("loader")
-        if hasattr(loader, "confirm"):
-            loader.confirm(reports)
-
-    def _own_part(self) -> Any:
-        return super()._own_part(), _random_states()
-
-    def _load_own(self, own: Any) -> None:
-        if own is None:  # received, and not sealed yet
-            return
-        values, random_states = own
-        super()._load_own(values)
-        _set_random_states(random_states)
-
-    def _own_as_newcomer(self, world: World) -> None:
-        attempt = self._job.checkpoints.attempt if self._job is not None and self._job.checkpoints is not None else 0
-        seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, attempt, world.generation, world.rank])
-        first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
-        random.seed(first)
-        numpy.random.seed(second)
-        torch.manual_seed(third)
-
-
 def _has_state_dict(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _random_states() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    python, numeric, cpu, cuda = states
-    random.setstate(python)
-    numpy.random.set_state(numeric)
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
 
 
 def _fits(present: Any, value: Any) -> bool:

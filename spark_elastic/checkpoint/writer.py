@@ -16,7 +16,7 @@ from spark_elastic.checkpoint.loading import load_newest
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.messages import CommitId
 from spark_elastic.payload import CheckpointPlan
-from spark_elastic.snapshot import Snapshot, SnapshotPair
+from spark_elastic.snapshot import Lender, Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class CheckpointWriter:
             self._report("checkpoint_restored", {"name": str(saved.name), "step": saved.steps})
         return saved
 
-    def offer(self, commit: CommitId, snapshots: SnapshotPair, now: bool = False) -> None:
+    def offer(self, commit: CommitId, snapshots: Lender, now: bool = False) -> None:
         """Begin to write the current snapshot if that is due and no write is under way. Never blocks.
 
         ``now`` makes it due; if a write is under way, the first commit after it is written.
@@ -88,7 +88,7 @@ class CheckpointWriter:
         if not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at):
             self._begin(commit, snapshots)
 
-    def finish(self, commit: CommitId, snapshots: SnapshotPair, is_over: Callable[[], bool]) -> None:
+    def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over``. Gives up with a warning after ``STALL_SECONDS``."""
         steps = snapshots.current.skeleton["steps"]
         self._wait(is_over)
@@ -109,7 +109,7 @@ class CheckpointWriter:
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
 
-    def _begin(self, commit: CommitId, snapshots: SnapshotPair) -> None:
+    def _begin(self, commit: CommitId, snapshots: Lender) -> None:
         name = CheckpointName(self.attempt, commit.generation, commit.index)
         self._asked = False
         self._due_at = time.monotonic() + self._interval

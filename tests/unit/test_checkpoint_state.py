@@ -24,7 +24,8 @@ from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.errors import CheckpointError
 from spark_elastic.payload import CheckpointPlan
-from spark_elastic.state import ObjectState, State, TorchState
+from spark_elastic.state import ObjectState, State
+from spark_elastic.torch_state import TorchState
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from worker_stage import Stage, on_stage
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.messages import CommitId
 from spark_elastic.snapshot import StateDict
-from spark_elastic.state import ObjectState, TorchState
+from spark_elastic.state import ObjectState
+from spark_elastic.torch_state import TorchState
 
 
 def make() -> TorchState:
@@ -179,3 +180,24 @@ def test_all_caught_between_step_and_commit_is_no_first_state(stage: Stage) -> N
     state.restore()
     with pytest.raises(StateLostError):
         stage.begin(state)
+
+
+def test_a_durable_checkpoint_is_made_of_a_copy_that_later_steps_do_not_touch(stage: Stage) -> None:
+    state = make()
+    stage.begin(state)
+    step(state)
+    state.commit()
+    held = weights(state)
+    lent = state._durable_copies().lend()
+    step(state)
+    content = lent.content()
+    assert torch.equal(content["objects"]["model"].content["0.weight"].flatten(), held[:2500])
+    assert (content["steps"], content["size"]) == (1, 1)
+
+
+def test_leaving_the_function_after_a_step_without_a_commit_is_refused(stage: Stage) -> None:
+    state = make()
+    stage.begin(state)
+    step(state)
+    with pytest.raises(SparkElasticError, match="without a commit"):
+        state._leave(stage.world)

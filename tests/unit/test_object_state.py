@@ -12,7 +12,8 @@ from worker_stage import on_stage
 from spark_elastic.elastic_loop import elastic
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.messages import CommitId
-from spark_elastic.state import ObjectState, State, TorchState
+from spark_elastic.state import ObjectState, State
+from spark_elastic.torch_state import TorchState
 
 
 def trained(steps: int = 2) -> TorchState:

@@ -1,0 +1,208 @@
+"""TorchState: the state of a training job."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from spark_elastic.context import Job
+from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
+from spark_elastic.in_place import StepGuard, WholeCopies, is_kept_in_place, small_part
+from spark_elastic.parallel import DistributedDataParallel
+from spark_elastic.repair import plan_repair
+from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair
+from spark_elastic.state import ObjectState, State
+from spark_elastic.world import World
+
+
+class TorchState(ObjectState):
+    """The state of a training job: models, optimizers, schedulers, a loader, random number generators, and any objects.
+
+    ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
+    names. The ``loader`` goes on from the last commit after a reset, with this rank's new share of the rows, and tells the
+    wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own:
+    saved with commits, never sent; a newcomer's, and those of a job that
+    goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
+
+    ``commit="copy"`` keeps two copies of the state on the device that it is on. ``commit="in_place"`` keeps none of weights
+    and optimizer state, for loops with exactly one optimizer step per commit; see ``in_place.py`` for the rule that it rests
+    on. There must be no collective, and no other change of weights, between the optimizer's step and the commit: if all
+    ranks are lost or caught between these two, so is the state.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        loader: Any = None,
+        commit: str = "copy",
+        local: str | Iterable[str] | Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> None:
+        if commit not in ("copy", "in_place"):
+            raise ValueError(f'commit must be "copy" or "in_place", not {commit!r}')
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+        super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
+        self._guard = StepGuard(self._check_world) if commit == "in_place" else None
+
+    def commit(self, durable: bool = False) -> None:
+        super().commit(durable)
+        for model in self._wrapped_models():
+            model.forget_rows()
+
+    commit.__doc__ = State.commit.__doc__
+
+    def save(self) -> None:
+        super().save()
+        if self._guard is not None:
+            self._guard.dirty = False
+
+    def restore(self) -> None:
+        if self._guard is not None and self._guard.dirty:
+            if self._job is None:
+                raise SparkElasticError(
+                    'commit="in_place" keeps no copy to restore once the optimizer has made its step'
+                )
+            # The weights are of no commit; a holder of the newest one sends it.
+            self._job.control.commit = None
+        super().restore()
+
+    save.__doc__, restore.__doc__ = ObjectState.save.__doc__, ObjectState.restore.__doc__
+
+    def _begin(self, job: Job | None) -> None:
+        if self._guard is not None:
+            self._guard.watch(value for value in vars(self).values() if isinstance(value, torch.optim.Optimizer))
+        super()._begin(job)
+
+    def _check_world(self) -> None:
+        """Ahead of an optimizer's step in place: a reduction of this step may have failed, and the user not have noticed."""
+        world = self._world
+        if world is not None:
+            if torch.cuda.is_initialized():
+                torch.cuda.current_stream().synchronize()
+            if world.is_broken():
+                raise WorkerLostError(f"generation {world.generation} is broken")
+
+    def _durable_copies(self) -> Lender:
+        return self._snapshots if self._guard is None else WholeCopies(self._snapshots, self._copy_whole)
+
+    def _leave(self, world: World) -> None:
+        if self._has_stepped_in_place():
+            raise SparkElasticError(
+                'commit="in_place": the function returned after an optimizer step without a commit()'
+            )
+        super()._leave(world)
+
+    def _copy_whole(self) -> Snapshot:
+        """Copy everything, weights and optimizer state included, as of the last commit."""
+        whole = Snapshot()
+        light: Any = {} if self._snapshots.is_empty else self._snapshots.current.skeleton
+        size = light.get("size", self._restored_size)
+        whole.take({"steps": self._steps, "size": size, "objects": super()._values(shared=True)}, None)
+        return whole
+
+    def _has_stepped_in_place(self) -> bool:
+        return self._guard is not None and self._guard.dirty
+
+    def _values(self, shared: bool) -> dict[str, Any]:
+        values = super()._values(shared)
+        if self._guard is not None and shared:
+            objects = vars(self)
+            values.update({name: small_part(objects[name]) for name in values if is_kept_in_place(objects[name])})
+        return values
+
+    def _restore_durable(self, world: World) -> int:
+        size = super()._restore_durable(world)
+        if not size and self._has_stepped_in_place():
+            raise StateLostError('commit="in_place": all ranks were caught between optimizer step and commit', ())
+        return size
+
+    def _copies_for_repair(self, world: World) -> SnapshotPair:
+        if self._guard is None:
+            return super()._copies_for_repair(world)
+        copies = SnapshotPair()
+        plan = plan_repair([member.commit for member in world.members])
+        if world.rank in plan.source.values():
+            copies = SnapshotPair(self._copy_whole())
+        return copies
+
+    def _receive(self, copies: SnapshotPair, world: World) -> None:
+        super()._receive(copies, world)
+        if self._guard is not None:
+            # What is small is kept from here on, as if this rank had committed it.
+            self._take(self._steps, world.previous_size)
+            self._snapshots.switch()
+            self._guard.dirty = False
+
+    def _wrapped_models(self) -> list[DistributedDataParallel]:
+        return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]
+
+    def _enter_world(self, rank: int, size: int) -> None:
+        for value in list(vars(self).values()):
+            if hasattr(value, "set_world"):
+                value.set_world(rank, size)
+        loader: Any = vars(self).get("loader")
+        if hasattr(loader, "batch_rows"):
+            for model in self._wrapped_models():
+                model.follow_rows(loader)
+
+    def _check_models(self, job: Job) -> None:
+        kept = {
+            id(parameter)
+            for value in vars(self).values()
+            if isinstance(value, torch.nn.Module)
+            for parameter in value.parameters()
+        }
+        for model in job.models:
+            parameters = list(model.parameters())
+            if parameters and not any(id(parameter) in kept for parameter in parameters):
+                raise SparkElasticError(
+                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State: nobody would keep "
+                    "its weights equal, or give them to newcomers"
+                )
+
+    def _loader_report(self) -> Sequence[int]:
+        loader: Any = vars(self).get("loader")
+        return loader.report() if hasattr(loader, "report") else super()._loader_report()
+
+    def _confirm_loader(self, reports: list[tuple[int, ...]]) -> None:
+        loader: Any = vars(self).get("loader")
+        if hasattr(loader, "confirm"):
+            loader.confirm(reports)
+
+    def _own_part(self) -> Any:
+        return super()._own_part(), _random_states()
+
+    def _load_own(self, own: Any) -> None:
+        if own is None:  # received, and not sealed yet
+            return
+        values, random_states = own
+        super()._load_own(values)
+        _set_random_states(random_states)
+
+    def _own_as_newcomer(self, world: World) -> None:
+        attempt = self._job.checkpoints.attempt if self._job is not None and self._job.checkpoints is not None else 0
+        seeds = numpy.random.SeedSequence([torch.initial_seed() % 2**64, attempt, world.generation, world.rank])
+        first, second, third = (int(word) for word in seeds.generate_state(3, numpy.uint32))
+        random.seed(first)
+        numpy.random.seed(second)
+        torch.manual_seed(third)
+
+
+def _random_states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    python, numeric, cpu, cuda = states
+    random.setstate(python)
+    numpy.random.set_state(numeric)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
