@@ -27,6 +27,7 @@ class JobSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     network_interface: str | None = None
     driver_port: int = 0
+    host_discovery_script: str | None = None
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
 

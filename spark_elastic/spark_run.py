@@ -20,6 +20,7 @@ import msgspec
 from spark_elastic import testing
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.credentials import create_credentials
+from spark_elastic.driver.discovery import HostDiscovery
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.launcher import SlotLauncher
 from spark_elastic.driver.service import SparkDriverService
@@ -55,7 +56,7 @@ def run(
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
-    host_discovery_script: str | None = None,
+    host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
@@ -85,6 +86,8 @@ def run(
         checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
             one goes on from the newest of them that is whole.
         checkpoint_interval: seconds between two such writes; 0 writes whenever the last write has ended.
+        host_discovery_script: executable that prints the machines that may be used, ``host`` or ``host:slots`` a line; run every
+            second. The workers of machines that it stops listing leave at their next commit.
         event_log: file to which events are appended as JSON lines.
         on_event: called with each event as a dict, on a thread of its own.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
@@ -99,7 +102,7 @@ def run(
 
     Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
     """
-    _refuse_unavailable(host_discovery_script=host_discovery_script, progress=progress or None)
+    _refuse_unavailable(progress=progress or None)
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
@@ -126,6 +129,7 @@ def run(
             env=dict(env or {}),
             network_interface=network_interface,
             driver_port=driver_port or 0,
+            host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
             durable=plan is not None,
             **timeouts,
         )
@@ -173,12 +177,15 @@ def _run_job(
                 on_registered=registered,
             )
         )
+        if settings.host_discovery_script is not None:
+            stack.enter_context(HostDiscovery(settings.host_discovery_script, service.hosts_listed))
         ticket = Ticket(run_id, _addresses(session, service.port), credentials, settings.network_interface)
         launcher = SlotLauncher(
             session,
             ticket,
             settings.max_np,
             on_stopped=lambda reason: service.cancel(JobCancelledError(f"the job cannot go on in Spark: {reason}")),
+            on_draining=service.drain_slot,
         )
         with launcher:
             try:

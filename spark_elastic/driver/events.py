@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_elastic.messages import CommitId
@@ -15,6 +16,7 @@ class TaskRegistered:
     slot: int
     name: str
     place: str
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,13 @@ class HostDraining:
 
     host: int
     deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostsListed:
+    """The machines that may be used, with the number of workers that each may run, None for any."""
+
+    slots: Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,7 @@ Event = (
     | TaskHeard
     | TaskLost
     | HostDraining
+    | HostsListed
     | WorkerConnected
     | WorkerGone
     | WorkerExited

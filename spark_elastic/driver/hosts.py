@@ -19,8 +19,12 @@ class Host:
     slot: int
     name: str
     place: str
+    address: str = ""
     worker: int | None = None
+    # Its worker is to leave and it gets none any more: Spark takes it away, or (``unlisted``) discovery lists it no longer.
     draining: bool = False
+    unlisted: bool = False
+    released: bool = False
     drain_deadline: float | None = None
     heard: float | None = None
 

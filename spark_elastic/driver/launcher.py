@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from py4j.protocol import Py4JError
+
 from spark_elastic.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
@@ -29,6 +31,8 @@ RESUBMIT_LIMIT_SECONDS = 10.0
 # A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
 YIELD_SECONDS = (1.0, 6.0)
 END_SECONDS = 20.0
+# Attempts of a slot's task that are looked at to find out where it runs now.
+TASKS_OF_A_SLOT = 100
 
 
 @dataclass(slots=True)
@@ -37,20 +41,32 @@ class _Slot:
     submit_at: float = 0.0
     failures: int = 0
     registered: bool = False
+    # Where its task runs, once that is known.
+    executor: str | None = None
+    draining: bool = False
 
 
 class SlotLauncher:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    ``on_stopped`` is called when the SparkContext has gone. ``slot_registered`` and ``give_back`` may be called from any
-    thread and do not block.
+    ``on_stopped`` is called when the SparkContext has gone, ``on_draining`` when Spark is about to take a slot's executor away,
+    both on that thread. ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
     """
 
-    def __init__(self, spark: Any, ticket: Ticket, slots: int, on_stopped: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        ticket: Ticket,
+        slots: int,
+        on_stopped: Callable[[str], None],
+        on_draining: Callable[[int], None] = lambda slot: None,
+    ) -> None:
         self._context = spark.sparkContext
         self._ticket = ticket
         self._slots = [_Slot() for _ in range(slots)]
         self._on_stopped = on_stopped
+        self._on_draining = on_draining
+        self._decommissions = self._context.getConf().get("spark.decommission.enabled", "false").lower() == "true"
         self._group = f"spark_elastic-{ticket.run_id}"
         self._wake = threading.Condition()
         self._closing = False
@@ -78,6 +94,8 @@ class SlotLauncher:
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task runs: its next submission need not wait."""
         self._slots[slot].failures = 0
+        self._slots[slot].executor = None
+        self._slots[slot].draining = False
         self._slots[slot].registered = True
 
     def give_back(self) -> None:
@@ -138,6 +156,32 @@ class SlotLauncher:
                 slot.future, slot.registered = None, False
             if slot.future is None and slot.submit_at <= now and not self._closing:
                 slot.future = self._submit(number)
+            if self._decommissions and slot.registered and not slot.draining and self._is_decommissioned(slot):
+                slot.draining = True
+                self._on_draining(number)
+
+    def _is_decommissioned(self, slot: _Slot) -> bool:
+        """Whether Spark is about to take the slot's executor away: a spot notice, a drained node, a scale-down."""
+        try:
+            if slot.executor is None:
+                slot.executor = self._executor_of(slot.future)
+            scheduler = self._context._jsc.sc().taskScheduler()
+            return slot.executor is not None and scheduler.getExecutorDecommissionState(slot.executor).isDefined()
+        except Py4JError:
+            logger.debug("Spark does not tell where a slot runs", exc_info=True)
+            return False
+
+    def _executor_of(self, future: Any) -> str | None:
+        """The executor that runs the task of a slot's Spark job; None where Spark does not know yet."""
+        store = self._context._jsc.sc().statusStore()
+        for job in future.jobIds():
+            info = self._context.statusTracker().getJobInfo(job)
+            for stage in info.stageIds if info is not None else ():
+                tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), TASKS_OF_A_SLOT)
+                running = [task for task in map(tasks.apply, range(tasks.size())) if task.status() == "RUNNING"]
+                if running:
+                    return str(running[-1].executorId())
+        return None
 
     def _submit(self, slot: int) -> Any:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")

@@ -22,6 +22,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FailureBook, describe_exit
 from spark_elastic.driver.hosts import Host, HostManager
+from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.ranks import Candidate, assign_ranks, choose_members
 from spark_elastic.errors import (
     NotEnoughHostsError,
@@ -115,6 +116,7 @@ class DriverMachine:
     def __init__(self, settings: JobSettings, now: float) -> None:
         self.settings = settings
         self.hosts = HostManager()
+        self._listing = HostListing()
         self.workers: dict[int, Worker] = {}
         self.world: World | None = None
         self.over = False
@@ -146,6 +148,7 @@ class DriverMachine:
             ev.TaskHeard: self._task_heard,
             ev.TaskLost: self._task_lost,
             ev.HostDraining: self._host_draining,
+            ev.HostsListed: self._hosts_listed,
             ev.WorkerConnected: self._worker_connected,
             ev.WorkerGone: self._worker_gone,
             ev.WorkerExited: self._worker_exited,
@@ -210,8 +213,9 @@ class DriverMachine:
     # ------------------------------------------------------------------ hosts
 
     def _task_registered(self, event: ev.TaskRegistered, now: float) -> None:
-        self.hosts.add(Host(event.host, event.slot, event.name, event.place))
+        self.hosts.add(Host(event.host, event.slot, event.name, event.place, event.address))
         self._record("host_registered", host=event.host, slot=event.slot, name=event.name)
+        self._follow_listing()
 
     def _task_heard(self, event: ev.TaskHeard, now: float) -> None:
         host = self.hosts.get(event.host)
@@ -229,14 +233,38 @@ class DriverMachine:
 
     def _host_draining(self, event: ev.HostDraining, now: float) -> None:
         host = self.hosts.get(event.host)
-        if host is None or host.draining:
-            return
+        if host is not None and (host.unlisted or not host.draining):
+            host.unlisted = False
+            host.drain_deadline = None if event.deadline is None else event.deadline - self._paused
+            self._drain(host)
+
+    def _hosts_listed(self, event: ev.HostsListed, now: float) -> None:
+        self._listing.update(event.slots)
+        self._follow_listing()
+
+    def _follow_listing(self) -> None:
+        drain, use = self._listing.plan(self.hosts)
+        for host in drain:
+            host.unlisted = True
+            self._drain(host)
+        for host in use:
+            host.unlisted = host.draining = False
+            self._record("host_listed_again", host=host.host, name=host.name)
+
+    def _drain(self, host: Host) -> None:
+        """Have the worker of a host leave at the next commit, at once where it is no member of the world."""
         host.draining = True
-        host.drain_deadline = None if event.deadline is None else event.deadline - self._paused
-        self._record("host_draining", host=event.host, name=host.name)
+        self._record("host_draining", host=host.host, name=host.name)
         worker = self.workers.get(host.worker) if host.worker is not None else None
         if worker is not None and worker.phase is not Phase.DONE and not self._is_member(worker.worker):
             self._leave(worker)
+
+    def _release_drained(self) -> None:
+        """Let tasks go whose executor Spark takes away: it may wait for them. An unlisted host idles until it is listed again."""
+        for host in self.hosts:
+            if host.draining and not host.unlisted and not host.released and host.worker is None:
+                host.released = True
+                self._commands.append(do.ReleaseTask(host.host))
 
     # ------------------------------------------------------------------ workers
 
@@ -489,6 +517,7 @@ class DriverMachine:
     def _advance(self, now: float) -> None:
         """Do whatever has become possible. Each step looks at the whole state, whichever event came."""
         self._start_workers(now)
+        self._release_drained()
         self._finish_if_voted(now)
         if self.over:
             return

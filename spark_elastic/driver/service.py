@@ -13,7 +13,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -141,9 +141,13 @@ class SparkDriverService:
         """End the job from any thread, without waiting."""
         self._loop.call_soon_threadsafe(self._cancel, error)
 
-    def drain_host(self, host: int, deadline: float | None = None) -> None:
-        """Have the worker of a host leave at the next commit; from any thread, without waiting."""
-        self._loop.call_soon_threadsafe(self._handle, ev.HostDraining(host, deadline))
+    def drain_slot(self, slot: int, deadline: float | None = None) -> None:
+        """Have the worker of a slot leave at the next commit; from any thread, without waiting."""
+        self._loop.call_soon_threadsafe(self._drain_slot, slot, deadline)
+
+    def hosts_listed(self, slots: Mapping[str, int | None]) -> None:
+        """Say which machines may be used; from any thread, without waiting."""
+        self._loop.call_soon_threadsafe(self._handle, ev.HostsListed(slots))
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -227,7 +231,7 @@ class SparkDriverService:
         self._on_registered(slot)
         place = f"{hello.facts.name}/{hello.facts.executor_pid}"
         self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
-        self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place))
+        self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place, hello.facts.address))
         reason = CONNECTION_BROKE
         try:
             async for message in connection.messages():
@@ -469,6 +473,12 @@ class SparkDriverService:
             link = self._links.get(worker)
             if link is not None:
                 link.connection.send_encoded(frame)
+
+    def _drain_slot(self, slot: int, deadline: float | None) -> None:
+        for host, taken in self._slots.items():
+            if taken == slot:
+                self._handle(ev.HostDraining(host, deadline))
+                return
 
     def _cancel(self, error: SparkElasticError) -> None:
         for command in self._machine.cancel(error):

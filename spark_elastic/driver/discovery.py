@@ -1,0 +1,118 @@
+"""HostDiscovery: asks the user's script, again and again, which machines may be used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from spark_elastic.errors import SparkElasticError
+
+logger = logging.getLogger("spark_elastic")
+
+POLL_SECONDS = 1.0
+SCRIPT_SECONDS = 30.0
+
+
+class DiscoveryError(SparkElasticError):
+    """The host discovery script failed, or printed what is no list of hosts."""
+
+
+def parse_hosts(text: str) -> dict[str, int | None]:
+    """Read ``host`` or ``host:slots`` a line into slots by host, None where no number is given. Blank lines are skipped.
+
+    An IPv6 address stands in brackets where slots follow. Raises ``DiscoveryError`` naming the line.
+    """
+    slots: dict[str, int | None] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        host, colon, number = line.rpartition(":")
+        if not colon or (line.count(":") > 1 and not host.endswith("]")):
+            host, number = line, ""
+        host = host.strip("[]")
+        if not host or " " in host or (colon and number and not number.isdigit()):
+            raise DiscoveryError(f"a host discovery script prints 'host' or 'host:slots' a line, not {line!r}")
+        slots[host] = int(number) if number else None
+    return slots
+
+
+class HostDiscovery:
+    """Runs ``script`` every second on a thread of its own, from ``__enter__`` to ``__exit__``.
+
+    The first run is waited for, and raises ``DiscoveryError`` if it fails; later failures are warnings, and what was listed last
+    holds. ``on_listed`` is called with each list that differs from the one before, on the thread.
+    """
+
+    def __init__(self, script: str | os.PathLike[str], on_listed: Callable[[Mapping[str, int | None]], None]) -> None:
+        self._script = os.fspath(script)
+        self._on_listed = on_listed
+        self._listed: Mapping[str, int | None] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-discovery", daemon=True)
+
+    def __enter__(self) -> HostDiscovery:
+        if shutil.which(self._script) is None:
+            raise DiscoveryError(f"host_discovery_script={self._script!r} is no executable file")
+        self._tell(self._ask())
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        process = self._process
+        if process is not None:
+            _kill(process)
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        warned = ""
+        while not self._stopping.wait(POLL_SECONDS):
+            try:
+                self._tell(self._ask())
+                warned = ""
+            except DiscoveryError as error:
+                if not self._stopping.is_set() and str(error) != warned:
+                    warned = str(error)
+                    logger.warning("%s; the hosts listed before stay", error)
+
+    def _tell(self, slots: Mapping[str, int | None]) -> None:
+        if slots != self._listed:
+            self._listed = slots
+            self._on_listed(slots)
+
+    def _ask(self) -> dict[str, int | None]:
+        try:
+            self._process = subprocess.Popen(
+                [self._script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+        except OSError as error:
+            raise DiscoveryError(f"host_discovery_script={self._script!r} cannot be run: {error}") from error
+        with self._process as process:
+            try:
+                out, err = process.communicate(timeout=SCRIPT_SECONDS)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                raise DiscoveryError(
+                    f"host_discovery_script={self._script!r} did not end within {SCRIPT_SECONDS:g} s"
+                ) from None
+        self._process = None
+        if process.returncode != 0:
+            raise DiscoveryError(
+                f"host_discovery_script={self._script!r} failed with code {process.returncode}: {err.strip()[-500:]}"
+            )
+        return parse_hosts(out)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End the script with all that it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
