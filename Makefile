@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-.PHONY: setup demo test lint bench java clean
+.PHONY: setup demo test schedules lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -26,7 +26,12 @@ demo: java setup
 
 test: java setup $(PETASTORM)/.installed
 	$(BIN)/python -m pytest
-	$(PETASTORM)/bin/python -m pytest tests/petastorm
+	$(PETASTORM)/bin/python -m pytest tests/petastorm tests/unit/data
+
+# Long runs of the randomized schedules: SEED=… for others, JOBS=… for more.
+schedules: java setup
+	SCHEDULES=5000 $(BIN)/python -m pytest --timeout 1800 tests/unit/data/test_data_tracker.py
+	$(BIN)/python tests/integration/row_schedules.py --seed $(or $(SEED),1) --jobs $(or $(JOBS),24)
 
 $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PYTHON) -m venv $(PETASTORM)
@@ -35,10 +40,10 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 		hypothesis pytest pytest-timeout
 	touch $@
 
-bench: java setup
+bench: java setup $(PETASTORM)/.installed
 	$(BIN)/python benchmarks/recovery.py --repeats 12
 	$(BIN)/python benchmarks/recovery.py --loader-workers 2
-	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
 
 lint: setup
 	$(BIN)/ruff check .

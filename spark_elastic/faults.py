@@ -41,6 +41,7 @@ class Action(Enum):
     HANG = "hang"
     KILL_TASK = "kill_task"
     KILL_EXECUTOR = "kill_executor"
+    DRAIN = "drain"
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -107,6 +108,8 @@ def _strike(fault: Fault) -> None:
         case Action.KILL_TASK:
             psutil.Process().parents()[1].kill()
             threading.Event().wait()
+        case Action.DRAIN:
+            pass  # the driver drains the host of whoever claims this
         case Action.KILL_EXECUTOR:
             next(process for process in psutil.Process().parents() if process.name().startswith("java")).kill()
             threading.Event().wait()

@@ -172,7 +172,7 @@ def _run_job(
                 payload,
                 bind_address=session.sparkContext.getConf().get("spark.driver.bindAddress", ""),
                 event_log=log,
-                faults={fault.number: fault.times for fault in plan},
+                faults=plan,
                 on_yield=give_back,
                 on_registered=registered,
             )

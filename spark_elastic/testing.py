@@ -27,6 +27,7 @@ __all__ = [
     "InjectedFaultError",
     "Point",
     "active_plan",
+    "drain",
     "exit_with",
     "fault",
     "hang",
@@ -71,6 +72,8 @@ kill_task = partial(fault, Action.KILL_TASK)
 """SIGKILL the Spark task's Python process."""
 kill_executor = partial(fault, Action.KILL_EXECUTOR)
 """SIGKILL the executor's JVM."""
+drain = partial(fault, Action.DRAIN)
+"""Have the worker leave at a commit, as ahead of a decommission; when it has left, its slot is offered to Spark again."""
 
 
 @contextmanager

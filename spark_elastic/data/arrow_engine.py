@@ -37,7 +37,23 @@ def select_columns(manifest: Manifest, columns: Sequence[str] | None, *, transfo
             raise ValueError(
                 f"columns: {name!r} is {schema.field(name).type}, of which no tensor can be made; give a transform="
             )
-    return list(columns)
+    return list(dict.fromkeys(columns))
+
+
+def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
+    """Return the bytes of a decoded row of these columns, or 0 where types and footers do not tell."""
+    types = {**{field.name: field.type for field in manifest.schema}, **manifest.partition_types}
+    lengths, total = dict(manifest.list_lengths), 0.0
+    for name in columns:
+        kind, count = types[name], lengths.get(name, 1) or 0
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        while pa.types.is_fixed_size_list(kind):
+            kind, count = kind.value_type, count * kind.list_size
+        if not count or not pa.types.is_primitive(kind):
+            return 0.0
+        total += count * kind.bit_width / 8
+    return total
 
 
 class ArrowEngine:

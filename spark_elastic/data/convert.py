@@ -100,16 +100,17 @@ def from_transform(result: Any, rows: int, where: str) -> dict[str, Column]:
     return columns
 
 
-def to_tensors(column: Column, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:
+def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:
     """Cut a column into one tensor a batch of `sizes` rows.
 
     Lists become a dense [rows, n] tensor where all of a batch have one length, unless `jagged` says that they differ in
-    general; else a nested tensor of jagged layout. Dense columns are not copied, and must be in pinned memory already.
+    general; else a nested tensor of jagged layout. Dense columns are not copied, and must be in pinned memory already:
+    views of the tensor that torch's allocator gave, so that it knows when a copy to the GPU still reads from it.
     """
-    if isinstance(column, np.ndarray):
+    if isinstance(column, torch.Tensor):
         if not jagged:
-            return list(torch.from_numpy(column).split_with_sizes(sizes))
-        column = as_ragged(column)
+            return list(column.split_with_sizes(sizes))
+        column = as_ragged(column.numpy())
     tensors, start = [], 0
     for size in sizes:
         part = column.take(np.arange(start, start + size, dtype=np.int64))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from spark_elastic.errors import DataError
+
+# What pyarrow opens by itself: its names for the scheme and for the file system.
+_S3, _GCS = ("s3", "S3FileSystem"), ("gs", "GcsFileSystem")
+_NATIVE = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
+_HINTS = {
+    **dict.fromkeys(("s3", "s3a"), "; pip install s3fs, or give storage_options that pyarrow.fs.S3FileSystem takes"),
+    **dict.fromkeys(("gs", "gcs"), "; pip install gcsfs, or give storage_options that pyarrow.fs.GcsFileSystem takes"),
+    "hdfs": "; it needs libhdfs of a Hadoop client: set HADOOP_HOME (or ARROW_LIBHDFS_DIR) and CLASSPATH, on every executor",
+}
 
 
 @dataclass(frozen=True)
@@ -27,30 +38,60 @@ class Location:
 
 
 def locate(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Location:
-    """Resolve a local path, `file://` or any fsspec URL.
+    """Resolve a local path, `file://`, or a URL that fsspec or pyarrow opens.
 
-    Raises DataError where no installed library can open the URL.
+    fsspec comes first. pyarrow's own file systems take over where fsspec's driver of the URL is not installed, with
+    `storage_options` as their arguments, and open URLs with a query (`s3://…?endpoint_override=…`), which is their form.
+    Raises DataError where no installed library can open the URL, saying what to install.
     """
     text = os.fspath(url)
     if not text:
         raise ValueError("the URL of a dataset must not be empty")
+    if text.startswith("file:") and "::" not in text:
+        path = text.removeprefix("file:").removeprefix("//")  # Hadoop writes file:/path
+        text = path if os.path.exists(path) else urllib.parse.unquote(path)
     if "://" not in text and "::" not in text:
         return Location(pafs.LocalFileSystem(), os.path.abspath(text), True)
-    if text.startswith("file://") and "::" not in text:
-        return Location(pafs.LocalFileSystem(), os.path.abspath(text.removeprefix("file://")), True)
+    options = dict(storage_options or {})
+    scheme = text.split("://")[0]
+    if scheme in _NATIVE and "?" in text:
+        return _native(text, scheme, options)
     try:
         import fsspec
 
-        filesystem, root = fsspec.core.url_to_fs(text, **dict(storage_options or {}))
-        return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
-    except (ImportError, ValueError, OSError) as failure:
-        try:
-            native, root = pafs.FileSystem.from_uri(text)
-            if storage_options:
-                raise DataError(f"{text}: storage_options need the fsspec driver of this URL: {failure}") from failure
-            return Location(native, root, False)
-        except (pa.ArrowException, OSError, ValueError):
-            raise DataError(f"{text} cannot be opened: {failure}") from failure
+        filesystem, root = fsspec.core.url_to_fs(text, **options)
+    except ImportError as missing:
+        if scheme in _NATIVE:
+            return _native(text, scheme, options)
+        raise DataError(f"{shown(text)} cannot be opened: {missing}") from missing
+    except (ValueError, TypeError, OSError) as failure:
+        raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, scheme)}") from failure
+    return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
+
+
+def _native(text: str, scheme: str, options: dict[str, Any]) -> Location:
+    """Open a URL with pyarrow's own file system. options: its arguments; without them the URL's query has them."""
+    name, kind = _NATIVE[scheme]
+    rest = text.removeprefix(f"{scheme}://")
+    if options and "?" in rest:
+        raise ValueError(f"{shown(text)}: give a query or storage_options, not both")
+    try:
+        if options:
+            return Location(getattr(pafs, kind)(**options), rest, False)
+        filesystem, root = pafs.FileSystem.from_uri(f"{name}://{rest}")
+        return Location(filesystem, root, False)
+    except (pa.ArrowException, OSError, ValueError, TypeError, ImportError) as failure:
+        raise DataError(f"{shown(text)} cannot be opened by pyarrow: {_reason(failure, scheme)}") from failure
+
+
+def _reason(failure: Exception, scheme: str) -> str:
+    """Return the first line of an error (libhdfs names a hundred places where it is not), and what to do about it."""
+    return (str(failure).splitlines() or [type(failure).__name__])[0] + _HINTS.get(scheme, "")
+
+
+def shown(url: str | os.PathLike[str]) -> str:
+    """Return a URL for messages: without the key and secret that it may hold."""
+    return re.sub(r"://[^/@]*@", "://…@", os.fspath(url))
 
 
 def list_files(location: Location) -> list[tuple[str, int]]:
@@ -66,8 +107,10 @@ def list_files(location: Location) -> list[tuple[str, int]]:
         if info.type == pafs.FileType.File:
             return [("", info.size)]
         found = location.filesystem.get_file_info(pafs.FileSelector(location.root, recursive=True))
-    except (pa.ArrowException, OSError) as failure:
-        raise DataError(f"{location.root} cannot be listed: {failure}") from failure
+    except DataError:
+        raise
+    except Exception as failure:  # drivers have errors of their own: credentials, options, time-outs
+        raise DataError(f"{location.root} cannot be listed: {type(failure).__name__}: {failure}") from failure
     prefix = location.root.rstrip("/") + "/"
     files = []
     for entry in found:

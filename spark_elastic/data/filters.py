@@ -81,7 +81,9 @@ class RowFilter:
 def _partition(group: RowGroup, manifest: Manifest) -> pc.Expression:
     expression = pc.scalar(True)
     for name, value in group.partition:
-        kind = manifest.partition_types[name]
+        kind = manifest.partition_types.get(name)
+        if kind is None:
+            continue
         scalar = pa.scalar(value, pa.string()).cast(kind)
         expression = expression & (pc.field(name).is_null() if value is None else pc.field(name) == scalar)
     return expression

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from spark_elastic.data.filesystem import Location, list_files, locate
+from spark_elastic.data.filesystem import Location, list_files, locate, shown
 from spark_elastic.errors import DataError
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
@@ -96,13 +96,14 @@ class Manifest(Sequence[RowGroup]):
 
     @functools.cached_property
     def partition_types(self) -> dict[str, pa.DataType]:
-        """Hive partition columns: int64 where all values are whole numbers, else float64, else string."""
+        """Hive partition columns: int64 where all values are whole numbers, else float64, else string.
+
+        Columns that are in the files, too, are read from there.
+        """
         values: dict[str, set[str]] = {}
-        for group in self.row_groups:
-            for name, value in group.partition:
-                values.setdefault(name, set())
-                if value is not None:
-                    values[name].add(value)
+        for name, value in {pair for group in self.row_groups for pair in group.partition}:
+            if name not in self.schema.names:
+                values.setdefault(name, set()).update(() if value is None else (value,))
         return {name: _narrowest(found) for name, found in values.items()}
 
     @functools.cached_property
@@ -116,7 +117,7 @@ class Manifest(Sequence[RowGroup]):
     def where(self, index: int) -> str:
         """Name a row group in messages: its file and its place in it."""
         group = self.row_groups[index]
-        return f"{group.path or self.url}, row group {group.ordinal}"
+        return f"{group.path or shown(self.url)}, row group {group.ordinal}"
 
     def encode(self) -> bytes:
         """Return the manifest as MessagePack, about 20 bytes a row group."""
@@ -170,7 +171,7 @@ def read_manifest(
     location = locate(url, storage_options)
     listed = list_files(location)
     if not listed:
-        raise DataError(f"{os.fspath(url)}: no Parquet files (hidden and empty ones are skipped)")
+        raise DataError(f"{shown(url)}: no Parquet files (hidden and empty ones are skipped)")
     with ThreadPoolExecutor(min(threads, len(listed)), "spark-elastic-footers") as pool:
         footers = list(pool.map(lambda entry: _footer_at(location, entry[0]), listed))
     schema = footers[0].metadata.schema.to_arrow_schema().remove_metadata()

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from spark_elastic.data.arrow_engine import ArrowEngine, Transform, select_columns
+from spark_elastic.data.arrow_engine import ArrowEngine, Transform, decoded_bytes, select_columns
 from spark_elastic.data.engine import Engine
-from spark_elastic.data.filesystem import locate
+from spark_elastic.data.filesystem import locate, shown
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.manifest import Manifest, read_manifest
@@ -25,8 +25,8 @@ from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.data.window import WindowStore
 
 ENGINES = ("arrow", "petastorm")
-_CHUNK_BYTES = 4 * 2**20  # decoded at once for one lane
-_AHEAD_ROWS, _AHEAD_BYTES = 8192, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
+_CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
+_AHEAD_ROWS, _AHEAD_BYTES = 16_384, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
 
 
 class ParquetLoader(PositionedLoader[Batch]):
@@ -44,7 +44,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
     drop_last: drop the rows that do not fill a last global batch.
     with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group).
-    prefetch: batches read ahead; default 8192 rows, or fewer where those take more than 64 MiB.
+    prefetch: batches read ahead; default 16,384 rows, or fewer where those take more than 64 MiB.
     pin_memory: default where CUDA is available. shard: see `PositionedLoader`.
 
     Lists come as dense [rows, n] tensors where all have one length, else as jagged nested tensors. No thread is made
@@ -106,8 +106,10 @@ class ParquetLoader(PositionedLoader[Batch]):
             )
         else:
             self._engine, decoded = _arrow_engine(self.manifest, location, columns, row_filter, transform)
-        stored = float(sum(group.uncompressed_bytes for group in self.manifest))
-        row_bytes = max(1.0, stored / max(1, int(self.manifest.rows.sum())), decoded)
+        if columns is not None and not columns and not with_row_ids:
+            raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
+        stored = float(sum(group.uncompressed_bytes for group in self.manifest)) / max(1, int(self.manifest.rows.sum()))
+        row_bytes = max(1.0, stored, decoded if self.manifest.unischema else 0.0)
         spec = choose_spec(
             groups=int(np.count_nonzero(rows)),
             batch=plan.smallest,
@@ -128,8 +130,9 @@ class ParquetLoader(PositionedLoader[Batch]):
         super().__init__(RowGroupTracker(rows, spec, plan), identity, shard)
         self._jagged = frozenset(name for name, length in self.manifest.list_lengths if length is None)
         self._row_ids = with_row_ids
-        self._chunk = max(16, min(32_768, int(_CHUNK_BYTES / row_bytes)))
-        self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / row_bytes)))
+        read_bytes = decoded if decoded and transform is None else row_bytes
+        self._chunk = max(16, min(32_768, int(min(_CHUNK_BYTES, _CHUNKS_BYTES / spec.lanes) / read_bytes)))
+        self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / read_bytes)))
         self._prefetch = prefetch
         self._pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._store: WindowStore | None = None
@@ -182,7 +185,6 @@ def _arrow_engine(
 ) -> tuple[ArrowEngine, float]:
     """Return the engine, and the bytes of a row after decoding where the dataset's schema tells them, else 0."""
     decode = None
-    row_bytes = 0.0
     if manifest.unischema:
         from spark_elastic.data.unischema import Decoder
 
@@ -191,5 +193,10 @@ def _arrow_engine(
         row_bytes = decode.row_bytes(names)
     else:
         names = select_columns(manifest, columns, transformed=transform is not None)
+        if columns is None and not names:
+            raise ValueError(
+                f"no column of {shown(manifest.url)} is of numbers ({manifest.schema.names}); give a transform="
+            )
+        row_bytes = decoded_bytes(manifest, names)
     engine = ArrowEngine(manifest, location, names, row_filter=row_filter, decode=decode, transform=transform)
     return engine, row_bytes

@@ -304,7 +304,7 @@ class PetastormEngine:
         self._asked.clear()
         self._arrived.clear()
         options, own_format = self._options, bool(self._manifest.unischema)
-        url = self._manifest.url if "://" in self._manifest.url else f"file://{os.path.abspath(self._manifest.url)}"
+        url = f"file://{self._location.root}" if self._location.local else self._manifest.url
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             filesystem, path = get_filesystem_and_path_or_paths(

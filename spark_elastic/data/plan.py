@@ -103,12 +103,13 @@ def make_step(plan: BatchPlan, start: int, rows: int, size: int) -> Step:
 class Draw:
     """One rank's rows of consecutive steps, in order of delivery.
 
-    lanes, positions: int64 [rows], where each row lies. offsets: int64 [steps + 1], where each step's rows begin.
-    ticket_sums: for each step, the sum of the tickets that count for this rank: 0 for a repeated batch.
+    lanes, positions, tickets: int64 [rows], where each row lies. offsets: int64 [steps + 1], where each step's rows
+    begin. ticket_sums: for each step, the sum of the tickets that count for this rank: 0 for a repeated batch.
     """
 
     lanes: np.ndarray
     positions: np.ndarray
+    tickets: np.ndarray
     offsets: np.ndarray
     ticket_sums: tuple[int, ...]
 
@@ -135,5 +136,5 @@ def draw(order: EpochOrder, steps: list[Step], rank: int) -> Draw:
     positions = np.repeat((low + first).ravel() - (ends - taken), taken) + np.arange(total, dtype=np.int64)
     offsets = np.concatenate([[0], ends[lanes - 1 :: lanes]])
     tickets = positions * lanes + lane_of
-    sums = tuple(int(tickets[offsets[i] : offsets[i + 1]].sum()) if own[i] else 0 for i in range(len(steps)))
-    return Draw(lane_of, positions, offsets, sums)
+    sums = np.add.reduceat(tickets, offsets[:-1]) * (own > 0)
+    return Draw(lane_of, positions, tickets, offsets, tuple(sums.tolist()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,7 +23,7 @@ from spark_elastic.errors import DataError
 Batch = dict[str, torch.Tensor]
 
 _JOIN_DEADLINE = 10.0
-_BLOCK_ROWS = 4096
+_BLOCK_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +58,36 @@ class BlockBuilder:
             for step, ticket_sum, *tensors in zip(steps, drawn.ticket_sums, *cut.values(), strict=True)
         ]
 
-    def _gather(self, drawn: Draw) -> dict[str, Column]:
+    def _gather(self, drawn: Draw) -> dict[str, torch.Tensor | Ragged]:
         store, order = self._store, self._store.order
         windows = order.window_of(drawn.lanes, drawn.positions)
         rows, done = len(windows), 0
-        dense: dict[str, np.ndarray] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        dense: dict[str, np.ndarray] = {}  # the same memory
         ragged: dict[str, list[Column]] = {}
+        tickets = np.empty(rows, np.int64)
         while done < rows:
             store.load(int(drawn.lanes[done]), int(windows[done]))
             missing = store.resident[drawn.lanes[done:]] != windows[done:]
             stop = done + int(np.argmax(missing)) if missing.any() else rows
             for name in dense.keys() - store.layout.keys():
                 ragged[name] = [as_ragged(dense.pop(name)[:done].copy())] if done else []
+                del tensors[name]
             for name, (shape, dtype) in store.layout.items():
                 if name not in dense:
-                    dense[name] = self._empty((rows, *shape), dtype)
-            found = store.gather(drawn.lanes[done:stop], drawn.positions[done:stop], dense, done)
+                    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+                    tensors[name] = torch.empty((rows, *shape), dtype=kind, pin_memory=self._pinned)
+                    dense[name] = tensors[name].numpy()
+            found = store.gather(drawn.lanes[done:stop], drawn.positions[done:stop], dense, tickets, done)
             for name, part in found.items():
                 ragged.setdefault(name, []).append(part)
             done = stop
-        return {**dense, **{name: join(parts) for name, parts in ragged.items()}}
-
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        if not self._pinned:
-            return np.empty(shape, dtype)
-        kind = torch.from_numpy(np.empty(0, dtype)).dtype
-        return torch.empty(shape, dtype=kind, pin_memory=True).numpy()
+        if not np.array_equal(tickets, drawn.tickets):
+            wrong = int(np.flatnonzero(tickets != drawn.tickets)[0])
+            raise DataError(
+                f"rows delivered are not the rows assigned: {tickets[wrong]} in the place of {drawn.tickets[wrong]}"
+            )
+        return {**tensors, **{name: as_ragged(join(parts)) for name, parts in ragged.items()}}
 
 
 def lanes_ahead(order: EpochOrder, tracker: RowGroupTracker) -> set[int]:
@@ -95,10 +98,11 @@ def lanes_ahead(order: EpochOrder, tracker: RowGroupTracker) -> set[int]:
 
 
 class ReadAhead:
-    """Deliveries from the tracker's position to the end of the epoch, read by a thread at most `prefetch` steps ahead.
+    """Deliveries from the tracker's position to the end of the epoch, read ahead by a thread.
 
-    A context manager that iterates: the thread starts on entry and is joined on exit, with a deadline, after
-    which it is left to die with the process. An error of the thread is raised to the consumer, in its turn.
+    It works in blocks of half of `prefetch` steps (or `_BLOCK_ROWS` rows): one is being built and one is ready while the
+    consumer uses up another. A context manager that iterates: the thread starts on entry and is joined on exit, with a
+    deadline, after which it is left to die with the process. An error of the thread is raised to the consumer, in its turn.
     """
 
     def __init__(self, builder: BlockBuilder, tracker: RowGroupTracker, prefetch: int) -> None:
@@ -107,8 +111,7 @@ class ReadAhead:
         self._position, self._rank = tracker.position, tracker.rank
         per_step = max(1, tracker.plan.batch(tracker.size) // tracker.size)
         self._block = max(1, min(-(-prefetch // 2), -(-_BLOCK_ROWS // per_step)))
-        self._limit = max(2, prefetch)
-        self._ready: deque[Delivery] = deque()
+        self._ready: list[Delivery] = []
         self._failure: BaseException | None = None
         self._ended = False
         self._stopped = False
@@ -133,26 +136,24 @@ class ReadAhead:
             return  # a forked child has the object but not the thread, and perhaps a locked lock
         with self._changed:
             self._stopped = True
-            self._ready.clear()
+            self._ready = []
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_DEADLINE)
 
     def __iter__(self) -> Iterator[Delivery]:
-        while True:
-            with self._changed:
-                while not self._ready and not self._ended and not self._stopped:
-                    self._changed.wait()
-                if self._stopped:
-                    return
-                if not self._ready:
-                    if self._failure is not None:
-                        raise self._failure
-                    return
-                delivery = self._ready.popleft()
-                if len(self._ready) + self._block <= self._limit:
-                    self._changed.notify_all()
-            yield delivery
+        while block := self._take():
+            yield from block
+
+    def _take(self) -> list[Delivery]:
+        """Wait for a block; empty at the end. Raises what ended the thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._ended or self._stopped)
+            if not self._ready and self._failure is not None and not self._stopped:
+                raise self._failure
+            block, self._ready = self._ready, []
+            self._changed.notify_all()
+            return block
 
     def _run(self) -> None:
         failure: BaseException | None = None
@@ -176,11 +177,10 @@ class ReadAhead:
             position += sum(step.rows for step in steps)
             block = min(2 * block, self._block)
             with self._changed:
-                while len(self._ready) + len(deliveries) > self._limit and self._ready and not self._stopped:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: not self._ready or self._stopped)
                 if self._stopped:
                     return
-                self._ready.extend(deliveries)
+                self._ready = deliveries
                 self._changed.notify_all()
 
 

@@ -49,7 +49,9 @@ class Source:
             yield
         except FileNotFoundError as failure:
             raise DataError(f"{self._where(group)}: the file is gone since the dataset was listed") from failure
-        except (pa.ArrowException, OSError, EOFError) as failure:
+        except DataError:
+            raise
+        except Exception as failure:  # drivers of object stores have errors of their own
             raise DataError(f"{self._where(group)} cannot be read: {failure}") from failure
 
     def batches(self, group: int, columns: list[str], chunk: int) -> Iterator[pa.RecordBatch]:
@@ -58,7 +60,8 @@ class Source:
         columns: names among the files' and the partitions'. Raises DataError where the file is gone, changed or broken.
         """
         entry = self.manifest.row_groups[group]
-        partition = {name: value for name, value in entry.partition if name in set(columns)}
+        types = self.manifest.partition_types
+        partition = {name: value for name, value in entry.partition if name in columns and name in types}
         stored = [name for name in columns if name not in partition]
         read = 0
         with self.naming(group):
@@ -78,8 +81,6 @@ class Source:
         names, arrays = list(batch.schema.names), list(batch.columns)
         for name, value in partition.items():
             scalar = pa.scalar(value, pa.string()).cast(self.manifest.partition_types[name])
-            if name in names:
-                continue
             names.append(name)
             arrays.append(pa.repeat(scalar, batch.num_rows))
         return pa.RecordBatch.from_arrays(arrays, names=names)

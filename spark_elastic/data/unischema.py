@@ -152,7 +152,7 @@ class Decoder:
                 raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(self.fields)}")
             if self.fields[name].dtype is None and not self._transformed:
                 raise ValueError(f"columns: {name!r} is not of numbers; give a transform=")
-        return list(columns)
+        return list(dict.fromkeys(columns))
 
     def row_bytes(self, columns: Sequence[str]) -> float:
         """Return the bytes of a decoded row, as far as shapes are fixed (free dimensions count 64)."""

@@ -1,6 +1,7 @@
 """The rows that a reader holds: one window for each lane that it reads, side by side in one array for each column.
 
-One array a column lets a block of batches be gathered with one indexed copy, whatever number of lanes it draws from.
+One array a column lets a block of batches be gathered with one indexed copy, whatever number of lanes it draws from. Rows are
+shuffled when their window is read, while it is in the processor's cache: a block then copies runs of neighbours.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class WindowStore:
         self._capacity = 0
         self._columns: dict[str, np.ndarray] = {}
         self._ragged: set[str] = set()
-        self._map = np.zeros(0, np.int64)
+        self._tickets = np.zeros(0, np.int64)
         self.resident = np.full(lanes, -1, np.int64)
         self._base = np.zeros(lanes, np.int64)
         self.windows_read = 0
@@ -87,20 +88,28 @@ class WindowStore:
         for piece in self.order.window_pieces(lane, window):
             parts += self._read(state, piece, lane)
         self._check(parts, lane, window, stop - start)
-        self._place(state, parts)
+        given = self.order.window_order(lane, window)
+        self._place(state, parts, given)
+        # Each row's ticket takes the same way as the row: what is delivered is compared with it.
         base = state.slot * self._width
-        self._map[base : base + stop - start] = base + self.order.window_order(lane, window)
+        tickets = np.empty(stop - start, np.int64)
+        tickets[given] = np.arange(start, stop, dtype=np.int64) * self.order.spec.lanes + lane
+        _arrange([tickets], given, self._tickets[base : base + stop - start])
         self._base[lane] = base - start
         state.window = window
         self.resident[lane] = window
         self.windows_read += 1
 
     def gather(
-        self, lanes: np.ndarray, positions: np.ndarray, into: dict[str, np.ndarray], at: int
+        self, lanes: np.ndarray, positions: np.ndarray, into: dict[str, np.ndarray], tickets: np.ndarray, at: int
     ) -> dict[str, Ragged]:
-        """Copy rows of resident windows into rows `at`… of preallocated columns; return those of ragged columns."""
-        rows = self._map[self._base[lanes] + positions]
+        """Copy rows of resident windows into rows `at`… of preallocated columns; return those of ragged columns.
+
+        tickets: gets the ticket of each row that was copied, kept beside the row since it was read.
+        """
+        rows = self._base[lanes] + positions
         stop = at + len(rows)
+        self._tickets.take(rows, out=tickets[at:stop], mode="clip")
         for name, column in self._columns.items():
             column.take(rows, axis=0, out=into[name][at:stop], mode="clip")
         return {name: self._gather_ragged(name, lanes, rows) for name in self._ragged}
@@ -121,7 +130,7 @@ class WindowStore:
             self._free = list(range(grown - 1, self._capacity - 1, -1))
             self._capacity = grown
             rows = grown * self._width
-            self._map = _grown(self._map, rows)
+            self._tickets = _grown(self._tickets, rows)
             self._columns = {name: _grown(column, rows) for name, column in self._columns.items()}
         return self._free.pop()
 
@@ -163,16 +172,19 @@ class WindowStore:
             names = ", ".join(sorted({self._name(part.group) for part in parts}))
             raise DataError(f"rows delivered are not the rows assigned in {names}: {len(rows)} of {count}")
 
-    def _place(self, state: _Lane, parts: list[Rows]) -> None:
+    def _place(self, state: _Lane, parts: list[Rows], given: np.ndarray) -> None:
         for name in parts[0].columns:
             pieces: list[Column] = [part.columns[name] for part in parts]
             ragged = name in self._ragged or any(isinstance(p, Ragged) for p in pieces)
-            self._put(state, name, pieces, ragged, parts)
+            self._put(state, name, pieces, ragged, parts, given)
         if self._row_ids:
-            self._put(state, "_row_group", [np.full(len(part), part.group, np.int64) for part in parts], False, parts)
-            self._put(state, "_row", [part.number for part in parts], False, parts)
+            groups: list[Column] = [np.full(len(part), part.group, np.int64) for part in parts]
+            self._put(state, "_row_group", groups, False, parts, given)
+            self._put(state, "_row", [part.number for part in parts], False, parts, given)
 
-    def _put(self, state: _Lane, name: str, pieces: list[Column], ragged: bool, parts: list[Rows]) -> None:
+    def _put(
+        self, state: _Lane, name: str, pieces: list[Column], ragged: bool, parts: list[Rows], given: np.ndarray
+    ) -> None:
         base = state.slot * self._width
         if not ragged:
             target = self._columns.get(name)
@@ -188,8 +200,7 @@ class WindowStore:
                             f"{self._name(parts[0].group)}: column {name!r} is {piece.dtype}, "  # type: ignore[union-attr]
                             f"before it was {target.dtype}"
                         )
-                    target[base : base + len(piece)] = piece
-                    base += len(piece)
+                _arrange(pieces, given, target[base : base + len(given)])  # type: ignore[arg-type]
                 return
             if target.ndim != 2 or any(isinstance(p, np.ndarray) and p.ndim != 2 for p in pieces):
                 shapes = sorted({tuple(piece.shape[1:]) for piece in pieces} | {target.shape[1:]})  # type: ignore[union-attr]
@@ -199,7 +210,7 @@ class WindowStore:
                 )
         if name not in self._ragged:
             self._become_ragged(name)
-        state.ragged[name] = as_ragged(join(pieces))
+        state.ragged[name] = as_ragged(join(pieces)).take(given)
 
     def _become_ragged(self, name: str) -> None:
         self._ragged.add(name)
@@ -224,6 +235,12 @@ class WindowStore:
             place[mine] = np.arange(count, count + len(mine))
             count += len(mine)
         return as_ragged(join(parts)).take(place)
+
+
+def _arrange(pieces: list[np.ndarray], given: np.ndarray, target: np.ndarray) -> None:
+    """Write rows in the order in which they will be given."""
+    rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    rows.take(given, axis=0, out=target, mode="clip")
 
 
 def _grown(array: np.ndarray, rows: int) -> np.ndarray:

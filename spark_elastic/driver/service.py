@@ -13,7 +13,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -30,6 +30,7 @@ from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.store import ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
+from spark_elastic.faults import Action, Fault
 from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
 from spark_elastic.settings import JobSettings
 
@@ -70,7 +71,7 @@ class SparkDriverService:
         *,
         bind_address: str = "",
         event_log: EventLog | None = None,
-        faults: dict[int, int] | None = None,
+        faults: Sequence[Fault] = (),
         on_yield: Callable[[], None] = lambda: None,
         on_registered: Callable[[int], None] = lambda slot: None,
     ) -> None:
@@ -82,7 +83,8 @@ class SparkDriverService:
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
         self._printer = OutputPrinter()
-        self._faults = dict(faults or {})
+        self._faults = {fault.number: fault for fault in faults}
+        self._strikes = {fault.number: fault.times for fault in faults}
         self._on_yield = on_yield
         self._on_registered = on_registered
         self._machine = DriverMachine(settings, time.monotonic())
@@ -354,13 +356,21 @@ class SparkDriverService:
                     values=message.values,
                 )
             case m.ClaimFault():
-                left = self._faults.get(message.fault, 0)
-                self._faults[message.fault] = left - 1
-                if left > 0:
-                    self._log.record("fault_injected", worker=worker, rank=self._ranks.get(worker), fault=message.fault)
-                link.connection.send(m.StoreReply(message.number, amount=int(left > 0)))
+                strikes = self._strike(worker, message.fault)
+                link.connection.send(m.StoreReply(message.number, amount=int(strikes)))
             case _:
                 raise ConnectionLostError(f"a worker may not send {type(message).__name__}")
+
+    def _strike(self, worker: int, number: int) -> bool:
+        """Say whether an injected fault has strikes left, and use up one. A drain is the driver's own to do."""
+        left = self._strikes.get(number, 0)
+        self._strikes[number] = left - 1
+        if left <= 0 or worker not in self._machine.workers:
+            return False
+        self._log.record("fault_injected", worker=worker, rank=self._ranks.get(worker), fault=number)
+        if self._faults[number].action is Action.DRAIN:
+            self._handle(ev.HostDraining(self._machine.workers[worker].host))
+        return True
 
     def _print(self, message: m.OutputLines) -> None:
         rank = self._ranks.get(message.worker)

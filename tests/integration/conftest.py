@@ -46,6 +46,7 @@ def spark() -> Iterator[Any]:
         .appName("spark_elastic tests")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.decommission.enabled", "true")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

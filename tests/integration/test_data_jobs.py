@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import training
 
-from spark_elastic.testing import Fault, Point, kill
+from spark_elastic import TrainingFailedError
+from spark_elastic.testing import Fault, Point, drain, kill
 
 ROWS = 1000
 EPOCHS = 2
@@ -49,3 +55,33 @@ def test_a_batch_size_per_worker_counts_every_row_once_through_a_loss_and_a_retu
     )
     check(result, 4)
     assert result.faults == 2
+
+
+def test_rows_count_once_when_a_worker_is_drained_and_its_slot_comes_back(run: Any, dataset: str) -> None:
+    result = run(
+        training.count_rows, dataset, ROWS, EPOCHS, {"global_batch_size": 64}, faults=[drain(rank=0, step=7)],
+        min_np=2, max_np=3, num_proc=3,
+    )  # fmt: skip
+    check(result)
+    assert (result.faults, len(result.of("host_draining"))) == (1, 1)
+    assert result.of("worker_lost") == [], "a drained worker leaves, it is not lost"
+    assert result.sizes[:2] == [3, 2]
+
+
+def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins(nothing_left: None) -> None:
+    # `make schedules` runs more of them.
+    script = Path(__file__).with_name("row_schedules.py")
+    done = subprocess.run([sys.executable, script, "--jobs", "3", "--cases", "6"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "18 schedules" in done.stdout
+    assert done.stdout.rstrip().endswith("every row once")
+
+
+@pytest.mark.parametrize("change", ["truncated", "replaced", "deleted", "given another schema"])
+def test_a_file_that_changes_while_training_ends_the_job_with_its_name(run: Any, tmp_path: Path, change: str) -> None:
+    for number in range(12):
+        table = pa.table({"id": pa.array(range(number * 100, number * 100 + 100), pa.int64())})
+        pq.write_table(table, tmp_path / f"part-{number:02}.parquet")
+    with pytest.raises(TrainingFailedError, match=rf"DataError: {tmp_path}/part-\d\d\.parquet") as failure:
+        run(training.train_on_files_that_change, str(tmp_path), change, min_np=2, max_np=2)
+    assert failure.value.failures

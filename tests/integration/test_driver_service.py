@@ -264,7 +264,7 @@ def test_events_of_a_drain_reach_the_machine(service: SparkDriverService, log: L
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
         await expect(host, m.StartWorker)
-        service.drain_host(0)
+        service.drain_slot(0)
         return await expect(host, m.KillWorker)
 
     assert play(service, scene) == m.KillWorker(0)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import signal
+import socket
 import threading
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import training
 from test_faults import check
@@ -27,6 +31,41 @@ def test_the_world_grows_to_max_np_while_training_goes_on(run: Any) -> None:
         assert any(event["time"] <= interrupted["time"] for event in ready)
     assert not result.of("world_broken")
     assert all(old < new for old, new in result.results[0]["resets"])
+
+
+def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(run: Any) -> None:
+    pids: dict[int, int] = {}
+
+    def decommission(event: dict[str, Any]) -> None:
+        if event["event"] == "worker_started":
+            pids[event["worker"]] = event["pid"]
+        elif event["event"] == "world_formed" and event["generation"] == 1:
+            parents = psutil.Process(pids[max(pids)]).parents()
+            next(parent for parent in parents if parent.name().startswith("java")).send_signal(signal.SIGPWR)
+
+    result = run(training.count_steps, 150, 0.05, min_np=1, max_np=2, num_proc=2, on_event=decommission)
+    check(result, 150)
+    assert len(result.of("host_draining")) == 1
+    assert result.sizes[:2] == [2, 1]
+    assert not result.of("world_broken")
+
+
+def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:
+    listed, script = tmp_path / "listed", tmp_path / "hosts"
+    script.write_text(f"#!/bin/sh\ncat {listed}\n")
+    script.chmod(0o755)
+    listed.write_text(f"{socket.gethostname()}:3")
+
+    def shrink(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed" and event["size"] > 1:
+            listed.write_text(f"{socket.gethostname()}:{event['size'] - 1}")
+
+    result = run(
+        training.count_steps, 100, 0.05, min_np=1, max_np=3, num_proc=3, on_event=shrink, host_discovery_script=script
+    )
+    check(result, 100)
+    assert result.sizes == [3, 2, 1]
+    assert not result.of("world_broken")
 
 
 def test_elastic_timeout_ends_a_job_that_stays_below_min_np(run: Any) -> None:

@@ -279,3 +279,146 @@ def count_rows(url: str, rows: int, epochs: int, batch: dict[str, int], report: 
 
     train(state)
     return {"rank": se.rank(), "seen": model.module.seen.detach().tolist(), "val": state.val, "resets": sizes}
+
+
+def count_cases(cases: list[dict[str, Any]], epochs: int) -> dict[str, Any]:
+    """Go through several datasets in one job, with a weight per row of them all that goes up by one when the row counts."""
+    import collections
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    class Cases:
+        """One loader after the other behind the seam between a loader and a state."""
+
+        def __init__(self) -> None:
+            self.case = 0
+            self.inner = self._make(0)
+            self.world = (0, 1)
+            self.reporters: Any = collections.deque()
+
+        def _make(self, case: int) -> Any:
+            given = cases[case]
+            if "url" in given:
+                return se.data.ParquetLoader(given["url"], **given["options"])
+            items = torch.utils.data.TensorDataset(torch.arange(given["rows"]))
+            return se.data.ElasticDataLoader(items, collate_fn=lambda found: {"id": torch.stack([i for i, in found])},
+                                             **given["options"])  # fmt: skip
+
+        @property
+        def batch_rows(self) -> tuple[int, ...]:
+            return self.inner.batch_rows
+
+        @property
+        def at_start(self) -> bool:
+            return self.inner.epoch == 0 and not self.inner.rows_processed
+
+        @property
+        def done(self) -> bool:
+            return self.case == len(cases) - 1 and self.inner.epoch == epochs - 1 and not self.inner.steps_left
+
+        def go_on(self) -> None:
+            """Start the next epoch, or the first one of the next dataset."""
+            if self.inner.epoch < epochs - 1:
+                self.inner.set_epoch(self.inner.epoch + 1)
+            else:
+                self._switch(self.case + 1)
+                self.inner.set_world(*self.world)
+
+        def _switch(self, case: int) -> None:
+            if case != self.case:
+                self.inner.close()
+                self.case, self.inner = case, self._make(case)
+
+        def set_world(self, rank: int, size: int) -> None:
+            self.world = (rank, size)
+            self.reporters.clear()
+            self.inner.set_world(rank, size)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"case": self.case, "inner": self.inner.state_dict()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self._switch(state["case"])
+            self.inner.load_state_dict(state["inner"])
+
+        def report(self) -> Any:
+            self.reporters.append(self.inner)
+            return self.inner.report()
+
+        def confirm(self, reports: Any) -> None:
+            if self.reporters:
+                self.reporters.popleft().confirm(reports)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.nn.Parameter(torch.zeros(sum(case["rows"] for case in cases), dtype=torch.float64))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.seen[ids]
+
+    first = [sum(case["rows"] for case in cases[:number]) for number in range(len(cases))]
+    model = se.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=Cases(), resets=[])
+    state.register_reset_callbacks([lambda old, new: state.resets.append((state.loader.case, old, new))])
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while True:
+            loader = state.loader
+            while loader.at_start and se.size() < cases[loader.case]["gather"]:
+                state.check_host_updates()
+                time.sleep(0.02)
+            for batch in loader.inner:
+                optimizer.param_groups[0]["lr"] = float(sum(loader.batch_rows))
+                optimizer.zero_grad()
+                (-state.model(batch["id"] + first[loader.case]).mean()).backward()
+                optimizer.step()
+                state.commit()
+            if loader.done:
+                return
+            loader.go_on()
+            state.commit()
+
+    train(state)
+    return {"seen": model.module.seen.detach().tolist(), "resets": state.resets}
+
+
+def train_on_files_that_change(folder: str, change: str) -> None:
+    """After its second step rank 0 truncates, replaces, deletes or rewrites the files that all ranks read from."""
+    import os
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    import spark_elastic as se
+
+    def strike(path: Path) -> None:
+        rows = pq.read_metadata(path).num_rows
+        if change == "truncated":
+            os.truncate(path, path.stat().st_size // 2)
+        elif change == "deleted":
+            path.unlink()
+        else:
+            name = "id" if change == "replaced" else "other"
+            pq.write_table(pa.table({name: pa.array(range(7000, 7000 + rows), pa.int64())}), path)
+
+    loader = se.data.ParquetLoader(folder, global_batch_size=16, prefetch=1, shuffle_rows=64)
+    state = se.TorchState(loader=loader, step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        for batch in state.loader:
+            se.allreduce(batch["id"].sum(), op="sum")
+            state.step += 1
+            state.commit()
+            if state.step == 2 and se.rank() == 0:
+                for path in Path(folder).iterdir():
+                    strike(path)
+
+    train(state)

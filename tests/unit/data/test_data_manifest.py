@@ -52,6 +52,17 @@ def test_urls_of_any_file_system_are_read(tmp_path: Path) -> None:
         assert sorted(row for b in ParquetLoader(url, 4) for row in b["id"].tolist()) == list(range(11))
 
 
+def test_file_urls_may_be_quoted_and_may_have_one_slash(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "a dir #1", [5, 6])
+    for url in (root.as_uri(), f"file://{root}", f"file:{root}", f"{root}/"):
+        assert [group.rows for group in read_manifest(url)] == [5, 6]
+
+
+def test_secrets_in_a_url_are_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"odd://…@bucket/x cannot be opened"):
+        read_manifest("odd://key:secret@bucket/x")
+
+
 def test_the_fingerprint_is_of_the_data_and_not_of_its_place(tmp_path: Path) -> None:
     first = read_manifest(write_dataset(tmp_path / "a", [5, 6]))
     again = read_manifest(write_dataset(tmp_path / "b", [5, 6]))

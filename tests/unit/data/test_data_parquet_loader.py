@@ -425,7 +425,13 @@ def test_strings_are_left_out_and_refused_when_named(tmp_path: Path) -> None:
 
 
 def test_columns_chooses_what_is_read(tmp_path: Path) -> None:
-    assert set(one(tmp_path, of(("a", [1]), ("b", [2]), ("c", [3])), columns=["c", "a"])) == {"a", "c"}
+    table = of(("a", [1]), ("b", [2]), ("c", [3]))
+    assert set(one(tmp_path, table, columns=["c", "a", "c"])) == {"a", "c"}
+    assert set(one(tmp_path, table, columns=[], with_row_ids=True)) == {"_row_group", "_row"}
+    with pytest.raises(ValueError, match=r"columns=\[\] names no column"):
+        one(tmp_path, table, columns=[])
+    with pytest.raises(ValueError, match=r"no column of .*one.parquet is of numbers \(\['s'\]\)"):
+        one(tmp_path, of(("s", ["x"])))
 
 
 def test_a_transform_makes_numbers_of_strings_and_nulls(tmp_path: Path) -> None:
@@ -530,6 +536,13 @@ def test_hive_partitions_are_columns(tmp_path: Path) -> None:
     assert sorted(ids(ParquetLoader(tmp_path, 4, filters=[("name", "=", "a")]))) == list(range(2023, 2028))
 
 
+def test_a_column_that_is_a_hive_partition_and_in_the_files_is_read_from_the_files(tmp_path: Path) -> None:
+    (tmp_path / "id=7").mkdir()
+    pq.write_table(make_table(np.arange(5)), tmp_path / "id=7" / "p.parquet")
+    assert sorted(ids(ParquetLoader(tmp_path, 4))) == list(range(5))
+    assert sorted(ids(ParquetLoader(tmp_path, 4, filters=[("id", "<", 3)]))) == [0, 1, 2]
+
+
 # -- files that change -------------------------------------------------------------------------------------------------
 
 
@@ -614,6 +627,32 @@ def test_an_engine_that_delivers_other_rows_than_were_assigned_is_an_error(
         ids(ParquetLoader(dataset, 16))
 
 
+def test_rows_that_are_mixed_up_on_their_way_into_a_batch_are_an_error(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_elastic.data.window import WindowStore
+
+    load = WindowStore.load
+
+    def mixed_up(self: WindowStore, lane: int, window: int) -> None:
+        load(self, lane, window)
+        self._base[lane] ^= 1
+
+    monkeypatch.setattr(WindowStore, "load", mixed_up)
+    with pytest.raises(DataError, match="rows delivered are not the rows assigned"):
+        ids(ParquetLoader(dataset, 16))
+
+
+def test_a_rank_whose_reader_ends_early_is_an_error_at_the_end_of_the_epoch(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_elastic.data.reader import ReadAhead
+
+    monkeypatch.setattr(ReadAhead, "_take", lambda self: [])
+    with pytest.raises(DataError, match=r"epoch 0 ended \d+ steps early"):
+        ids(ParquetLoader(dataset, 16))
+
+
 # -- resources ---------------------------------------------------------------------------------------------------------
 
 
@@ -649,8 +688,34 @@ def test_read_ahead_is_bounded(dataset: Path) -> None:
     ahead = generator.gi_frame.f_locals[".0"].gi_frame.f_locals["self"]
     for _ in range(20):
         next(iterator)
-        assert len(ahead._ready) <= 3
+        assert len(ahead._ready) <= 2, "half of what may be read ahead waits, the other half is being built"
     loader.close()
+
+
+def test_batches_share_the_pinned_memory_that_torch_gave_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a GPU there is no pinned memory. With one, torch keeps the block of a dropped batch from reuse while a copy
+    # to the GPU still reads from it, but only for tensors that are views of what its allocator returned.
+    given: list[torch.Tensor] = []
+    lists_pinned: list[torch.Tensor] = []
+    empty = torch.empty
+
+    def pinned(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        tensor = empty(*shape, **options)
+        if pin_memory:
+            given.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: lists_pinned.append(self) or self)
+    lists = [[1.0] * (i % 3) for i in range(60)]
+    pq.write_table(of(("id", pa.array(range(60))), ("v", pa.array(lists))), tmp_path / "one.parquet")
+    batches = list(ParquetLoader(tmp_path / "one.parquet", 16, pin_memory=True))
+    blocks = {tensor.untyped_storage()._cdata for tensor in given}
+    assert all(batch["id"].untyped_storage()._cdata in blocks for batch in batches)
+    assert len(lists_pinned) == len(batches)
+    assert sorted(row for batch in batches for row in batch["id"].tolist()) == list(range(60))
 
 
 def test_a_huge_row_group_is_not_held_whole(tmp_path: Path) -> None:

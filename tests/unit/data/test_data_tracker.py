@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import time
 
 import msgspec
@@ -84,7 +85,11 @@ class ElasticEpochs(RuleBasedStateMachine):
             assert left == tracker.left
 
 
-ElasticEpochs.TestCase.settings = settings(max_examples=400, stateful_step_count=30, derandomize=True, deadline=None)
+# `make schedules` plays thousands.
+SCHEDULES = int(os.environ.get("SCHEDULES", "400"))
+ElasticEpochs.TestCase.settings = settings(
+    max_examples=SCHEDULES, stateful_step_count=30, derandomize=True, deadline=None
+)
 TestEveryRowOnceThroughAnyScheduleOfResets = ElasticEpochs.TestCase
 
 
