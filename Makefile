@@ -41,8 +41,12 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	touch $@
 
 bench: java setup $(PETASTORM)/.installed
-	$(BIN)/python benchmarks/recovery.py --repeats 12
-	$(BIN)/python benchmarks/recovery.py --loader-workers 2
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/resets.py --picture docs/recovery.svg
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/commit.py
+	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
 
 lint: setup

@@ -69,10 +69,11 @@ def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:
 
 
 def test_elastic_timeout_ends_a_job_that_stays_below_min_np(run: Any) -> None:
+    # Another executor takes the slot at once, but no interpreter imports torch in so short a time.
     with pytest.raises(NotEnoughHostsError, match=r"1 of min_np=2 workers .* \(elastic_timeout\)"):
         run(
             training.count_steps, 1000, 0.02, faults=[kill_executor(rank=1, step=20)],
-            min_np=2, max_np=2, elastic_timeout=2.0,
+            min_np=2, max_np=2, elastic_timeout=0.3,
         )  # fmt: skip
 
 
