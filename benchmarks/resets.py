@@ -1,27 +1,27 @@
 """Resets: what a loss or an arrival costs those who train on.
 
-    python benchmarks/resets.py [--repeats 8] [--cases worker,loader,hang,executor,big] [--picture recovery.png]
+    python benchmarks/resets.py [--repeats 8] [--cases worker,loader,hang,executor,drain,big,heavy] [--picture recovery.png]
 
 Jobs of four workers on a local-cluster commit every step; faults strike them again and again, rank 0 and another in turn, and
 Spark or the warm parent brings a replacement each time, so each loss is followed by a join. All times are read from one
 machine's clock. ``next step``: from the loss (its declaration, for a hang) to the survivors' next completed step.
-``full size``: to the world that is complete again. ``join``: how long the running workers pause for a newcomer, between
-two completed steps. ``big`` has a state of 400 MB and two workers. Prints a table and a line of JSON.
+``full size``: to the world that is complete again. ``detect``: until the driver knows. ``join`` and ``drain``: how long the
+running workers pause for a newcomer, or for one that leaves as planned, between two completed steps. ``big`` has a state of
+400 MB and two workers, in ``heavy`` the victim holds 4 GiB of memory. Prints a table and a line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from cluster import local_cluster
 from report import Summary, Table, emit, summarize
 
 import spark_elastic
-from spark_elastic.testing import Fault, inject, kill, kill_executor, stop
+from spark_elastic.testing import Fault, drain, inject, kill, kill_executor, stop
 
 WORKERS = 4
 PACE = 0.02
@@ -38,6 +38,7 @@ class Case:
     parameters: int = 250_000
     workers: int = WORKERS
     repeats: int | None = None
+    ballast_gib: int = 0
 
 
 CASES = {
@@ -45,11 +46,13 @@ CASES = {
     "loader": Case(kill, loader_workers=2, steps_between=120),
     "hang": Case(stop, steps_between=60),
     "executor": Case(kill_executor, steps_between=450),
+    "drain": Case(drain, steps_between=120),
     "big": Case(kill, victims=(1,), parameters=100_000_000, workers=2, steps_between=12, repeats=7),
+    "heavy": Case(kill, victims=(1,), workers=2, steps_between=200, repeats=7, ballast_gib=4),
 }
 
 
-def train(steps: int, pace: float, parameters: int, loader_workers: int) -> None:
+def train(steps: int, pace: float, parameters: int, loader_workers: int, ballast_gib: int) -> None:
     """Train, and report for each generation when its first step ended and when the last one before it did."""
     import time
 
@@ -63,6 +66,7 @@ def train(steps: int, pace: float, parameters: int, loader_workers: int) -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     state = se.TorchState(model=model, optimizer=optimizer, step=0)
     feed = torch.utils.data.DataLoader(range(10**9), num_workers=loader_workers) if loader_workers else None
+    ballast = torch.ones(ballast_gib * 2**30, dtype=torch.uint8)
     last = 0.0
 
     @se.elastic
@@ -87,12 +91,14 @@ def train(steps: int, pace: float, parameters: int, loader_workers: int) -> None
             time.sleep(pace)
 
     loop(state)
+    del ballast
 
 
 @dataclass(frozen=True)
 class Reset:
-    """One reset, in seconds. ``victim`` is None for a join."""
+    """One reset, in seconds. ``kind`` is "loss", "join" or "drain"."""
 
+    kind: str
     victim: int | None
     parts: dict[str, float]
     next_step: float
@@ -110,7 +116,7 @@ def measure(spark: Any, case: Case, repeats: int) -> tuple[list[Reset], list[flo
     with inject(*faults):
         spark_elastic.run(
             train,
-            args=(case.steps_between * (turns + 1), PACE, case.parameters, case.loader_workers),
+            args=(case.steps_between * (turns + 1), PACE, case.parameters, case.loader_workers, case.ballast_gib),
             spark=spark,
             min_np=1,
             num_proc=case.workers,
@@ -140,7 +146,8 @@ def read(events: list[dict[str, Any]]) -> list[Reset]:
         own_step = max(values["step_seconds"] for values in survivors)
         pause = max(values["first"] - values["last"] for values in survivors)
         if start["event"] == "world_interrupted":
-            resets.append(Reset(None, {}, first - start["time"], pause - own_step - PACE))
+            kind = "drain" if "drains" in start["reason"] else "join"
+            resets.append(Reset(kind, None, {}, first - start["time"], pause - own_step - PACE))
             continue
         hung = "hung" in lost[0]["cause"] if lost else False
         begin = start["time"] if hung or not struck else struck[0]["time"]
@@ -150,7 +157,7 @@ def read(events: list[dict[str, Any]]) -> list[Reset]:
             "connect": world["time"] - forming["time"],
             "sync and first step": first - world["time"],
         }
-        resets.append(Reset(struck[0]["rank"] if struck else None, parts, first - begin, pause))
+        resets.append(Reset("loss", struck[0]["rank"] if struck else None, parts, first - begin, pause))
     return resets
 
 
@@ -205,31 +212,25 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--picture", help="draw where the time goes into this file")
     options = parser.parse_args()
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    table = Table("case", "next step", "full size", "join", unit="seconds")
-    resets: dict[str, list[Reset]] = {}
-    results: dict[str, Any] = {}
-    for name in options.cases.split(","):
-        case = CASES[name]
-        resets[name], full = measure(spark, case, options.repeats)
-        columns = {
-            "next_step": [reset.next_step for reset in resets[name] if reset.victim is not None],
-            "full_size": full,
-            "join": [reset.pause for reset in resets[name] if reset.victim is None],
-        }
-        summaries: dict[str, Summary | None] = {key: summarize(v) if v else None for key, v in columns.items()}
-        table.add(name, *summaries.values())
-        results[name] = {key: summary.asdict() if summary else None for key, summary in summaries.items()}
-        results[name]["victims"] = [reset.victim for reset in resets[name] if reset.victim is not None]
-    spark.stop()
+    with local_cluster(WORKERS) as spark:
+        table = Table("case", "detect", "next step", "full size", "join", "drain", unit="seconds")
+        resets: dict[str, list[Reset]] = {}
+        results: dict[str, Any] = {}
+        for name in options.cases.split(","):
+            case = CASES[name]
+            resets[name], full = measure(spark, case, options.repeats)
+            losses = [reset for reset in resets[name] if reset.kind == "loss"]
+            columns = {
+                "detect": [reset.parts["detect"] for reset in losses],
+                "next_step": [reset.next_step for reset in losses],
+                "full_size": full,
+                "join": [reset.pause for reset in resets[name] if reset.kind == "join"],
+                "drain": [reset.pause for reset in resets[name] if reset.kind == "drain"],
+            }
+            summaries: dict[str, Summary | None] = {key: summarize(v) if v else None for key, v in columns.items()}
+            table.add(name, *(summary or "" for summary in summaries.values()))
+            results[name] = {key: summary.asdict() if summary else None for key, summary in summaries.items()}
+            results[name]["victims"] = [reset.victim for reset in losses]
     table.print()
     if "big" in results:
         results["big"]["memcpy"] = memcpy_seconds(4 * CASES["big"].parameters)

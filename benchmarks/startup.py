@@ -9,12 +9,11 @@ in turn. Prints a table and a line of JSON.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from cluster import local_cluster
 from report import Table, emit, summarize
 
 import spark_elastic
@@ -80,25 +79,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     from pyspark.ml.torch.distributor import TorchDistributor
-    from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    spark.sparkContext.parallelize(range(WORKERS), WORKERS).barrier().mapPartitions(list).collect()  # executors are up
-    rivals: dict[str, Callable[[], tuple[float, float]]] = {
-        "spark_elastic": lambda: spark_elastic.run(elastic_loop, spark=spark, min_np=WORKERS, max_np=WORKERS)[0],
-        "TorchDistributor": lambda: TorchDistributor(WORKERS, local_mode=False, use_gpu=False).run(distributor_loop),
-    }
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
-    for _ in range(options.repeats):
-        for name, call in rivals.items():
-            seconds[name].append(measure(call))
-    spark.stop()
+    with local_cluster(WORKERS) as spark:
+        rivals: dict[str, Callable[[], tuple[float, float]]] = {
+            "spark_elastic": lambda: spark_elastic.run(elastic_loop, spark=spark, min_np=WORKERS, max_np=WORKERS)[0],
+            "TorchDistributor": lambda: TorchDistributor(WORKERS, local_mode=False, use_gpu=False).run(
+                distributor_loop
+            ),
+        }
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
+        for _ in range(options.repeats):
+            for name, call in rivals.items():
+                seconds[name].append(measure(call))
     table = Table("", "call to first step", "last step to return", unit="seconds")
     results = {}
     for name, pairs in seconds.items():

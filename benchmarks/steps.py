@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster import local_cluster
 from report import Table, emit, summarize
 
 WORKERS = 2
@@ -161,29 +162,21 @@ def main() -> None:
         plain(Path(options.plain), Case(**json.loads(options.case)), options.repeats)
         return
     import cloudpickle
-    from pyspark.sql import SparkSession
 
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    table = Table("case", "plain step", "elastic step", "ratio", unit="milliseconds")
-    results = {}
-    for name in options.cases.split(","):
-        plain_seconds, elastic_seconds = compare(spark, CASES[name], options.repeats)
-        ratio = summarize([mine / theirs for theirs, mine in zip(plain_seconds, elastic_seconds, strict=True)])
-        columns = [summarize([1000 * value for value in values]) for values in (plain_seconds, elastic_seconds)]
-        table.add(name, *columns, ratio)
-        results[name] = {
-            "plain_ms": columns[0].asdict(),
-            "elastic_ms": columns[1].asdict(),
-            "ratio": ratio.asdict(),
-        }
-    spark.stop()
+    with local_cluster(WORKERS) as spark:
+        table = Table("case", "plain step", "elastic step", "ratio", unit="milliseconds")
+        results = {}
+        for name in options.cases.split(","):
+            plain_seconds, elastic_seconds = compare(spark, CASES[name], options.repeats)
+            ratio = summarize([mine / theirs for theirs, mine in zip(plain_seconds, elastic_seconds, strict=True)])
+            columns = [summarize([1000 * value for value in values]) for values in (plain_seconds, elastic_seconds)]
+            table.add(name, *columns, ratio)
+            results[name] = {
+                "plain_ms": columns[0].asdict(),
+                "elastic_ms": columns[1].asdict(),
+                "ratio": ratio.asdict(),
+            }
     table.print()
     emit("steps", **results)
 
