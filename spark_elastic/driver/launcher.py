@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from py4j.protocol import Py4JError
-
 from spark_elastic.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
@@ -162,6 +160,8 @@ class SlotLauncher:
 
     def _is_decommissioned(self, slot: _Slot) -> bool:
         """Whether Spark is about to take the slot's executor away: a spot notice, a drained node, a scale-down."""
+        from py4j.protocol import Py4JError
+
         try:
             if slot.executor is None:
                 slot.executor = self._executor_of(slot.future)
