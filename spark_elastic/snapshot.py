@@ -77,14 +77,19 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
-    """Build the tree again, each ``Leaf`` replaced by a clone of its tensor; nothing in it is shared with the snapshot."""
+    """Build the tree again, each ``Leaf`` replaced by its tensor, which is still the snapshot's; all else is copied."""
 
     def give(value: Any) -> Any:
         if type(value) is Leaf:
-            return tensors[value.index].clone()
+            return tensors[value.index]
         return value if type(value) in PLAIN else copy.deepcopy(value)
 
     return map_tree(give, skeleton)
+
+
+def cloned(tree: Any) -> Any:
+    """Copy a tree with tensors of its own."""
+    return map_tree(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, tree)
 
 
 def _is_plain(key: Any) -> bool:
@@ -148,9 +153,13 @@ class Snapshot:
         self.skeleton = skeleton
         self.own = own
 
+    def view(self) -> Any:
+        """Return the shared part as it was taken. Its tensors are the snapshot's own and must not be changed."""
+        return unflatten(self.skeleton, self.buffer.views)
+
     def content(self) -> Any:
         """Return a copy of the shared part as it was taken."""
-        return unflatten(self.skeleton, self.buffer.views)
+        return cloned(self.view())
 
 
 class Lender(Protocol):

@@ -17,9 +17,10 @@ from spark_elastic.errors import (
     WorkerLostError,
 )
 from spark_elastic.in_place import SmallPart, load_small_part
+from spark_elastic.loading import fits, load_state_dict
 from spark_elastic.messages import CommitId
 from spark_elastic.repair import plan_repair, repair
-from spark_elastic.snapshot import Lender, SnapshotPair, StateDict
+from spark_elastic.snapshot import Lender, SnapshotPair, StateDict, cloned
 from spark_elastic.world import LOADER_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
@@ -353,14 +354,14 @@ class ObjectState(State):
         return own.spare if self._local else None
 
     def _load_shared(self, copies: SnapshotPair) -> None:
-        content = copies.current.content()
+        content = copies.current.view()
         self._steps = content["steps"]
         self._forget_newer(content["objects"])
         self._load(content["objects"])
 
     def _load_own(self, own: Any) -> None:
         if own is not None:
-            self._load(own.content())
+            self._load(own.view())
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set what is never received."""
@@ -380,33 +381,19 @@ class ObjectState(State):
                         f"state.{name} was saved with a state dict, but is {type(present).__name__} here; give it to the "
                         "State on every rank, above the elastic function"
                     )
-                present.load_state_dict(value.content)
-                if isinstance(present, (torch.nn.Module, torch.optim.Optimizer)):
-                    present.zero_grad(set_to_none=True)
-                elif isinstance(present, torch.amp.GradScaler):
-                    # Not part of its state dict: that step() has been called, and update() not yet.
-                    present._per_optimizer_states.clear()
+                load_state_dict(present, value.content)
             elif isinstance(value, SmallPart):
                 load_small_part(present, value)
-            elif _fits(present, value):
+            elif fits(present, value):
                 with torch.no_grad():
                     present.copy_(value)
                 present.grad = None
             else:
-                setattr(self, name, value)
+                setattr(self, name, cloned(value))
 
 
 def _has_state_dict(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _fits(present: Any, value: Any) -> bool:
-    """Whether a saved tensor can be copied into the present one, which others may hold, too."""
-    return (
-        isinstance(present, torch.Tensor)
-        and isinstance(value, torch.Tensor)
-        and (present.shape, present.dtype, present.device) == (value.shape, value.dtype, value.device)
-    )
 
 
 def _plain(name: str, value: Any) -> float | int | str:
