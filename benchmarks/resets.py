@@ -6,7 +6,8 @@ Jobs of four workers on a local-cluster commit every step; faults strike them ag
 Spark or the warm parent brings a replacement each time, so each loss is followed by a join. All times are read from one
 machine's clock. ``next step``: from the loss (its declaration, for a hang) to the survivors' next completed step.
 ``full size``: to the world that is complete again. ``detect``: until the driver knows. ``join`` and ``drain``: how long the
-running workers pause for a newcomer, or for one that leaves as planned, between two completed steps. ``big`` has a state of
+running workers pause for a newcomer, or for one that leaves as planned: from the end of one step's computation to the
+beginning of the next's. ``big`` has a state of
 400 MB and two workers, in ``heavy`` the victim holds 4 GiB of memory. Prints a table and a line of JSON.
 """
 
@@ -53,7 +54,7 @@ CASES = {
 
 
 def train(steps: int, pace: float, parameters: int, loader_workers: int, ballast_gib: int) -> None:
-    """Train, and report for each generation when its first step ended and when the last one before it did."""
+    """Train, and report for each generation when its first commit was made, and when the last step before it ended."""
     import time
 
     import torch
@@ -82,12 +83,11 @@ def train(steps: int, pace: float, parameters: int, loader_workers: int, ballast
             model(torch.randn(2, width)).square().mean().backward()
             optimizer.step()
             state.step += 1
+            before, last = last, time.time()
             state.commit()
-            now = time.time()
             if is_first:
-                state.report(first=now, last=last, step_seconds=now - started)
+                state.report(first=time.time(), last=before, step_seconds=time.time() - started)
                 is_first = False
-            last = now
             time.sleep(pace)
 
     loop(state)
@@ -147,7 +147,7 @@ def read(events: list[dict[str, Any]]) -> list[Reset]:
         pause = max(values["first"] - values["last"] for values in survivors)
         if start["event"] == "world_interrupted":
             kind = "drain" if "drains" in start["reason"] else "join"
-            resets.append(Reset(kind, None, {}, first - start["time"], pause - own_step - PACE))
+            resets.append(Reset(kind, None, {}, first - start["time"], pause - own_step))
             continue
         hung = "hung" in lost[0]["cause"] if lost else False
         begin = start["time"] if hung or not struck else struck[0]["time"]
