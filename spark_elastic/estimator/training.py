@@ -163,6 +163,8 @@ class Trainer:
         loss, outputs = result if isinstance(result, tuple) else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
             raise TypeError(f"trainStep must return the loss as a tensor of one number, not {loss!r}")
+        if outputs is None and objective.metrics:
+            raise TypeError("metrics are measured on outputs: trainStep must return (loss, outputs)")
         return loss, [] if outputs is None else objective.pairs(layout, outputs, batch)
 
     def _step(self) -> None:
@@ -254,7 +256,7 @@ class Trainer:
                 values = {"loss": float(loss), **objective.measure(layout, pairs, but=whole)}
                 amount = float(rows if weight is None else weight.sum())
                 if amount:
-                    sums += torch.tensor([*(values.get(name, float("nan")) for name in names[:-1]), 1.0]) * amount
+                    sums += torch.tensor([*(values[name] for name in names[:-1]), 1.0], dtype=torch.float64) * amount
                 state.heartbeat()
         means = _means(names, se.allreduce(sums.to(self.device), op="sum"))
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
