@@ -61,17 +61,23 @@ class PredictionUdf:
         self._shapes = {name: shapes.get(name) for name in scorer.layout.features}
         network = session.sparkContext.broadcast(cloudpickle.dumps(scorer))
         names = list(self._shapes)
+        # Spark makes a column of numbers faster than a struct of one.
+        self._only = kind.names[0] if len(kind.names) == 1 and None not in self._shapes.values() else None
         if None in self._shapes.values():
             self._udf = _ragged_udf(network, names, kind, batch_size)
         else:
             tensors = {place: list(shape) for place, (_, shape) in enumerate(self._shapes.items()) if shape}
             self._udf = predict_batch_udf(
-                _maker(network, names), return_type=kind, batch_size=batch_size, input_tensor_shapes=tensors
+                _maker(network, names, self._only),
+                return_type=kind if self._only is None else kind[self._only].dataType,
+                batch_size=batch_size,
+                input_tensor_shapes=tensors,
             )
 
     def __call__(self, frame: DataFrame) -> Column:
         """The struct of predictions for a DataFrame that has the features."""
-        return self._udf(*(_as_input(frame, name) for name in self._shapes))
+        found = self._udf(*(_as_input(frame, name) for name in self._shapes))
+        return found if self._only is None else f.struct(found.alias(self._only))
 
 
 def carry_vectors(frame: DataFrame) -> None:
@@ -84,15 +90,15 @@ def carry_vectors(frame: DataFrame) -> None:
         conf.set(_COLUMNAR, "false")
 
 
-def _maker(network: Any, names: Sequence[str]) -> Callable[[], Callable[..., dict[str, np.ndarray]]]:
-    """What ``predict_batch_udf`` calls once in a Python worker."""
+def _maker(network: Any, names: Sequence[str], only: str | None) -> Callable[[], Callable[..., Any]]:
+    """What ``predict_batch_udf`` calls once in a Python worker. only: the one output, if it is not to be in a struct."""
 
-    def make() -> Callable[..., dict[str, np.ndarray]]:
+    def make() -> Callable[..., Any]:
         scorer = cloudpickle.loads(network.value)
 
-        def predict(*columns: np.ndarray) -> dict[str, np.ndarray]:
-            result: dict[str, np.ndarray] = scorer(dict(zip(names, columns, strict=True)))
-            return result
+        def predict(*columns: np.ndarray) -> Any:
+            found = scorer(dict(zip(names, columns, strict=True)))
+            return found if only is None else found[only]
 
         # Spark counts the parameters to know that each column is an input of its own.
         positional = inspect.Parameter.POSITIONAL_ONLY
