@@ -48,6 +48,7 @@ bench: java setup $(PETASTORM)/.installed
 	$(BIN)/python benchmarks/commit.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
+	$(BIN)/python benchmarks/transform.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -116,7 +116,7 @@ def run(
     plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval)
     with ExitStack() as stack:
         session = spark if spark is not None else _find_session(stack)
-        low, start, high = _default_sizes(session, num_proc, min_np, max_np)
+        low, start, high = default_sizes(session, num_proc, min_np, max_np)
         settings = JobSettings(
             min_np=low,
             num_proc=start,
@@ -299,7 +299,7 @@ def _find_session(stack: ExitStack) -> Any:
     return session
 
 
-def _default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+def default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
     """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
     conf = session.sparkContext.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":

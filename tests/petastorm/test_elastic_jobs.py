@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("petastorm", reason="needs the second environment, made by `make test`")
 
+import networks
 import pyarrow as pa
 import pyarrow.parquet as pq
 import training
@@ -28,6 +29,7 @@ def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     cloudpickle.register_pickle_by_value(training)
+    cloudpickle.register_pickle_by_value(networks)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false").getOrCreate()
     session.sparkContext.setLogLevel("OFF")
@@ -55,3 +57,33 @@ def test_training_lives_through_a_kill_of_worker_and_executor(spark: Any) -> Non
         results = spark_elastic.run(training.count_steps, args=(200, 0.05), spark=spark, min_np=1, max_np=2, num_proc=2)
     assert [result["counter"] for result in results] == [200.0] * len(results)
     assert len({result["digest"] for result in results}) == 1
+
+
+@pytest.mark.filterwarnings("ignore:loading")
+def test_a_pipeline_with_a_regressor_is_fitted_through_a_kill_and_saved(spark: Any, tmp_path: Path) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.sql import functions as f
+
+    from spark_elastic.estimator import Store, TorchRegressor
+
+    frame = (
+        spark.range(ROWS).select(f.rand(1).alias("a"), f.rand(2).alias("b")).withColumn("y", f.col("a") - f.col("b"))
+    )
+    regressor = TorchRegressor(
+        model=networks.dense(2), labelCol="y", batchSize=32, epochs=3, learningRate=1e-2, numProc=2, maxNp=2, verbose=0,
+        validationFraction=0.2, store=Store.create(tmp_path / "store"),
+    )  # fmt: skip
+    pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), regressor])
+    with inject(kill(rank=1, step=8)):
+        model = pipeline.fit(frame)
+    history = model.stages[1].history
+    assert history[-1]["val_loss"] < history[0]["val_loss"]
+    assert len({entry["rows"] for entry in history}) == 1
+    model.write().save(str(tmp_path / "model"))
+    scored = PipelineModel.load(str(tmp_path / "model")).transform(frame)
+    assert scored.agg(f.avg(f.abs(f.col("y") - f.col("prediction")))).first()[0] < 0.4
+
+    frame.select(f.array("a", "b").alias("features"), "y").write.parquet(str(tmp_path / "parquet"))
+    on_parquet = regressor.copy({regressor.engine: "petastorm", regressor.validationFraction: 0.0})
+    assert on_parquet.fit_on_parquet((tmp_path / "parquet").as_uri()).history[0]["rows"] == ROWS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.spark_run import _default_sizes
+from spark_elastic.spark_run import default_sizes
 
 
 def session(parallelism: int = 4, **settings: str) -> Any:
@@ -20,28 +20,28 @@ DYNAMIC = {"spark_dynamicAllocation_enabled": "true", "spark_executor_cores": "4
 
 
 def test_without_dynamic_allocation_they_are_the_clusters_cores() -> None:
-    assert _default_sizes(session(6), None, None, None) == (6, 6, 6)
+    assert default_sizes(session(6), None, None, None) == (6, 6, 6)
 
 
 def test_what_is_given_stays() -> None:
-    assert _default_sizes(session(6), None, 2, 3) == (2, 2, 3)
-    assert _default_sizes(session(6), 4, None, 8) == (4, 4, 8)
+    assert default_sizes(session(6), None, 2, 3) == (2, 2, 3)
+    assert default_sizes(session(6), 4, None, 8) == (4, 4, 8)
 
 
 def test_with_dynamic_allocation_they_are_executors_times_task_slots() -> None:
     spark = session(spark_dynamicAllocation_minExecutors="1", spark_dynamicAllocation_maxExecutors="5", **DYNAMIC)
-    assert _default_sizes(spark, None, None, None) == (2, 2, 10)
+    assert default_sizes(spark, None, None, None) == (2, 2, 10)
 
 
 def test_with_no_minimum_of_executors_one_worker_is_enough() -> None:
-    assert _default_sizes(session(spark_dynamicAllocation_maxExecutors="5", **DYNAMIC), None, None, None) == (1, 1, 10)
+    assert default_sizes(session(spark_dynamicAllocation_maxExecutors="5", **DYNAMIC), None, None, None) == (1, 1, 10)
 
 
 def test_dynamic_allocation_without_a_maximum_asks_for_max_np() -> None:
     with pytest.raises(ValueError, match=r"give max_np: spark.dynamicAllocation.maxExecutors is not set"):
-        _default_sizes(session(**DYNAMIC), None, None, None)
+        default_sizes(session(**DYNAMIC), None, None, None)
 
 
 def test_the_initial_executors_are_waited_for() -> None:
     limits = {"spark_dynamicAllocation_initialExecutors": "3", "spark_dynamicAllocation_maxExecutors": "5"}
-    assert _default_sizes(session(**limits, **DYNAMIC), None, None, None) == (1, 6, 10)
+    assert default_sizes(session(**limits, **DYNAMIC), None, None, None) == (1, 6, 10)

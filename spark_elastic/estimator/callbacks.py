@@ -1,0 +1,166 @@
+"""Callbacks: objects whose ``on_epoch_end(ctx)`` runs on rank 0 after each epoch.
+
+They travel by pickle, to the workers and after each epoch from rank 0 to all ranks: when rank 0 is lost, its successor
+goes on with the attributes as they were. What cannot be pickled (open files, connections) belongs into attributes that
+``__getstate__`` drops. An epoch whose end is interrupted is ended again, so that a callback may see it twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class EpochContext:
+    """What a callback sees.
+
+    epoch: from 0. metrics: this epoch's entry of the history; numbers that a callback adds stay in it. history: the entries
+    before. model: the network, in evaluation mode. log_url: the run's folder for logs in the store, None without one.
+    """
+
+    epoch: int
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]]
+    model: Any
+    run_id: str
+    log_url: str | None = None
+    stopped: bool = field(default=False, init=False)
+    kept: bool = field(default=False, init=False)
+
+    def stop(self) -> None:
+        """Make this epoch the last one, on all ranks."""
+        self.stopped = True
+
+    def keep_model(self) -> None:
+        """Make the present weights the result of fit, unless those of a later epoch are kept."""
+        self.kept = True
+
+
+class Callback:
+    """Base for callbacks; any object with ``on_epoch_end`` will do."""
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        """React to the end of an epoch."""
+
+
+class _Monitor(Callback):
+    """Watches a number of the history, by default val_loss, or loss where nothing validates.
+
+    mode: whether "min" or "max" is good; "auto" takes "min" for names that speak of a loss or an error.
+    """
+
+    def __init__(self, monitor: str | None = None, mode: str = "auto", min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"mode must be auto, min or max, not {mode!r}")
+        self.monitor, self.mode, self.min_delta = monitor, mode, float(min_delta)
+        self.best: float | None = None
+        self.best_epoch: int | None = None
+
+    def improved(self, ctx: EpochContext) -> bool:
+        """Take the epoch's value into account and tell whether it is the best so far. NaN never is."""
+        name = self.monitor or ("val_loss" if "val_loss" in ctx.metrics else "loss")
+        if name not in ctx.metrics:
+            raise KeyError(f"monitor={name!r} is not among the metrics: {', '.join(ctx.metrics)}")
+        value = float(ctx.metrics[name])
+        lower = self.mode == "min" or (
+            self.mode == "auto" and any(word in name.lower() for word in ("loss", "error", "mse", "mae"))
+        )
+        gain = math.inf if self.best is None else self.best - value if lower else value - self.best
+        if math.isnan(value) or gain <= self.min_delta:
+            return False
+        self.best, self.best_epoch = value, ctx.epoch
+        return True
+
+
+class EarlyStopping(_Monitor):
+    """Stops when a number has not got better for ``patience`` epochs. restore_best: the result is the best epoch's model."""
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        patience: int = 3,
+        mode: str = "auto",
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.patience, self.restore_best, self.waited = patience, restore_best, 0
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        if self.improved(ctx):
+            self.waited = 0
+            if self.restore_best:
+                ctx.keep_model()
+        else:
+            self.waited += 1
+            if self.waited >= self.patience:
+                ctx.stop()
+
+
+class BestModel(_Monitor):
+    """Makes the model of the best epoch the result of fit, rather than the last one's."""
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        if self.improved(ctx):
+            ctx.keep_model()
+
+
+class TensorBoard(Callback):
+    """Writes all numbers to TensorBoard's event files, by default to the run's logs in the store.
+
+    Needs ``spark-elastic[tensorboard]``.
+    """
+
+    def __init__(self, log_dir: str | None = None) -> None:
+        self.log_dir = log_dir
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self.log_dir or ctx.log_url
+        if folder is None:
+            raise ValueError("TensorBoard needs log_dir=, as this fit has no store that keeps logs")
+        with SummaryWriter(folder.removeprefix("file://")) as writer:
+            for name, value in _numbers(ctx.metrics).items():
+                writer.add_scalar(name, value, ctx.epoch)
+
+
+class MLflow(Callback):
+    """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``, and a tracking server that workers reach."""
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        params: dict[str, Any] | None = None,
+    ) -> None:
+        self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
+        self.params = dict(params or {})
+        self.mlflow_run_id: str | None = None
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(self.tracking_uri)
+        if self.mlflow_run_id is None:
+            self.mlflow_run_id = self._create_run(client, ctx)
+        for name, value in _numbers(ctx.metrics).items():
+            client.log_metric(self.mlflow_run_id, name, value, step=ctx.epoch)
+
+    def _create_run(self, client: Any, ctx: EpochContext) -> str:
+        name = self.experiment or "spark_elastic"
+        found = client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else client.create_experiment(name)
+        run = client.create_run(experiment, run_name=self.run_name or ctx.run_id)
+        for key, value in self.params.items():
+            client.log_param(run.info.run_id, key, value)
+        return str(run.info.run_id)
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value) for name, value in metrics.items() if isinstance(value, (int, float)) and name != "epoch"
+    }

@@ -1,0 +1,123 @@
+"""TorchClassifier: raw predictions, probabilities and a class for each row, with Spark ML's shared columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
+
+from spark_elastic.estimator.params import param, whole
+from spark_elastic.estimator.prediction import PredictionModel, Predictor
+from spark_elastic.estimator.shapes import ClassificationLoss
+
+METRICS = ("accuracy", "f1", "weightedPrecision", "weightedRecall")
+
+
+class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds):
+    """Spark ML's columns of classifiers."""
+
+
+class TorchClassifier(Predictor, HasClassifierCols):
+    """Trains a network that gives a logit for each class, or one for two classes, on labels 0, 1, ….
+
+    The loss is cross entropy unless another is given.
+    """
+
+    numClasses = param("numClasses", "number of classes; default as many as the model has outputs", whole(2))
+
+    def _default_loss(self) -> Any:
+        return ClassificationLoss()
+
+    def _make_model(self, layout: Any) -> TorchClassificationModel:
+        loss = self.value("loss")
+        is_probability = isinstance(loss, torch.nn.BCELoss)
+        return TorchClassificationModel().describe(expected=self.value("numClasses"), is_probability=is_probability)
+
+
+class TorchClassificationModel(PredictionModel, HasClassifierCols):
+    """Adds ``rawPredictionCol`` and ``probabilityCol``, vectors, and ``predictionCol``, a double; "" leaves a column out."""
+
+    expected: int | None = None
+
+    @property
+    def numClasses(self) -> int:
+        """The number of classes."""
+        return self.widths[0] or 2
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        if len(self.widths) != 1:
+            raise ValueError(f"a classifier's model has one output, this one has {len(self.widths)}")
+        if self.expected not in (None, self.numClasses):
+            raise ValueError(f"numClasses={self.expected}, but the model has {self.widths[0] or 1} outputs a row")
+        found = facts.get(self.layout.labels[0], {})
+        if found and not 0 <= found["min"] <= found["max"] < self.numClasses:
+            raise ValueError(
+                f"labelCol: column {self.layout.labels[0]!r} has labels from {found['min']:g} to {found['max']:g}; with "
+                f"{self.numClasses} classes they go from 0 to {self.numClasses - 1}"
+            )
+
+    def _outputs(self) -> dict[str, int]:
+        columns = {"rawPredictionCol": self.numClasses, "probabilityCol": self.numClasses, "predictionCol": 0}
+        return {self.value(name): width for name, width in columns.items() if self.value(name)}
+
+    def _finish(self, outputs: Mapping[str, int]) -> Any:
+        roles = {self.value(f"{role}Col"): role for role in ("rawPrediction", "probability", "prediction")}
+        thresholds = self.value("thresholds")
+        if thresholds is not None and len(thresholds) != self.numClasses:
+            raise ValueError(f"thresholds={thresholds} must have one number for each of {self.numClasses} classes")
+        return Classes({name: roles.get(name, "prediction") for name in outputs}, thresholds, self.is_probability)
+
+    def _metadata(self, name: str) -> dict[str, Any]:
+        return self.label_metadata if name == self.value("predictionCol") else {}
+
+    def _evaluators(self, columns: Mapping[str, str]) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            name: MulticlassClassificationEvaluator(metricName=name, **columns) for name in METRICS
+        }
+        if self.value("probabilityCol"):
+            found["logLoss"] = MulticlassClassificationEvaluator(
+                metricName="logLoss", probabilityCol=self.value("probabilityCol"), **columns
+            )
+        if self.numClasses == 2 and self.value("rawPredictionCol"):
+            binary = {key: value for key, value in columns.items() if key != "predictionCol"}
+            for name in ("areaUnderROC", "areaUnderPR"):
+                found[name] = BinaryClassificationEvaluator(
+                    metricName=name, rawPredictionCol=self.value("rawPredictionCol"), **binary
+                )
+        return found
+
+
+class Classes:
+    """Makes raw predictions, probabilities and classes of logits [rows, classes], or [rows] for two classes."""
+
+    def __init__(self, roles: Mapping[str, str], thresholds: Sequence[float] | None, is_probability: bool) -> None:
+        self.roles, self.thresholds, self.is_probability = dict(roles), thresholds, is_probability
+
+    def __call__(self, values: list[np.ndarray]) -> dict[str, np.ndarray]:
+        raw = values[0].reshape(len(values[0]), -1).astype(np.float64)
+        if self.is_probability:
+            raw = probability = np.hstack([1 - raw, raw]) if raw.shape[1] == 1 else raw
+        else:
+            raw = np.hstack([-raw, raw]) if raw.shape[1] == 1 else raw
+            # Of two logits -z and z softmax gives sigmoid(2 z); one logit means sigmoid(z).
+            probability = _softmax(raw / 2 if values[0].size == len(values[0]) else raw)
+        score = probability if self.thresholds is None else _over(probability, np.asarray(self.thresholds, np.float64))
+        found = {"rawPrediction": raw, "probability": probability, "prediction": score.argmax(1).astype(np.float64)}
+        return {name: found[role] for name, role in self.roles.items()}
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    result: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return result
+
+
+def _over(probability: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Spark ML's rule: the class with the largest probability over its threshold; a threshold of 0 beats all others."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result: np.ndarray = np.nan_to_num(probability / thresholds, nan=0.0, posinf=np.inf)
+    return result

@@ -1,0 +1,224 @@
+"""Writes a DataFrame's columns once to the store as Parquet, checked and spread over row groups for all workers.
+
+A folder of its own for each writer, and a last file that says that it is whole: writers of the same data do not
+collide, and no file system has to rename folders. In one process the same data are written by one fit at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, FloatType
+
+from spark_elastic.estimator.frame import as_numbers, column
+from spark_elastic.estimator.identity import identify
+from spark_elastic.estimator.store import Store
+
+ROW_GROUP_BYTES = 16 * 2**20
+FILES_A_WORKER = 4
+_COMPLETE = "_complete.json"
+_SPLIT = "_split"
+_KEY = "__spark_elastic_key"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows are for validation: a random fraction, or those where ``indicator`` is true."""
+
+    fraction: float = 0.0
+    indicator: str | None = None
+    seed: int = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.fraction > 0 or self.indicator is not None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Written data: their URL in the store, and what was found while writing.
+
+    facts: for each column nulls, nans, and least and largest value, or for lists least and largest length.
+    """
+
+    url: str
+    rows: int
+    validation_rows: int
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def training_url(self) -> str:
+        return f"{self.url}/{_SPLIT}=0"
+
+    @property
+    def validation_url(self) -> str | None:
+        return f"{self.url}/{_SPLIT}=1" if self.validation_rows else None
+
+
+_locks: dict[str, threading.Lock] = {}
+_users: Counter[str] = Counter()
+_guard = threading.Lock()
+
+
+def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
+    """Name what ``written`` makes of these columns."""
+    chosen = [*dict.fromkeys([*names, *([split.indicator] if split.indicator else [])])]
+    content = identify(frame, [as_numbers(frame, name) for name in chosen])
+    how = f"{split.fraction}/{split.seed}/{split.indicator}" if split.is_wanted else ""
+    return hashlib.blake2b(f"{content}/{how}".encode(), digest_size=16).hexdigest()
+
+
+@contextlib.contextmanager
+def written(
+    frame: DataFrame,
+    names: Sequence[str],
+    store: Store,
+    split: Split,
+    max_np: int,
+    identity: str,
+    *,
+    reuse: bool = True,
+    known: str | None = None,
+    keep_on_failure: bool = False,
+) -> Iterator[Dataset]:
+    """Write the columns, or find them written already. Where the store keeps no data they are deleted at the end.
+
+    reuse: take what was written under ``identity``. known: where a run that goes on has its data; these are taken, or
+    nothing. keep_on_failure: leave the data for a run that will go on.
+    Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), where nothing is left to train or to
+    validate on, and where the data of ``known`` are gone.
+    """
+    parts = max(FILES_A_WORKER * max_np, int(frame.sparkSession.sparkContext.defaultParallelism))
+    folder = f"{store.data_url}/{identity}-{parts}"
+    with _guard:
+        lock = _locks.setdefault(folder, threading.Lock())
+    with lock:
+        if known is not None:
+            found = _read(store, known)
+            if found is None:
+                raise ValueError(
+                    f"the run cannot go on: its data in {known} are gone; a store that is told to keep= them has them"
+                )
+        else:
+            found = (_find(store, folder) if reuse else None) or _write(frame, names, store, folder, split, parts)
+        with _guard:
+            _users[found.url] += 1
+    failed = True
+    try:
+        yield found
+        failed = False
+    finally:
+        with _guard:
+            _users[found.url] -= 1
+            unused = not _users[found.url]
+        if unused and "data" not in store.keep and not (failed and keep_on_failure):
+            _delete(store, found.url)
+
+
+def _find(store: Store, folder: str) -> Dataset | None:
+    found = (_read(store, f"{folder}/{token}") for token in store.files.names(store.spark_url(folder)))
+    return next((dataset for dataset in found if dataset is not None), None)
+
+
+def _read(store: Store, url: str) -> Dataset | None:
+    """What was written to a folder; None where nothing was, or not all."""
+    marker = store.spark_url(f"{url}/{_COMPLETE}")
+    return Dataset(**json.loads(store.files.read(marker))) if store.files.exists(marker) else None
+
+
+def _delete(store: Store, url: str) -> None:
+    """Delete what one writer wrote, and the folder of its identity where that was all."""
+    files, folder = store.files, store.spark_url(url.rpartition("/")[0])
+    files.delete(store.spark_url(url))
+    if not files.names(folder):
+        files.delete(folder)
+
+
+def _write(frame: DataFrame, names: Sequence[str], store: Store, folder: str, split: Split, parts: int) -> Dataset:
+    url = f"{folder}/{secrets.token_hex(8)}"
+    target = store.spark_url(url)
+    numbers = frame.select(*(as_numbers(frame, name) for name in names), *_indicator(frame, split))
+    # Sorted by a hash, so that files hold the same rows in the same order however Spark's shuffle delivers them.
+    spread = numbers.repartition(parts).withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
+    spread = spread.sortWithinPartitions(_KEY)
+    if split.is_wanted:
+        if split.indicator is None:
+            spread = spread.withColumn(_SPLIT, (f.rand(split.seed) < split.fraction).cast("int"))
+        spread = spread.sortWithinPartitions(_SPLIT, _KEY)
+    else:
+        spread = spread.withColumn(_SPLIT, f.lit(0))
+    observation = Observation()
+    observed = spread.drop(_KEY).observe(observation, *_observed(spread, names))
+    try:
+        writer = observed.write.option("parquet.block.size", ROW_GROUP_BYTES)
+        writer.partitionBy(_SPLIT).parquet(target)
+        dataset = _checked(url, names, observation.get, split)
+        store.files.write(f"{target}/{_COMPLETE}", json.dumps(asdict(dataset)).encode())
+    except BaseException:
+        _delete(store, url)
+        raise
+    return dataset
+
+
+def _indicator(frame: DataFrame, split: Split) -> list[Column]:
+    if split.indicator is None:
+        return []
+    return [f.coalesce(column(split.indicator).cast("boolean").cast("int"), f.lit(0)).alias(_SPLIT)]
+
+
+def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
+    """Aggregates of all columns in the pass that writes them."""
+    wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
+    for place, name in enumerate(names):
+        values, kind = column(name), frame.schema[name].dataType
+        is_list = isinstance(kind, ArrayType)
+        is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)
+        null, nan = values.isNull(), f.isnan(values) if is_float and not is_list else f.lit(False)
+        if is_list:
+            null = null | f.exists(values, lambda value: value.isNull())
+            nan = f.exists(values, f.isnan) if is_float else nan
+        measure = f.size(values) if is_list else values.cast("double")
+        wanted += [
+            f.sum(null.cast("int")).alias(f"nulls_{place}"),
+            f.sum(f.coalesce(nan, f.lit(False)).cast("int")).alias(f"nans_{place}"),
+            f.min(measure).alias(f"min_{place}"),
+            f.max(measure).alias(f"max_{place}"),
+        ]
+    return wanted
+
+
+def _checked(url: str, names: Sequence[str], seen: dict[str, Any], split: Split) -> Dataset:
+    rows, validation_rows = int(seen["rows"]), int(seen["validation_rows"] or 0)
+    if not rows:
+        raise ValueError("the DataFrame is empty")
+    facts = {
+        name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "min", "max")}
+        for place, name in enumerate(names)
+    }
+    for name, found in facts.items():
+        for key, word in (("nulls", "nulls"), ("nans", "NaN")):
+            if found[key]:
+                raise ValueError(
+                    f"column {name!r} has {word} in {found[key]} of {rows} rows; fill them (Imputer, fillna) or drop the rows"
+                )
+    if split.is_wanted and not validation_rows:
+        what = (
+            f"validationIndicatorCol={split.indicator!r}" if split.indicator else f"validationFraction={split.fraction}"
+        )
+        raise ValueError(f"{what} leaves no row of {rows} for validation")
+    if validation_rows == rows:
+        what = (
+            f"validationIndicatorCol={split.indicator!r}" if split.indicator else f"validationFraction={split.fraction}"
+        )
+        raise ValueError(f"{what} leaves no row of {rows} for training")
+    return Dataset(url, rows, validation_rows, facts)

@@ -1,0 +1,305 @@
+"""TorchEstimator, and what all estimators share: from a DataFrame over an elastic training run to a model."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import torch
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+import spark_elastic
+from spark_elastic.data import read_manifest
+from spark_elastic.estimator import slots
+from spark_elastic.estimator.dataset import identity_of, written
+from spark_elastic.estimator.frame import check_columns, check_scalars, is_index, is_vector, labels_of
+from spark_elastic.estimator.layout import Input, Layout, outputs_of
+from spark_elastic.estimator.model import ElasticModel, TorchModel
+from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.params import TrainingParams, inputs, names, param, text
+from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
+from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
+from spark_elastic.estimator.planning import (
+    Lesson,
+    Sizes,
+    first_rows,
+    made_up_batch,
+    plan_data,
+    plan_lesson,
+    plan_sizes,
+    plan_split,
+)
+from spark_elastic.estimator.runs import RunRecord, check_run, describe_params, forget_run, record_run
+from spark_elastic.estimator.store import Store, is_local
+from spark_elastic.estimator.training import train
+
+
+class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
+    """Trains a torch network on a DataFrame, elastically. Subclasses say which columns have which roles."""
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def _layout(self, schema: StructType) -> Layout:
+        """The roles of the columns. Raises ValueError and TypeError for columns that are missing or of wrong types."""
+        raise NotImplementedError
+
+    def _layout_of_names(self) -> Layout:
+        """The roles of the columns of a dataset whose schema is not known here."""
+        raise NotImplementedError
+
+    def _default_loss(self) -> Any:
+        return None
+
+    def _make_model(self, layout: Layout) -> ElasticModel:
+        """A model without a network."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ fit
+
+    def _fit(self, dataset: DataFrame) -> Any:
+        session, schema = dataset.sparkSession, dataset.schema
+        if dataset.isStreaming:
+            raise ValueError("fit takes a batch DataFrame, not a streaming one")
+        layout = self._layout(schema)
+        lesson = plan_lesson(self, layout, self._default_loss())
+        sizes = plan_sizes(self, session)
+        split = plan_split(self, self.value("validationIndicatorCol"), schema)
+        plan_data(self, ("", None), {}, False)
+        made_up = made_up_batch(layout, schema)
+        if made_up is not None:
+            lesson = lesson.tried(made_up)
+        with self._opened_store(session) as store:
+            run_id, resumable = self._run_id(), self.value("runId") is not None
+            known_data = resumable or self.value("reuseData")
+            identity = identity_of(dataset, layout.columns, split) if known_data else f"new-{secrets.token_hex(8)}"
+            record = RunRecord(run_id, identity, describe_params(self))
+            known = check_run(store, record) if resumable else None
+            with written(
+                dataset,
+                layout.columns,
+                store,
+                split,
+                sizes.most,
+                identity,
+                reuse=self.value("reuseData"),
+                known=known.data_url if known else None,
+                keep_on_failure=resumable,
+            ) as data:
+                _check_facts(schema, layout, data.facts)
+                record = replace(record, data_url=data.url)
+                validation = store.worker_url(data.validation_url) if data.validation_url else None
+                urls = store.worker_url(data.training_url), validation
+                plan = plan_data(self, urls, store.storage_options, False)
+                model = self._train(session, store, record, plan, lesson, sizes, data.facts)
+        return model.describe(label_metadata=labels_of(schema[layout.labels[0]]) if layout.labels else {})
+
+    def fit_on_parquet(
+        self,
+        url: str,
+        validation_url: str | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        spark: Any = None,
+    ) -> Any:
+        """Train on Parquet, or a Petastorm dataset, that exists already, and return the model.
+
+        url, validation_url: of any file system that pyarrow or fsspec opens on driver and workers, with ``storage_options``
+        (default: the store's). The columns are those that the Params name. Raises ``DataError`` where the datasets cannot be
+        read, or have nulls or NaN.
+        """
+        session = spark or SparkSession.getActiveSession()
+        if session is None:
+            raise ValueError("there is no active SparkSession; give spark=")
+        if self.value("validationFraction") or self.value("validationIndicatorCol"):
+            raise ValueError(
+                "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
+            )
+        lesson = plan_lesson(self, self._layout_of_names(), self._default_loss())
+        sizes = plan_sizes(self, session)
+        with self._opened_store(session) as store:
+            options = dict(storage_options or store.storage_options)
+            plan = plan_data(self, (url, validation_url), options, True)
+            identity = read_manifest(url, storage_options=options or None).fingerprint
+            record = RunRecord(self._run_id(), identity, describe_params(self))
+            check_run(store, record)
+            return self._train(session, store, record, plan, lesson, sizes, {})
+
+    def _train(
+        self,
+        session: Any,
+        store: Store,
+        record: RunRecord,
+        data: DataPlan,
+        lesson: Lesson,
+        sizes: Sizes,
+        facts: Mapping[str, Any],
+    ) -> Any:
+        """Check the lesson on the first rows, train, and return the model."""
+        sample = first_rows(lesson.layout, data)
+        lesson = lesson.tried(sample)
+        layout, run_id = lesson.layout, record.run_id
+        model = self._untrained(lesson, sample)
+        model._check(facts)
+        if not store.temporary:
+            record_run(store, record)
+        plan = TrainingPlan(
+            run_id=run_id,
+            model=lesson.network,
+            layout=layout,
+            objective=lesson.objective or Objective(()),
+            data=data,
+            steps=lesson.steps,
+            epochs=self.value("epochs"),
+            steps_per_epoch=self.value("stepsPerEpoch"),
+            checkpoint_steps=self.value("checkpointSteps"),
+            seed=self.value("seed"),
+            callbacks=cloudpickle.dumps(self.value("callbacks") or []),
+            log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
+            use_gpu=self.value("useGpu"),
+        )
+        durable = self.value("runId") is not None or "checkpoints" in store.keep
+        trained = self._run(session, plan, sizes, store.worker_url(store.checkpoint_url(run_id)) if durable else None)
+        if not store.temporary:
+            forget_run(store, run_id)
+        network = copy.deepcopy(lesson.network)
+        network.load_state_dict(trained.weights)
+        return model.describe(model=network.eval(), history=trained.history, run_id=run_id)
+
+    def _untrained(self, lesson: Lesson, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
+        """The model with its Params and shapes, but no network yet."""
+        layout = lesson.layout
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            outputs = outputs_of(layout.call(copy.deepcopy(lesson.network).eval(), sample))
+        widths = [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
+        shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
+        model = self._make_model(layout)
+        self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
+        return model
+
+    def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: str | None) -> Trained:
+        """Train on the executors and return rank 0's result."""
+        limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
+        settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
+        total = int(session.sparkContext.defaultParallelism)
+        with slots.ledger.slots(sizes.least, sizes.most, total) as granted:
+            results = spark_elastic.run(
+                train,
+                args=(plan,),
+                spark=session,
+                min_np=sizes.least,
+                num_proc=min(sizes.start, granted),
+                max_np=granted,
+                reset_limit=self.value("resetLimit"),
+                checkpoint=checkpoint,
+                on_event=_printer(plan.run_id) if self.value("verbose") else None,
+                **settings,
+            )
+        trained: Trained = next(result for result in results if result is not None)
+        return trained
+
+    def _run_id(self) -> str:
+        return self.value("runId") or f"{type(self).__name__}-{secrets.token_hex(6)}"
+
+    @contextmanager
+    def _opened_store(self, session: Any) -> Iterator[Store]:
+        """The store, checked; in local modes a temporary one where none is given."""
+        store = self.value("store")
+        if store is None:
+            if not is_local(session):
+                master = session.sparkContext.master
+                raise ValueError(
+                    f"a store that driver and executors share is needed on {master}: store=Store.create(url)"
+                )
+            if self.value("runId"):
+                raise ValueError(f"runId={self.value('runId')!r} needs a store, or there is nothing to go on from")
+            store = Store.temporary_folder()
+        try:
+            store.check(session)
+            yield store
+        finally:
+            store.close()
+
+    # ------------------------------------------------------------------ persistence
+
+    def write(self) -> MLWriter:
+        """Return a writer; ``save(path)`` is short for ``write().save(path)``."""
+        return EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return a reader; ``load(path)`` is short for ``read().load(path)``. Loading runs the saved code, and warns."""
+        return EstimatorReader(cls)
+
+
+class TorchEstimator(ElasticEstimator):
+    """Any network, any columns. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
+
+    featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
+    inputs = param("inputs", 'keyword arguments of forward: {"x": [columns]} or {"x": ([columns], "int64")}', inputs)
+    labelCols = param("labelCols", "columns of the labels, one for each output", names)
+    outputCols = param("outputCols", "columns that transform adds; default prediction, or <label>_prediction", names)
+    weightCol = param("weightCol", "column by which rows are weighted in losses and metrics", text)
+    validationIndicatorCol = param("validationIndicatorCol", "column that is true for rows that validate", text)
+
+    def _layout(self, schema: StructType) -> Layout:
+        layout = self._layout_of_names()
+        check_columns(schema, layout.features, "inputs" if self.value("inputs") else "featureCols")
+        check_columns(schema, layout.labels, "labelCols")
+        if layout.weight:
+            check_scalars(schema, [layout.weight], "weightCol")
+        return replace(layout, inputs=tuple(_with_dtype(entry, schema) for entry in layout.inputs))
+
+    def _layout_of_names(self) -> Layout:
+        positional, keyword = self.value("featureCols"), self.value("inputs")
+        if (positional is None) == (keyword is None):
+            raise ValueError("give exactly one of featureCols and inputs")
+        if positional:
+            entries = [Input(None, (name,)) for name in positional]
+        else:
+            entries = [_keyword_input(name, columns) for name, columns in keyword.items()]
+        return Layout(tuple(entries), tuple(self.value("labelCols") or ()), self.value("weightCol"))
+
+    def _make_model(self, layout: Layout) -> ElasticModel:
+        several = len(layout.labels) > 1
+        default = [f"{label}_prediction" for label in layout.labels] if several else ["prediction"]
+        return TorchModel(outputCols=default)
+
+
+def _keyword_input(name: str, columns: list[Any]) -> Input:
+    with_dtype = isinstance(columns[0], list)
+    return Input(name, tuple(columns[0]), columns[1]) if with_dtype else Input(name, tuple(columns))
+
+
+def _with_dtype(entry: Input, schema: StructType) -> Input:
+    """Indexes that StringIndexer wrote as doubles become int64 for embeddings."""
+    if entry.name is None or entry.dtype is not None or not all(is_index(schema[name]) for name in entry.columns):
+        return entry
+    return replace(entry, dtype="int64")
+
+
+def _check_facts(schema: StructType, layout: Layout, facts: Mapping[str, Any]) -> None:
+    if layout.weight and facts[layout.weight]["min"] < 0:
+        raise ValueError(
+            f"weightCol: column {layout.weight!r} has weights below 0, down to {facts[layout.weight]['min']:g}"
+        )
+    for name, found in facts.items():
+        if is_vector(schema[name].dataType) and found["min"] != found["max"]:
+            raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")
+
+
+def _printer(run_id: str) -> Any:
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "metrics":
+            values = event["values"]
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
+            print(f"{run_id} epoch {values.get('epoch')}: {numbers}, {values.get('rows'):,} rows", flush=True)
+
+    return show

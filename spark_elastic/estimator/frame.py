@@ -1,0 +1,100 @@
+"""What a DataFrame's schema says about the columns that are used, and the columns as numbers and arrays of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    StructField,
+    StructType,
+)
+
+
+def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
+    """Raise ValueError for a column that is missing, and TypeError for one that is neither numbers nor arrays of them."""
+    for name in names:
+        if name not in schema.names:
+            raise ValueError(f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}")
+        kind = schema[name].dataType
+        if not (_is_number(kind) or is_vector(kind) or (isinstance(kind, ArrayType) and _is_number(kind.elementType))):
+            hint = "; StringIndexer makes numbers of strings" if kind.typeName() == "string" else ""
+            raise TypeError(
+                f"{role}: column {name!r} is {kind.simpleString()}; it must be a number, a boolean, an array of these, or a "
+                f"vector{hint}"
+            )
+
+
+def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
+    """Raise as ``check_columns``, and TypeError for vectors and arrays too."""
+    names = list(names)
+    check_columns(schema, names, role)
+    for name in names:
+        if not _is_number(schema[name].dataType):
+            kind = schema[name].dataType.simpleString()
+            raise TypeError(f"{role}: column {name!r} is {kind}; it must be one number or boolean a row")
+
+
+def is_vector(kind: DataType) -> bool:
+    return isinstance(kind, VectorUDT)
+
+
+def is_list(kind: DataType) -> bool:
+    """Whether a row holds several numbers."""
+    return is_vector(kind) or isinstance(kind, ArrayType)
+
+
+def is_index(field: StructField) -> bool:
+    """Whether a column holds whole numbers, or the doubles by which StringIndexer means them."""
+    attribute = (field.metadata or {}).get("ml_attr", {})
+    return isinstance(field.dataType, IntegralType) or attribute.get("type") == "nominal"
+
+
+def row_shape(field: StructField) -> tuple[int, ...] | None:
+    """The shape of one row: () for a number, (size,) for a vector of known size, None where the schema does not tell."""
+    if not is_list(field.dataType):
+        return ()
+    attributes = (field.metadata or {}).get("ml_attr", {})
+    size = attributes.get("num_attrs")
+    return (int(size),) if is_vector(field.dataType) and size else None
+
+
+def labels_of(field: StructField) -> dict[str, Any]:
+    """The ML attribute of a label column that StringIndexer made, by which IndexToString finds the strings again."""
+    metadata = field.metadata or {}
+    return dict(metadata) if metadata.get("ml_attr", {}).get("vals") else {}
+
+
+def column(name: str) -> Column:
+    """A column by its exact name, dots and all."""
+    return f.col("`" + name.replace("`", "``") + "`")
+
+
+def as_numbers(frame: DataFrame, name: str) -> Column:
+    """The column as Parquet and Arrow keep it best: vectors dense as arrays, all fractions as float."""
+    kind = frame.schema[name].dataType
+    if is_vector(kind):
+        # It refuses nulls, without naming the column.
+        return f.when(column(name).isNotNull(), vector_to_array(column(name), "float32")).alias(name)
+    if isinstance(kind, ArrayType):
+        return column(name).cast(ArrayType(_narrow(kind.elementType))).alias(name)
+    return column(name).cast(_narrow(kind)).alias(name)
+
+
+def _narrow(kind: DataType) -> DataType:
+    return FloatType() if isinstance(kind, (DoubleType, DecimalType)) else kind
+
+
+def _is_number(kind: DataType) -> bool:
+    return isinstance(kind, (IntegralType, FloatType, DoubleType, DecimalType, BooleanType))

@@ -1,0 +1,91 @@
+"""Files as Spark sees them: Hadoop's file system through the driver's JVM, so that every URL which Spark opens works."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+
+class HadoopFiles:
+    """Small files and folders below any URL. Needs a SparkContext in this process; raises OSError."""
+
+    def __init__(self, url: str) -> None:
+        from pyspark import SparkContext
+
+        context = SparkContext._active_spark_context
+        if context is None or context._jvm is None:
+            raise RuntimeError(f"{url}: there is no SparkSession; create one first")
+        self._jvm = context._jvm
+        with _as_os_errors(url):
+            self._fs = self._path(url).getFileSystem(context._jsc.hadoopConfiguration())
+
+    def exists(self, url: str) -> bool:
+        with _as_os_errors(url):
+            return bool(self._fs.exists(self._path(url)))
+
+    def read(self, url: str) -> bytes:
+        with _as_os_errors(url):
+            stream = self._fs.open(self._path(url))
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+
+    def write(self, url: str, data: bytes) -> None:
+        """Write a small file whole or not at all, in place of what is there."""
+        partial = f"{url}.{secrets.token_hex(4)}.tmp"
+        with _as_os_errors(url):
+            stream = self._fs.create(self._path(partial), True)
+            try:
+                stream.write(bytearray(data))
+            finally:
+                stream.close()
+            self._fs.delete(self._path(url), False)
+            if not self._fs.rename(self._path(partial), self._path(url)):
+                raise OSError(f"{partial} could not be renamed to {url}")
+
+    def names(self, url: str) -> list[str]:
+        """List the names below a folder; empty where there is none."""
+        if not self.exists(url):
+            return []
+        with _as_os_errors(url):
+            return sorted(status.getPath().getName() for status in self._fs.listStatus(self._path(url)))
+
+    def state(self, url: str) -> tuple[int, int]:
+        """Return a file's bytes and its time of modification."""
+        with _as_os_errors(url):
+            status = self._fs.getFileStatus(self._path(url))
+            return status.getLen(), status.getModificationTime()
+
+    def delete(self, url: str) -> None:
+        """Delete a file, or a folder with all that is in it; what is not there is no error."""
+        with _as_os_errors(url):
+            self._fs.delete(self._path(url), True)
+
+    def upload(self, local: str, url: str) -> None:
+        """Copy a file of this machine, of any size."""
+        with _as_os_errors(url):
+            self._fs.copyFromLocalFile(False, True, self._path(f"file://{local}"), self._path(url))
+
+    def download(self, url: str, local: str) -> None:
+        with _as_os_errors(url):
+            self._fs.copyToLocalFile(False, self._path(url), self._path(f"file://{local}"), True)
+
+    def _path(self, url: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(url)
+
+
+class _as_os_errors:
+    """Turns what the JVM throws into OSErrors that name the URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        from py4j.protocol import Py4JJavaError
+
+        if isinstance(error, Py4JJavaError):
+            raise OSError(f"{self._url}: {error.java_exception.toString()}") from error

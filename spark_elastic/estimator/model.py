@@ -1,0 +1,152 @@
+"""TorchModel: what fit returns, a Transformer that adds the network's outputs to a DataFrame."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pyspark.ml import Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
+
+from spark_elastic.estimator.frame import column
+from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.params import Parameterized, names, param, whole
+from spark_elastic.estimator.persistence import ModelReader, ModelWriter
+from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
+
+_STRUCT = "__spark_elastic_prediction"
+
+
+class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
+    """A trained network as a Transformer. Subclasses say which columns they make of its outputs.
+
+    model: the network, on the CPU. history: a dict for each epoch: epoch, loss, val_loss, metrics, rows, seconds, sizes of the
+    world. run_id: the run's name in the store.
+    """
+
+    transformBatchSize = param("transformBatchSize", "rows of a batch in transform", whole(1))
+    defaults: ClassVar[dict[str, Any]] = {"transformBatchSize": 1024}
+
+    def __init__(self, model: torch.nn.Module | None = None, **params: Any) -> None:
+        self.model = model
+        self.history: list[dict[str, Any]] = []
+        self.run_id: str | None = None
+        self.layout = Layout(())
+        self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.widths: list[int] = []
+        self.label_metadata: dict[str, Any] = {}
+        self.is_probability = False
+        self._udf: tuple[Any, PredictionUdf] | None = None
+        super().__init__(**params)
+
+    def describe(self, **facts: Any) -> Any:
+        """Set what training found out: layout, shapes, widths, history, …"""
+        for name, value in facts.items():
+            setattr(self, name, value)
+        return self
+
+    def copy(self, extra: Any = None) -> Any:
+        copied = super().copy(extra)
+        copied._udf = None
+        return copied
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def _outputs(self) -> dict[str, int]:
+        """Names of the output columns and how many numbers a row of each has; 0 for one number that is no vector."""
+        raise NotImplementedError
+
+    def _finish(self, outputs: Mapping[str, int]) -> Any:
+        """A function from the network's outputs, arrays of [rows, …], to output columns; see ``Scorer``."""
+        raise NotImplementedError
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        """Raise ValueError where the network's outputs fit neither the Params nor the facts of the training data."""
+
+    def _metadata(self, name: str) -> dict[str, Any]:
+        return {}
+
+    # ------------------------------------------------------------------ Spark
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        outputs = self._outputs()
+        check_features(dataset, self.shapes, self.layout.features)
+        for name in outputs:
+            if name in dataset.columns:
+                raise ValueError(f"the output column {name!r} exists already in the DataFrame")
+        if not outputs:
+            return dataset
+        carry_vectors(dataset)
+        found = dataset.withColumn(_STRUCT, self._prediction_udf(dataset.sparkSession, outputs)(dataset))
+        made = [self._output(name, width) for name, width in outputs.items()]
+        return found.select(*(column(name) for name in dataset.columns), *made)
+
+    def _output(self, name: str, width: int) -> Column:
+        value = column(_STRUCT)[name]
+        return (array_to_vector(value) if width else value).alias(name, metadata=self._metadata(name))
+
+    def _prediction_udf(self, session: Any, outputs: Mapping[str, int]) -> PredictionUdf:
+        """The UDF, made once for a set of outputs, so that executors keep their network over several queries."""
+        key = (
+            session.sparkContext.applicationId,
+            tuple(outputs.items()),
+            self.value("transformBatchSize"),
+            str(self._paramMap),
+        )
+        if self._udf is None or self._udf[0] != key:
+            fields = [
+                StructField(name, ArrayType(DoubleType()) if width else DoubleType()) for name, width in outputs.items()
+            ]
+            udf = PredictionUdf(
+                session, self._scorer(outputs), self.shapes, StructType(fields), self.value("transformBatchSize")
+            )
+            self._udf = (key, udf)
+        return self._udf[1]
+
+    def _scorer(self, outputs: Mapping[str, int]) -> Scorer:
+        assert self.model is not None
+        return Scorer(copy.deepcopy(self.model).cpu(), self.layout, self._finish(outputs))
+
+    def write(self) -> MLWriter:
+        """Return a writer; ``save(path)`` is short for ``write().save(path)``."""
+        return ModelWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Return a reader; ``load(path)`` is short for ``read().load(path)``. Loading runs the saved code, and warns."""
+        return ModelReader(cls)
+
+
+class TorchModel(ElasticModel):
+    """Adds ``outputCols``: a double where the network gives one number a row, else a vector."""
+
+    outputCols = param("outputCols", "columns for the network's outputs, in its order", names)
+
+    def _outputs(self) -> dict[str, int]:
+        return dict(zip(self.value("outputCols"), self.widths, strict=True))
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        if len(self.value("outputCols")) != len(self.widths):
+            raise ValueError(f"outputCols={self.value('outputCols')} must name the model's {len(self.widths)} outputs")
+
+    def _finish(self, outputs: Mapping[str, int]) -> Any:
+        return Flat(tuple(outputs.items()))
+
+
+class Flat:
+    """Makes [rows] or [rows, n] of outputs of any shape, under the names of the output columns."""
+
+    def __init__(self, outputs: Sequence[tuple[str, int]]) -> None:
+        self.outputs = outputs
+
+    def __call__(self, values: list[np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            name: value.reshape(len(value), -1).astype(np.float64) if width else value.reshape(-1).astype(np.float64)
+            for (name, width), value in zip(self.outputs, values, strict=False)
+        }

@@ -1,0 +1,117 @@
+"""What training minimizes and what it reports: losses, one for each label or one for all, and metrics."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spark_elastic.estimator.layout import Layout, outputs_of, plain
+from spark_elastic.estimator.shapes import meet
+
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Losses with their weights, and metrics by name.
+
+    losses: functions of (output, label) or ``torch.nn`` losses. metrics: functions of (output, label) that return a number, or
+    objects with ``update``, ``compute`` and ``reset`` (torchmetrics). count: how many pairs of output and label there are.
+    """
+
+    losses: tuple[Callable[..., Any], ...]
+    weights: tuple[float, ...] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 1
+
+    def pairs(self, layout: Layout, outputs: Any, batch: Mapping[str, torch.Tensor]) -> list[tuple[Any, Any, Any]]:
+        """Return (loss, output, label) in the shapes in which they meet, one for each loss.
+
+        One loss and one output with several labels of one number each get the labels side by side.
+        """
+        found = outputs_of(outputs, layout.labels)
+        labels = [plain(batch[name]) for name in layout.labels]
+        losses = self.losses
+        if len(found) == 1 and len(labels) > 1 and len(losses) == 1:
+            labels = [torch.stack([label.float() for label in labels], 1)]
+        elif len(losses) == 1:
+            losses = losses * len(labels)
+        if len(found) < len(labels):
+            raise ValueError(
+                f"the model returns {len(found)} outputs for {len(labels)} labels: {', '.join(layout.labels)}"
+            )
+        return [(loss, *meet(output, label, loss)) for loss, output, label in zip(losses, found, labels, strict=False)]
+
+    def loss(self, pairs: Sequence[tuple[Any, Any, Any]], weight: torch.Tensor | None) -> torch.Tensor:
+        """Return the weighted sum of the losses: each the mean over rows, or the mean weighted by ``weight`` [rows]."""
+        factors = self.weights if len(self.weights) == len(pairs) else (1.0,) * len(pairs)
+        total: Any = 0.0
+        for factor, (loss, output, label) in zip(factors, pairs, strict=True):
+            value = loss(output, label) if weight is None else _weighted_mean(loss, output, label, weight)
+            total = total + factor * (value if value.dim() == 0 else value.mean())
+        return total
+
+    def measure(
+        self, layout: Layout, pairs: Sequence[tuple[Any, Any, Any]], but: Collection[str] = ()
+    ) -> dict[str, float]:
+        """Return the value of each metric for one batch, except those in ``but``."""
+        values = {}
+        for name, (metric, place) in (self.metrics_of(layout) if pairs else {}).items():
+            if name in but:
+                continue
+            _, output, label = pairs[place]
+            if _has_state(metric):
+                metric.to(output.device).reset()
+            values[name] = float(metric(output.detach(), label))
+        return values
+
+    def metrics_of(self, layout: Layout) -> dict[str, tuple[Any, int]]:
+        """Return each metric and the place of its label; names carry the label where there are several."""
+        if self.count == 1:
+            return {name: (metric, 0) for name, metric in self.metrics.items()}
+        places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
+        return {f"{label}_{name}": (metric, place) for place, label in places for name, metric in self.metrics.items()}
+
+    def accumulators(self, layout: Layout, device: Any) -> dict[str, tuple[Any, int]]:
+        """Return fresh copies of the metrics that keep a state, by name, with the place of their label."""
+        kept = {name: entry for name, entry in self.metrics_of(layout).items() if _has_state(entry[0])}
+        copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
+        for metric, _ in copies.values():
+            metric.reset()
+        return copies
+
+
+def can_weight(loss: Any) -> bool:
+    """Whether a loss can be had for each row, as a weighted mean needs it."""
+    return hasattr(loss, "reduction") or _takes_reduction(loss)
+
+
+def _weighted_mean(loss: Any, output: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if hasattr(loss, "reduction"):
+        each = copy.copy(loss)
+        each.reduction = "none"
+        values = each(output, label)
+    elif _takes_reduction(loss):
+        values = loss(output, label, reduction="none")
+    else:
+        values = loss(output, label)
+    if values.shape[:1] != weight.shape:
+        raise ValueError("weightCol needs a loss for each row: one with reduction=, or a function that returns [rows]")
+    values = values.reshape(len(weight), -1).mean(1)
+    return (values * weight).sum() / weight.sum().clamp(min=_TINY)
+
+
+def _takes_reduction(loss: Any) -> bool:
+    try:
+        return "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _has_state(metric: Any) -> bool:
+    return all(hasattr(metric, name) for name in ("update", "compute", "reset"))

@@ -1,0 +1,318 @@
+"""The Params of the estimators and models: converters, documentation, getters and setters."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pyspark.ml.param import Param, Params
+
+from spark_elastic.estimator.store import Store
+
+Converter = Callable[[Any], Any]
+
+
+class Parameterized(Params):
+    """Params that are given by keyword, each with ``getX`` and ``setX``; ``defaults`` holds their JSON-able defaults."""
+
+    defaults: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        names = [name for name in dir(cls) if isinstance(inspect.getattr_static(cls, name), Param)]
+        for name in names:
+            title = name[0].upper() + name[1:]
+            for prefix, make in (("get", _getter), ("set", _setter)):
+                if not hasattr(cls, prefix + title):
+                    setattr(cls, prefix + title, make(name, prefix + title, getattr(cls, name).doc))
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(names)]
+        cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        for name, value in self.defaults.items():
+            self._setDefault(**{name: value})
+        self.setParams(**params)
+
+    def setParams(self, **params: Any) -> Any:
+        """Set Params by keyword. Raises TypeError for unknown names and values of wrong types, ValueError for wrong values."""
+        for name in params:
+            if not self.hasParam(name):
+                close = difflib.get_close_matches(name, [param.name for param in self.params], 1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}{hint}")
+        return self._set(**{name: value for name, value in params.items() if value is not None})
+
+    def value(self, name: str) -> Any:
+        """A Param's value, its default, or None."""
+        param = self.getParam(name)
+        return self.getOrDefault(param) if self.isDefined(param) else None
+
+
+def _getter(name: str, title: str, doc: str) -> Callable[..., Any]:
+    def get(self: Parameterized) -> Any:
+        return self.value(name)
+
+    get.__name__, get.__doc__ = title, f"Get {name}: {doc}"
+    return get
+
+
+def _setter(name: str, title: str, doc: str) -> Callable[..., Any]:
+    def set(self: Parameterized, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    set.__name__, set.__doc__ = title, f"Set {name}: {doc}"
+    return set
+
+
+def param(name: str, doc: str, convert: Converter) -> Any:
+    """Make a Param whose errors name it."""
+
+    def named(value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            return convert(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None
+
+    return Param(Params._dummy(), name, doc, typeConverter=named)
+
+
+# ---------------------------------------------------------------- converters
+
+
+def whole(least: int) -> Converter:
+    """Whole numbers from ``least`` on."""
+
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
+            raise TypeError(f"must be a whole number, not {value!r}")
+        if value < least:
+            raise ValueError(f"must be a whole number from {least} on, not {value!r}")
+        return int(value)
+
+    return convert
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter:
+    """Numbers between two bounds; the upper one excluded."""
+
+    def convert(value: Any) -> float:
+        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+            raise TypeError(f"must be a number, not {value!r}")
+        converted = float(value)
+        if math.isnan(converted) or converted < low or (low_open and converted == low) or converted >= high:
+            bounds = f"{'above' if low_open else 'at least'} {low:g}" + (
+                f" and below {high:g}" if high < math.inf else ""
+            )
+            raise ValueError(f"must be a number {bounds}, not {value!r}")
+        return converted
+
+    return convert
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"must be True or False, not {value!r}")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"must be a string, not {value!r}")
+    return value
+
+
+def one_of(*choices: str) -> Converter:
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
+        return str(value)
+
+    return convert
+
+
+def names(value: Any) -> list[str]:
+    """Names of columns; one alone may be given as it is."""
+    listed = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else None
+    if not listed or not all(isinstance(name, str) and name for name in listed):
+        raise TypeError(f"must be a list of column names, not {value!r}")
+    return listed
+
+
+def numbers(value: Any) -> list[float]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"must be a list of numbers, not {value!r}")
+    return [number()(entry) for entry in value]
+
+
+def json_dict(value: Any) -> dict[str, Any]:
+    """Keyword arguments that survive JSON."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"must be a dict, not {value!r}")
+    try:
+        json.dumps(value)
+    except TypeError as error:
+        raise TypeError(f"must hold numbers, strings, lists and dicts only, so that it can be saved: {error}") from None
+    return dict(value)
+
+
+def keywords(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"must be a dict of keyword arguments, not {value!r}")
+    return dict(value)
+
+
+def function(value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"must be callable, not {value!r}")
+    return value
+
+
+def functions(value: Any) -> Any:
+    """A function, or a list of them."""
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ValueError("must not be empty")
+        return [function(entry) for entry in value]
+    return function(value)
+
+
+def metrics(value: Any) -> dict[str, Any]:
+    """Metrics by name; in a list they are named after their function or class."""
+    if isinstance(value, Mapping):
+        return {text(name): function(metric) for name, metric in value.items()}
+    found: dict[str, Any] = {}
+    for metric in value if isinstance(value, (list, tuple)) else [value]:
+        name = getattr(function(metric), "__name__", type(metric).__name__)
+        if name in found:
+            raise ValueError(f"two metrics are called {name}; give a dict of names and metrics")
+        found[name] = metric
+    return found
+
+
+def inputs(value: Any) -> dict[str, Any]:
+    """``{"x": [columns]}`` or ``{"x": ([columns], "int64")}``."""
+    if not isinstance(value, Mapping) or not value:
+        raise TypeError(f"must be a dict from keywords of forward to columns, not {value!r}")
+    found: dict[str, Any] = {}
+    for keyword, columns in value.items():
+        if isinstance(columns, (list, tuple)) and len(columns) == 2 and isinstance(columns[0], (list, tuple)):
+            found[text(keyword)] = [names(columns[0]), one_of("int64", "float32", "bool")(columns[1])]
+        else:
+            found[text(keyword)] = names(columns)
+    return found
+
+
+def store(value: Any) -> Store:
+    if isinstance(value, str):
+        return Store.create(value)
+    if not isinstance(value, Store):
+        raise TypeError(f"must be a Store or its URL, not {value!r}")
+    return value
+
+
+def callback_list(value: Any) -> list[Any]:
+    listed = list(value) if isinstance(value, Sequence) else [value]
+    for entry in listed:
+        if not callable(getattr(entry, "on_epoch_end", None)):
+            raise TypeError(f"must be objects with on_epoch_end(ctx), not {entry!r}")
+    return listed
+
+
+def optimizer(value: Any) -> Any:
+    import torch
+
+    if not callable(value) and not isinstance(value, torch.optim.Optimizer):
+        raise TypeError(f"must be a class, a function of the parameters or a torch.optim.Optimizer, not {value!r}")
+    return value
+
+
+def module(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.nn.Module):
+        raise TypeError(f"must be a torch.nn.Module, not {value!r}")
+    return value
+
+
+# ---------------------------------------------------------------- Params
+
+
+class TrainingParams(Parameterized):
+    """What all estimators have in common."""
+
+    model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
+    modelFn = param("modelFn", "makes the network, called with modelParams; instead of model", function)
+    modelParams = param("modelParams", "keyword arguments of modelFn, JSON-able, for grids", json_dict)
+    optimizer = param(
+        "optimizer", "a class, a function of the parameters, or an instance over the model's own", optimizer
+    )
+    optimizerParams = param("optimizerParams", "keyword arguments of the optimizer's class or function", keywords)
+    learningRate = param("learningRate", "lr of the optimizer; goes before optimizerParams", number(0, low_open=True))
+    loss = param("loss", "a function of (output, label), or one for each label", functions)
+    lossWeights = param("lossWeights", "a factor for each loss", numbers)
+    metrics = param("metrics", "functions of (output, label) or torchmetrics; a list, or a dict by name", metrics)
+    batchSize = param("batchSize", "rows of a batch on each worker", whole(1))
+    globalBatchSize = param(
+        "globalBatchSize", "rows of a batch on all workers together; instead of batchSize", whole(1)
+    )
+    valBatchSize = param("valBatchSize", "rows of a validation batch on each worker; default batchSize", whole(1))
+    transformBatchSize = param("transformBatchSize", "rows of a batch in transform", whole(1))
+    epochs = param("epochs", "passes over the data", whole(1))
+    stepsPerEpoch = param("stepsPerEpoch", "optimizer steps after which an epoch ends, at most a pass", whole(1))
+    validationFraction = param("validationFraction", "random part of the rows that validates", number(0, 1))
+    numProc = param("numProc", "workers to wait for at the start", whole(1))
+    minNp = param("minNp", "with fewer workers, training waits", whole(1))
+    maxNp = param("maxNp", "workers asked of Spark", whole(1))
+    resetLimit = param("resetLimit", "resets caused by failures after which fit fails", whole(0))
+    startTimeout = param("startTimeout", "seconds to get workers", number(0, low_open=True))
+    elasticTimeout = param("elasticTimeout", "seconds to get back to minNp workers", number(0, low_open=True))
+    hangTimeout = param("hangTimeout", "seconds that all may wait for one worker", number(0, low_open=True))
+    store = param("store", "a Store or its URL; in local modes a temporary folder if there is none", store)
+    runId = param(
+        "runId", "name of the run; fit goes on where the last one of this name stopped. None: a fresh one", text
+    )
+    reuseData = param("reuseData", "do not write an unchanged DataFrame again", boolean)
+    checkpointSteps = param("checkpointSteps", "steps after which a checkpoint is due, besides each epoch's", whole(1))
+    callbacks = param("callbacks", "objects with on_epoch_end(ctx), called on rank 0", callback_list)
+    backwardPassesPerStep = param("backwardPassesPerStep", "batches whose gradients make one step", whole(1))
+    gradientClipNorm = param("gradientClipNorm", "largest norm of all gradients together", number(0, low_open=True))
+    gradientClipValue = param("gradientClipValue", "largest absolute value of a gradient", number(0, low_open=True))
+    mixedPrecision = param("mixedPrecision", "bf16 or fp16 (with gradient scaling)", one_of("bf16", "fp16"))
+    scheduler = param("scheduler", "a class or function of the optimizer", function)
+    schedulerParams = param("schedulerParams", "keyword arguments of the scheduler", keywords)
+    schedulerInterval = param("schedulerInterval", "when the scheduler steps: epoch or step", one_of("epoch", "step"))
+    transform = param(
+        "transform",
+        "function from a batch (dict of column tensors) to a batch, before training and validation steps",
+        function,
+    )
+    trainStep = param(
+        "trainStep", "function of (model, batch, ctx) that returns the loss, or (loss, outputs)", function
+    )
+    shuffle = param("shuffle", "whether rows are shuffled, anew each epoch", boolean)
+    seed = param("seed", "of shuffling, splitting, initial random numbers", whole(0))
+    engine = param("engine", "what reads Parquet: arrow or petastorm", one_of("arrow", "petastorm"))
+    readers = param("readers", "reader workers of the petastorm engine; arrow reads ahead on one thread", whole(1))
+    useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
+    verbose = param("verbose", "0: silent, 1: a line an epoch", whole(0))
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "batchSize": 32,
+        "transformBatchSize": 1024,
+        "epochs": 1,
+        "validationFraction": 0.0,
+        "reuseData": True,
+        "backwardPassesPerStep": 1,
+        "schedulerInterval": "epoch",
+        "shuffle": True,
+        "seed": 0,
+        "engine": "arrow",
+        "verbose": 1,
+    }

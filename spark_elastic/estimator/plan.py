@@ -1,0 +1,91 @@
+"""What the workers have to know of a fit, and what they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.objective import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """Where the rows come from and how many make a batch; the arguments of ``ParquetLoader``."""
+
+    training_url: str
+    validation_url: str | None
+    batch_size: int | None
+    global_batch_size: int | None
+    validation_batch_size: int
+    shuffle: bool
+    seed: int
+    engine: str = "arrow"
+    readers: int | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    check_nan: bool = False
+    transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Arguments of every loader of this fit."""
+        options = {"workers_count": self.readers} if self.engine == "petastorm" and self.readers else None
+        return {"engine": self.engine, "engine_options": options, "storage_options": dict(self.storage_options) or None}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        return {
+            "batch_size": self.batch_size,
+            "global_batch_size": self.global_batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            **self.reading,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """How gradients become steps.
+
+    optimizer: a class or function of the parameters, called with ``optimizer_arguments``, or an instance over the
+    parameters of the model that travels with it. scheduler: a class or function of the optimizer.
+    """
+
+    optimizer: Any
+    optimizer_arguments: Mapping[str, Any]
+    scheduler: Any = None
+    scheduler_arguments: Mapping[str, Any] = field(default_factory=dict)
+    scheduler_interval: str = "epoch"
+    passes: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    precision: str | None = None
+    train_step: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters."""
+
+    run_id: str
+    model: Any
+    layout: Layout
+    objective: Objective
+    data: DataPlan
+    steps: StepPlan
+    epochs: int
+    steps_per_epoch: int | None
+    checkpoint_steps: int | None
+    seed: int
+    callbacks: bytes
+    log_url: str | None
+    use_gpu: bool | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What rank 0 returns: the model's state dict on the CPU, and a dict for each epoch."""
+
+    weights: dict[str, Any]
+    history: list[dict[str, Any]]

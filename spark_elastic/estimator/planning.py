@@ -1,0 +1,187 @@
+"""From an estimator's Params to the plan of a fit, and the checks of what does not go together. Starts no Spark job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import torch
+from pyspark.sql.types import IntegralType, StructType
+
+from spark_elastic.data import ParquetLoader
+from spark_elastic.estimator.dataset import Split
+from spark_elastic.estimator.frame import check_scalars, row_shape
+from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.objective import Objective, can_weight
+from spark_elastic.estimator.params import Parameterized
+from spark_elastic.estimator.plan import DataPlan, StepPlan
+from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
+from spark_elastic.estimator.training import check_nan
+from spark_elastic.settings import check_sizes
+from spark_elastic.spark_run import default_sizes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Workers: below ``least`` training waits, with ``start`` it starts, ``most`` are asked of Spark."""
+
+    least: int
+    start: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is trained: copies of the network and of an optimizer instance over it, and how."""
+
+    network: torch.nn.Module
+    layout: Layout
+    steps: StepPlan
+    objective: Objective | None
+    on_cpu: bool
+    transform: Any = None
+
+    def tried(self, batch: dict[str, torch.Tensor]) -> Lesson:
+        """Try one step on the driver's CPU, where it can run there, and return the lesson with what that told.
+
+        Raises ValueError where network, columns, labels and losses do not fit each other.
+        """
+        if not self.on_cpu:
+            return self
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            batch = self.transform(batch) if self.transform else batch
+            layout, objective = try_model(self.network, self.layout, self.objective, batch)
+        return replace(self, layout=layout, objective=objective)
+
+
+def plan_lesson(params: Parameterized, layout: Layout, default_loss: Any) -> Lesson:
+    """Copy network and optimizer, and check losses and optimizer against them."""
+    network, optimizer = cloudpickle.loads(cloudpickle.dumps((_network(params), params.value("optimizer"))))
+    steps = _steps(params, optimizer)
+    objective = _objective(params, layout, params.value("loss") or default_loss)
+    if objective is None and steps.train_step is None:
+        raise ValueError("give a loss, or a trainStep that computes it")
+    with torch.random.fork_rng(devices=[]):
+        check_steps(network, steps)
+    on_cpu = not params.value("useGpu") and steps.train_step is None
+    return Lesson(network, layout, steps, objective, on_cpu, params.value("transform"))
+
+
+def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
+    split = Split(params.value("validationFraction"), indicator, params.value("seed"))
+    if split.fraction and split.indicator:
+        raise ValueError(f"give validationFraction={split.fraction} or validationIndicatorCol={indicator!r}, not both")
+    if split.indicator:
+        check_scalars(schema, [split.indicator], "validationIndicatorCol")
+    return split
+
+
+def plan_sizes(params: Parameterized, session: Any) -> Sizes:
+    """Take minNp, numProc and maxNp. What is not given: at least one worker, all slots to start with and at most."""
+    least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
+    _, default_start, default_most = default_sizes(session, start, least, most)
+    most = most or default_most
+    sizes = Sizes(least or 1, start or least or min(default_start, most), most)
+    check_sizes(sizes.least, sizes.start, sizes.most)
+    return sizes
+
+
+def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check_nan: bool) -> DataPlan:
+    everywhere = params.value("globalBatchSize")
+    if everywhere is not None and params.isSet("batchSize"):
+        raise ValueError(f"give batchSize={params.value('batchSize')} or globalBatchSize={everywhere}, not both")
+    return DataPlan(
+        training_url=urls[0],
+        validation_url=urls[1],
+        batch_size=None if everywhere else params.value("batchSize"),
+        global_batch_size=everywhere,
+        validation_batch_size=params.value("valBatchSize") or params.value("batchSize"),
+        shuffle=params.value("shuffle"),
+        seed=params.value("seed"),
+        engine=params.value("engine"),
+        readers=params.value("readers"),
+        storage_options=storage_options,
+        check_nan=check_nan,
+        transform=params.value("transform"),
+    )
+
+
+def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor] | None:
+    """Zeros in the shapes that the schema tells; None where it does not tell all of them."""
+    shapes = {name: row_shape(schema[name]) for name in layout.columns}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    whole = {name for name in known if isinstance(schema[name].dataType, IntegralType)}
+    return made_up(known, whole) if len(known) == len(shapes) else None
+
+
+def first_rows(layout: Layout, data: DataPlan) -> dict[str, torch.Tensor]:
+    """Read a few rows of the training data. Raises ``DataError`` as the loader does, and for NaN."""
+    loader = ParquetLoader(
+        data.training_url, ROWS, columns=layout.columns, shuffle=False, prefetch=1, pin_memory=False, **data.reading
+    )
+    try:
+        batch = next(iter(loader), None)
+    finally:
+        loader.close()
+    if batch is None:
+        raise ValueError(f"{data.training_url} has no rows")
+    check_nan(batch, layout.columns)
+    return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}
+
+
+def _network(params: Parameterized) -> torch.nn.Module:
+    model, make = params.value("model"), params.value("modelFn")
+    if (model is None) == (make is None):
+        raise ValueError("give exactly one of model and modelFn")
+    if make is None:
+        return model
+    if isinstance(params.value("optimizer"), torch.optim.Optimizer):
+        raise ValueError("an optimizer instance has the parameters of another model; with modelFn give its class")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(params.value("seed"))
+        made = make(**(params.value("modelParams") or {}))
+    if not isinstance(made, torch.nn.Module):
+        raise TypeError(f"modelFn must return a torch.nn.Module, and returned a {type(made).__name__}")
+    return made
+
+
+def _steps(params: Parameterized, optimizer: Any) -> StepPlan:
+    arguments = dict(params.value("optimizerParams") or {})
+    if params.value("learningRate") is not None:
+        arguments["lr"] = params.value("learningRate")
+    if isinstance(optimizer, torch.optim.Optimizer) and arguments:
+        raise ValueError("optimizerParams and learningRate are for an optimizer's class; the instance has its own")
+    return StepPlan(
+        optimizer=optimizer or torch.optim.Adam,
+        optimizer_arguments=arguments,
+        scheduler=params.value("scheduler"),
+        scheduler_arguments=params.value("schedulerParams") or {},
+        scheduler_interval=params.value("schedulerInterval"),
+        passes=params.value("backwardPassesPerStep"),
+        clip_norm=params.value("gradientClipNorm"),
+        clip_value=params.value("gradientClipValue"),
+        precision=params.value("mixedPrecision"),
+        train_step=params.value("trainStep"),
+    )
+
+
+def _objective(params: Parameterized, layout: Layout, loss: Any) -> Objective | None:
+    if loss is None:
+        return None
+    if not layout.labels:
+        raise ValueError("give labelCols: the loss needs labels")
+    losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
+    weights = tuple(params.value("lossWeights") or ())
+    labels = len(layout.labels)
+    if len(losses) not in (1, labels):
+        raise ValueError(f"give one loss, or one for each label: {len(losses)} losses, labels {list(layout.labels)}")
+    if weights and len(weights) != labels:
+        raise ValueError(f"lossWeights={list(weights)} must have one entry for each label of {list(layout.labels)}")
+    if layout.weight is not None and params.value("trainStep") is None:
+        for one in losses:
+            if not can_weight(one):
+                name = getattr(one, "__name__", type(one).__name__)
+                raise ValueError(f"weightCol needs a loss for each row: {name} takes no reduction=")
+    return Objective(losses, weights, params.value("metrics") or {}, labels)

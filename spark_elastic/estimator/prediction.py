@@ -1,0 +1,67 @@
+"""What classifier and regressor share: Spark ML's columns, one vector or array of features, one label, predict and evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasPredictionCol,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from spark_elastic.estimator.estimator import ElasticEstimator
+from spark_elastic.estimator.frame import check_columns, check_scalars
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.model import ElasticModel
+
+
+class HasPredictorCols(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol):
+    """Spark ML's columns of predictors."""
+
+
+class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol):
+    """Trains on ``featuresCol``, which ``forward`` gets as its one argument, and ``labelCol``."""
+
+    def _layout(self, schema: StructType) -> Layout:
+        layout = self._layout_of_names()
+        check_columns(schema, layout.features, "featuresCol")
+        check_scalars(schema, layout.labels, "labelCol")
+        if layout.weight:
+            check_scalars(schema, [layout.weight], "weightCol")
+        return layout
+
+    def _layout_of_names(self, schema: StructType | None = None) -> Layout:
+        features = Input(None, (self.value("featuresCol"),))
+        return Layout((features,), (self.value("labelCol"),), self.value("weightCol"))
+
+
+class PredictionModel(ElasticModel, HasPredictorCols):
+    """A network that predicts one number a row."""
+
+    def predict(self, x: Any) -> Any:
+        """Predict on the driver. x: the features of one row, a vector or array: a float; or [rows, features]: an array."""
+        features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
+        shape = self.shapes[self.layout.features[0]] or ()
+        rows = features.reshape(-1, *shape)
+        found = self._scorer({"prediction": 0})({self.layout.features[0]: rows})["prediction"]
+        return float(found[0]) if features.ndim <= len(shape) else found
+
+    def evaluate(self, dataset: DataFrame) -> dict[str, float]:
+        """Return the usual metrics of the predictions for a DataFrame with labels, by the names of Spark's evaluators."""
+        found = self.transform(dataset).persist()
+        try:
+            weight = {"weightCol": self.value("weightCol")} if self.value("weightCol") else {}
+            columns = {"labelCol": self.value("labelCol"), "predictionCol": self.value("predictionCol"), **weight}
+            return {name: float(evaluator.evaluate(found)) for name, evaluator in self._evaluators(columns).items()}
+        finally:
+            found.unpersist()
+
+    def _evaluators(self, columns: Mapping[str, str]) -> dict[str, Any]:
+        raise NotImplementedError

@@ -1,0 +1,79 @@
+"""Finds mistakes before Spark jobs start: one step of the training on the driver, on a few rows that are made up or read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from spark_elastic.estimator.layout import Layout, outputs_of
+from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.plan import StepPlan
+from spark_elastic.estimator.training import make_optimizer, make_scheduler
+
+# Odd, so that no layer takes the rows for its features.
+ROWS = 7
+
+
+def made_up(shapes: Mapping[str, tuple[int, ...]], whole: set[str]) -> dict[str, torch.Tensor]:
+    """Make a batch of zeros. whole: the columns of whole numbers."""
+    return {
+        name: torch.zeros((ROWS, *shape), dtype=torch.int64 if name in whole else torch.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
+    """Make optimizer and scheduler once. Raises ValueError for an optimizer whose parameters are not the model's."""
+    model, steps = copy.deepcopy((model, steps))
+    make_scheduler(steps, make_optimizer(steps, model))
+
+
+def try_model(
+    model: torch.nn.Module, layout: Layout, objective: Objective | None, batch: dict[str, torch.Tensor]
+) -> tuple[Layout, Objective | None]:
+    """Call a copy of the model and its losses on a batch. Return layout and objective as they fit each other.
+
+    A model that does not take scalars as [rows] gets them as [rows, 1]. Raises ValueError where the model cannot be called
+    or its outputs do not fit labels and losses.
+    """
+    outputs, layout = _try_layouts(model, layout, batch)
+    if objective is None:
+        return layout, None
+    try:
+        pairs = objective.pairs(layout, outputs, batch)
+        objective.loss(pairs, batch[layout.weight].float() if layout.weight else None)
+    except Exception as error:
+        found = outputs_of(outputs, layout.labels) if not isinstance(error, TypeError) else []
+        raise ValueError(
+            f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "
+            f"outputs {', '.join(map(_shape, found))})"
+        ) from error
+    return layout, replace(objective, count=len(pairs))
+
+
+def _try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[Any, Layout]:
+    scalar = tuple(
+        replace(entry, expand=entry.name is None and batch[entry.columns[0]].dim() == 1) for entry in layout.inputs
+    )
+    failure: Exception | None = None
+    for candidate in dict.fromkeys((layout, replace(layout, inputs=scalar))):
+        try:
+            with torch.no_grad():
+                return candidate.call(copy.deepcopy(model), batch), candidate
+        except Exception as error:
+            failure = failure or error
+    raise ValueError(
+        f"the model cannot be called with these columns: {failure} (columns {', '.join(_of(batch, layout.features))})"
+    ) from failure
+
+
+def _of(batch: Mapping[str, torch.Tensor], names: Any) -> list[str]:
+    return [f"{name} {_shape(batch[name])} {str(batch[name].dtype).removeprefix('torch.')}" for name in names]
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"[{', '.join(['rows', *map(str, tensor.shape[1:])])}]" if not tensor.is_nested else "[rows, lists]"

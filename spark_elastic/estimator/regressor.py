@@ -1,0 +1,43 @@
+"""TorchRegressor: one number a row, with Spark ML's shared columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pyspark.ml.evaluation import RegressionEvaluator
+
+from spark_elastic.estimator.model import Flat
+from spark_elastic.estimator.prediction import PredictionModel, Predictor
+
+METRICS = ("rmse", "mse", "mae", "r2")
+
+
+class TorchRegressor(Predictor):
+    """Trains a network that gives one number a row; the loss is the mean squared error unless another is given."""
+
+    def _default_loss(self) -> Any:
+        return torch.nn.MSELoss()
+
+    def _make_model(self, layout: Any) -> TorchRegressionModel:
+        return TorchRegressionModel()
+
+
+class TorchRegressionModel(PredictionModel):
+    """Adds ``predictionCol``, a double."""
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        if self.widths != [0]:
+            raise ValueError(
+                f"a regressor's model gives one number a row; this one gives outputs of {self.widths} numbers"
+            )
+
+    def _outputs(self) -> dict[str, int]:
+        return {self.value("predictionCol"): 0} if self.value("predictionCol") else {}
+
+    def _finish(self, outputs: Mapping[str, int]) -> Any:
+        return Flat(tuple(outputs.items()))
+
+    def _evaluators(self, columns: Mapping[str, str]) -> dict[str, Any]:
+        return {name: RegressionEvaluator(metricName=name, **columns) for name in METRICS}

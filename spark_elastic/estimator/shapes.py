@@ -1,0 +1,80 @@
+"""Lets outputs and labels meet: a trailing 1 goes, classes become int64, everything else the output's dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+_CLASS_INDEX = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_ELEMENTWISE = (
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.HuberLoss,
+    nn.KLDivLoss,
+    nn.L1Loss,
+    nn.MSELoss,
+    nn.MultiLabelSoftMarginLoss,
+    nn.PoissonNLLLoss,
+    nn.SmoothL1Loss,
+    nn.SoftMarginLoss,
+)
+_CLASS_INDEX_NAMES = frozenset({"cross_entropy", "nll_loss", "multi_margin_loss"})
+_ELEMENTWISE_NAMES = frozenset(
+    {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"}
+)
+
+
+class ClassificationLoss:
+    """Cross entropy of logits [rows, classes], or of one logit a row for two classes, and class indexes."""
+
+    reduction = "mean"
+
+    def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        if output.dim() == 1:
+            return functional.binary_cross_entropy_with_logits(output, label.to(output.dtype), reduction=self.reduction)
+        return functional.cross_entropy(output, label.long(), reduction=self.reduction)
+
+
+def takes_classes(loss: Any) -> bool:
+    """Whether a loss takes class indexes as labels."""
+    return isinstance(loss, _CLASS_INDEX) or getattr(loss, "__name__", "") in _CLASS_INDEX_NAMES
+
+
+def meet(output: torch.Tensor, label: torch.Tensor, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output and label in the shapes and dtypes that ``loss`` takes.
+
+    output: [rows, …]; label: [rows] or [rows, …]. Half precision becomes float32. Of losses that torch does not know by
+    name only a trailing 1 is taken away. Raises ValueError where shapes do not fit; torch would broadcast some of these.
+    """
+    if output.dtype in (torch.float16, torch.bfloat16):
+        output = output.float()
+    if takes_classes(loss):
+        if label.is_floating_point() and label.shape == output.shape:
+            return output, label  # probabilities of classes
+        if label.dim() == output.dim() and label.shape[-1] == 1:
+            label = label.squeeze(-1)
+        if label.shape != output.shape[:1] + output.shape[2:]:
+            raise ValueError(_misfit(output, label, loss, "one class index a row for an output of [rows, classes]"))
+        return output, label.long()
+    if output.dim() == label.dim() + 1 and output.shape[-1] == 1:
+        output = output.squeeze(-1)
+    elif label.dim() == output.dim() + 1 and label.shape[-1] == 1:
+        label = label.squeeze(-1)
+    if isinstance(loss, _ELEMENTWISE) or getattr(loss, "__name__", "") in _ELEMENTWISE_NAMES:
+        if output.shape != label.shape:
+            raise ValueError(_misfit(output, label, loss, "output and label of one shape"))
+        label = label.to(output.dtype)
+    return output, label
+
+
+def _misfit(output: torch.Tensor, label: torch.Tensor, loss: Any, wanted: str) -> str:
+    name = getattr(loss, "__name__", type(loss).__name__)
+    shapes = f"the label has shape {_shape(label)} and the output {_shape(output)}"
+    return f"the label's shape does not fit the loss: {shapes}; {name} takes {wanted}"
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"[{', '.join(['rows', *map(str, tensor.shape[1:])])}]"

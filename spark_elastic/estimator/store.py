@@ -1,0 +1,166 @@
+"""Where estimators keep data, checkpoints and logs: one folder that the driver, Spark and the workers all reach."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_elastic.estimator.hadoop import HadoopFiles
+
+KINDS = ("data", "checkpoints", "logs")
+_RUN_ID = re.compile(r"[\w.-]+", re.ASCII)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder by its URL. Make one with ``Store.create``; copies of it are equal and travel by pickle.
+
+    ::
+
+        <url>/data/<identity>/<token>/_split=0/*.parquet    what fit(df) has written
+        <url>/runs/<runId>/run.json, checkpoints/, logs/
+    """
+
+    url: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    keep: frozenset[str] = frozenset(KINDS)
+    temporary: bool = False
+
+    @classmethod
+    def create(
+        cls,
+        url: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        keep: bool | str | Collection[str] = True,
+    ) -> Store:
+        """Describe a store; nothing is opened or written yet.
+
+        url: a local path, or a URL of any file system that Hadoop knows on Spark's side, and pyarrow or fsspec on the
+            workers': ``hdfs://``, ``s3://`` or ``s3a://`` (the same), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
+        storage_options: for fsspec, on the workers; Spark's side takes its credentials from the Spark configuration.
+        keep: what remains after a fit has succeeded: all (True), nothing (False), or some of "data", "checkpoints", "logs".
+        """
+        kinds = KINDS if keep is True else () if keep is False else (keep,) if isinstance(keep, str) else tuple(keep)
+        for kind in kinds:
+            if kind not in KINDS:
+                raise ValueError(f"keep must be True, False or some of {', '.join(KINDS)}, not {kind!r}")
+        return cls(_full_url(os.fspath(url)), dict(storage_options or {}), frozenset(kinds))
+
+    @classmethod
+    def temporary_folder(cls) -> Store:
+        """Make a folder on this machine that keeps nothing; ``close`` removes it."""
+        return cls(f"file://{tempfile.mkdtemp(prefix='spark_elastic-')}", {}, frozenset(), True)
+
+    def close(self) -> None:
+        """Remove a temporary folder; other stores stay as they are."""
+        if self.temporary:
+            shutil.rmtree(self.url.removeprefix("file://"), ignore_errors=True)
+
+    # ------------------------------------------------------------------ places
+
+    @property
+    def data_url(self) -> str:
+        """Below it lie the data that ``fit`` has written."""
+        return f"{self.url}/data"
+
+    def run_url(self, run_id: str) -> str:
+        """The folder of one run. Raises ValueError for an id that is no plain file name."""
+        if not _RUN_ID.fullmatch(run_id) or not run_id.strip("."):
+            raise ValueError(f"runId={run_id!r} must consist of letters, digits, '_', '-' and '.'")
+        return f"{self.url}/runs/{run_id}"
+
+    def checkpoint_url(self, run_id: str) -> str:
+        return f"{self.run_url(run_id)}/checkpoints"
+
+    def log_url(self, run_id: str) -> str:
+        return f"{self.run_url(run_id)}/logs"
+
+    def spark_url(self, url: str | None = None) -> str:
+        """A URL of this store as Spark opens it: ``s3://`` becomes ``s3a://``, which Hadoop has a driver for."""
+        text = url or self.url
+        return "s3a" + text[2:] if text.startswith("s3:") else text
+
+    def worker_url(self, url: str | None = None) -> str:
+        """A URL of this store as pyarrow and fsspec open it: ``dbfs:/x`` is the mounted ``/dbfs/x``."""
+        text = url or self.url
+        return "file:///dbfs/" + text.removeprefix("dbfs:").lstrip("/") if text.startswith("dbfs:") else text
+
+    # ------------------------------------------------------------------ use, on the driver with a SparkSession
+
+    @property
+    def files(self) -> HadoopFiles:
+        """The store's file system on Spark's side."""
+        return HadoopFiles(self.spark_url())
+
+    def runs(self) -> list[str]:
+        """List the ids of the runs that are recorded here."""
+        return self.files.names(self.spark_url(f"{self.url}/runs"))
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run's record, checkpoints and logs. Data stay: other runs may use them. Raises KeyError for no such run."""
+        files, url = self.files, self.spark_url(self.run_url(run_id))
+        if not files.exists(url):
+            raise KeyError(f"there is no run {run_id!r} in {self.url}; there are: {', '.join(self.runs()) or 'none'}")
+        files.delete(url)
+
+    def delete_data(self) -> None:
+        """Delete all data that fits have written here. No fit may be using them."""
+        self.files.delete(self.spark_url(self.data_url))
+
+    def check(self, session: Any) -> None:
+        """Make sure that the store can be written, and that executors see what the driver writes.
+
+        The second costs a small Spark job, and only where the URL is ``file://`` and the cluster is not on this machine alone.
+        Raises ValueError.
+        """
+        probe = f"{self.url}/.probe-{secrets.token_hex(8)}"
+        try:
+            self.files.write(self.spark_url(probe), b"")
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"the store {self.url} cannot be written: {error}") from error
+        try:
+            if self.url.startswith("file:") and not is_local(session):
+                self._check_shared(session.sparkContext, probe.removeprefix("file://"))
+        finally:
+            self.files.delete(self.spark_url(probe))
+
+    def _check_shared(self, context: Any, path: str) -> None:
+        def look(_: Any) -> Any:
+            import socket
+
+            yield None if os.path.exists(path) else socket.gethostname()
+
+        tasks = 2 * int(context.defaultParallelism)
+        blind = sorted(
+            {host for host in context.parallelize(range(tasks), tasks).mapPartitions(look).collect() if host}
+        )
+        if blind:
+            raise ValueError(
+                f"the store {self.url} is not shared: executors on {', '.join(blind)} do not see what the driver writes there; "
+                "use a path on a shared mount, or a URL of a distributed file system"
+            )
+
+
+def is_local(session: Any) -> bool:
+    """Whether all executors are on the driver's machine."""
+    return str(session.sparkContext.master).startswith("local")
+
+
+def _full_url(text: str) -> str:
+    if not text:
+        raise ValueError("the URL of a store must not be empty")
+    if not _SCHEME.match(text):
+        return f"file://{os.path.abspath(text)}"
+    scheme, _, rest = text.partition(":")
+    scheme = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
+    if scheme == "file":
+        return f"file://{os.path.abspath('/' + rest.lstrip('/'))}"
+    return f"{scheme}:{rest}".rstrip("/")

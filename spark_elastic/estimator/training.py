@@ -1,0 +1,343 @@
+"""The training function of a fit. It runs in every worker and is elastic by the public pieces of spark_elastic alone."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+import spark_elastic as se
+from spark_elastic.data import ParquetLoader
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.estimator.callbacks import EpochContext
+from spark_elastic.estimator.layout import plain
+from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
+
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a custom ``trainStep`` sees. epoch, step: from 0. rows: of this batch on this rank, 0 for a repeated one."""
+
+    epoch: int
+    step: int
+    rows: int
+    device: Any
+    optimizer: Any
+
+
+def train(plan: TrainingPlan) -> Trained | None:
+    """Train and return rank 0's result, None on the other ranks. Inside a job of ``spark_elastic.run``, or as a world of one."""
+    torch.manual_seed(plan.seed)
+    trainer = Trainer(plan)
+    state: Any = trainer.make_state()
+    se.elastic(trainer.run)(state)
+    if se.rank() != 0:
+        return None
+    weights = state.best if state.best is not None else trainer.model.module.state_dict()
+    return Trained(
+        {
+            name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in weights.items()
+        },
+        state.history,
+    )
+
+
+class Trainer:
+    """A fit in one worker: what is the same in all generations. All that changes is in the state."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        self.plan = plan
+        self.device = torch.device("cpu") if plan.use_gpu is False else se.device()
+        if plan.use_gpu and self.device.type != "cuda":
+            raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
+        self.model = se.DistributedDataParallel(plan.model.to(self.device))
+        self.optimizer = make_optimizer(plan.steps, self.model)
+        self.scheduler = make_scheduler(plan.steps, self.optimizer)
+        half = plan.steps.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(self.device.type) if half else None
+        self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
+        self._callbacks: tuple[bytes, list[Any]] = (b"", [])
+
+    def make_state(self) -> se.TorchState:
+        """Everything that has to survive: of sums and lists too, all ranks hold the same."""
+        optional = {"scheduler": self.scheduler, "scaler": self.scaler}
+        return se.TorchState(
+            model=self.model,
+            optimizer=self.optimizer,
+            loader=self.loader,
+            **{name: value for name, value in optional.items() if value is not None},
+            epoch=0,
+            step=0,
+            sums=None,
+            names=[],
+            sizes=[],
+            history=[],
+            stopped=False,
+            best=None,
+            started=0.0,
+            callbacks=self.plan.callbacks,
+        )
+
+    def run(self, state: Any) -> None:
+        if state.epoch == 0 and state.step == 0:
+            torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
+        while state.epoch < self.plan.epochs and not state.stopped:
+            if not state.started:
+                state.started = time.time()
+            if state.sizes[-1:] != [se.size()]:
+                state.sizes = [*state.sizes, se.size()]
+            self._train_epoch(state)
+            self._end_epoch(state)
+
+    # ------------------------------------------------------------------ steps
+
+    def _train_epoch(self, state: Any) -> None:
+        limit = self.plan.steps_per_epoch or float("inf")
+        if state.step >= limit:
+            return
+        self.model.train()
+        taken = planned = 0
+        sums: Any = 0.0
+        for columns in self.loader:
+            if not taken:
+                self.optimizer.zero_grad(set_to_none=True)
+                planned = min(self.plan.steps.passes, self.loader.steps_left + 1)
+            taken += 1
+            with contextlib.nullcontext() if taken == planned else self.model.no_sync():
+                sums = sums + self._backward(state, columns, planned)
+            if taken < planned:
+                continue
+            self._step()
+            state.sums = sums if state.sums is None else state.sums + sums
+            taken, sums = 0, 0.0
+            state.step += 1
+            every = self.plan.checkpoint_steps
+            state.commit(durable=every is not None and state.step % every == 0)
+            if state.step >= limit:
+                break
+
+    def _backward(self, state: Any, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
+        """One batch forward and backward. Return what it adds to the epoch's sums over all ranks: loss, metrics, weight."""
+        batch = self._prepare(columns)
+        rows = self.loader.batch_rows[se.rank()]
+        weight = batch[self.plan.layout.weight].float() if self.plan.layout.weight else None
+        amount = float(rows) if weight is None else float(weight.sum()) if rows else 0.0
+        if weight is not None:
+            self.model.set_rows(max(amount, _TINY))
+        with self._precision():
+            loss, pairs = self._forward(self.model, state, batch, rows, weight)
+        values = {"loss": loss.detach(), **self.plan.objective.measure(self.plan.layout, pairs)}
+        state.names = [*values, "weight"]
+        sums = torch.stack(
+            [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values.values()]
+        )
+        sums = torch.cat([sums * amount if amount else torch.zeros_like(sums), sums.new_tensor([amount])])
+        # Reduced while backward computes; waited for before the commit that counts the batch.
+        work = dist.all_reduce(sums, async_op=True) if se.size() > 1 else None
+        scaled = loss / passes
+        (self.scaler.scale(scaled) if self.scaler else scaled).backward()
+        if work is not None:
+            work.wait()
+        return sums
+
+    def _forward(
+        self, model: Any, state: Any, batch: dict[str, torch.Tensor], rows: int, weight: Any
+    ) -> tuple[Any, Any]:
+        """Return the loss, and the (loss, output, label) to measure: none where a custom step tells no outputs."""
+        layout, objective, custom = self.plan.layout, self.plan.objective, self.plan.steps.train_step
+        if custom is None:
+            pairs = objective.pairs(layout, layout.call(model, batch), batch)
+            return objective.loss(pairs, weight), pairs
+        result = custom(model, batch, StepContext(state.epoch, state.step, rows, self.device, self.optimizer))
+        loss, outputs = result if isinstance(result, tuple) else (result, None)
+        if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+            raise TypeError(f"trainStep must return the loss as a tensor of one number, not {loss!r}")
+        if outputs is None and objective.metrics:
+            raise TypeError("metrics are measured on outputs: trainStep must return (loss, outputs)")
+        return loss, [] if outputs is None else objective.pairs(layout, outputs, batch)
+
+    def _step(self) -> None:
+        steps = self.plan.steps
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        if steps.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), steps.clip_norm)
+        if steps.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.model.parameters(), steps.clip_value)
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.scheduler is not None and steps.scheduler_interval == "step":
+            self.scheduler.step()
+
+    def _prepare(self, columns: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        batch = dict(columns)
+        if self.plan.data.check_nan:
+            check_nan(batch, self.plan.layout.columns)
+        batch = {name: plain(value.to(self.device, non_blocking=True)) for name, value in batch.items()}
+        if self.plan.data.transform is not None:
+            batch = self.plan.data.transform(batch)
+        # A custom step finds the grouped inputs, too.
+        for entry in self.plan.layout.inputs if self.plan.steps.train_step else ():
+            if entry.name is not None:
+                batch[entry.name] = entry.tensor(batch)
+        return batch
+
+    def _precision(self) -> Any:
+        dtype = _PRECISIONS.get(self.plan.steps.precision or "")
+        return torch.autocast(self.device.type, dtype) if dtype else contextlib.nullcontext()
+
+    # ------------------------------------------------------------------ the end of an epoch
+
+    def _end_epoch(self, state: Any) -> None:
+        self.model.eval()
+        metrics: dict[str, Any] = {"epoch": state.epoch, **_means(state.names, state.sums)}
+        if self.plan.data.validation_url is not None:
+            metrics |= {f"val_{name}": value for name, value in self._validate(state).items()}
+        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        if self.scheduler is not None and self.plan.steps.scheduler_interval == "epoch":
+            watched = metrics.get("val_loss", metrics["loss"])
+            plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            self.scheduler.step(*([watched] if plateau else []))
+        metrics |= {
+            "rows": self.loader.rows_processed,
+            "seconds": time.time() - state.started,
+            "sizes": list(state.sizes),
+        }
+        metrics, state.callbacks, stop, keep = self._call_back(state, metrics)
+        if keep:
+            state.best = {name: value.detach().clone() for name, value in self.model.module.state_dict().items()}
+        state.history = [*state.history, metrics]
+        state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
+        state.stopped = stop
+        self.loader.set_epoch(state.epoch)
+        state.commit(durable=True)
+        if se.rank() == 0:
+            state.report(**{name: value for name, value in metrics.items() if isinstance(value, (int, float, str))})
+
+    def _validate(self, state: Any) -> dict[str, float]:
+        """Means over all rows of the validation data; metrics with a state of their own are computed over all of them."""
+        layout, objective, data = self.plan.layout, self.plan.objective, self.plan.data
+        assert data.validation_url is not None
+        shard = (se.rank(), se.size())
+        loader = ParquetLoader(
+            data.validation_url,
+            data.validation_batch_size,
+            columns=layout.columns,
+            shuffle=False,
+            shard=shard,
+            **data.reading,
+        )
+        whole = objective.accumulators(layout, self.device)
+        names = ["loss", *(name for name in objective.metrics_of(layout) if name not in whole), "weight"]
+        sums = torch.zeros(len(names), dtype=torch.float64)
+        with torch.no_grad():
+            for columns in loader:
+                batch = self._prepare(columns)
+                weight = batch[layout.weight].float() if layout.weight else None
+                rows = len(next(iter(columns.values())))
+                with self._precision():
+                    loss, pairs = self._forward(self.model.module, state, batch, rows, weight)
+                for metric, place in whole.values():
+                    metric.update(*pairs[place][1:])
+                values = {"loss": float(loss), **objective.measure(layout, pairs, but=whole)}
+                amount = float(rows if weight is None else weight.sum())
+                if amount:
+                    sums += torch.tensor([*(values[name] for name in names[:-1]), 1.0], dtype=torch.float64) * amount
+                state.heartbeat()
+        means = _means(names, se.allreduce(sums.to(self.device), op="sum"))
+        return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
+
+    def _call_back(self, state: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], bytes, bool, bool]:
+        """Run the callbacks on rank 0 and return, on all ranks: metrics, the callbacks as they are now, stop, keep the model."""
+        outcome: Any = None
+        if se.rank() == 0:
+            try:
+                context = EpochContext(
+                    state.epoch, metrics, list(state.history), self.model.module, self.plan.run_id, self.plan.log_url
+                )
+                for callback in (callbacks := self._live_callbacks(state.callbacks)):
+                    callback.on_epoch_end(context)
+                packed = cloudpickle.dumps(callbacks)
+                self._callbacks = (packed, callbacks)
+                outcome = (context.metrics, packed, context.stopped, context.kept)
+            except Exception as error:
+                outcome = error if _can_travel(error) else RuntimeError(f"{type(error).__name__}: {error}")
+        outcome = se.broadcast_object(outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        result: tuple[dict[str, Any], bytes, bool, bool] = outcome
+        return result
+
+    def _live_callbacks(self, packed: bytes) -> list[Any]:
+        """The callbacks whose attributes ``packed`` holds: the objects of this process, if they were the last to run."""
+        before, live = self._callbacks
+        callbacks: list[Any] = live if before == packed else pickle.loads(packed)
+        return callbacks
+
+
+def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer over the model's parameters, or take the one that came with it.
+
+    Raises ValueError where it is over parameters that are not the model's.
+    """
+    optimizer = steps.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = optimizer(trained, **steps.optimizer_arguments)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must make a torch.optim.Optimizer, and made a {type(optimizer).__name__}")
+    check_parameters(optimizer, model)
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())  # follows the parameters to their device
+    return optimizer
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Raise ValueError for an optimizer of foreign parameters: it would train nothing of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise ValueError(
+            f"the optimizer has {foreign} parameters that are not the model's; make it of model.parameters(), or give its class"
+        )
+
+
+def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> Any:
+    return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
+
+
+def check_nan(batch: Mapping[str, torch.Tensor], names: list[str]) -> None:
+    """Raise ``DataError`` for NaN in one of the columns, naming it."""
+    for name in names:
+        values = batch[name].values() if batch[name].is_nested else batch[name]
+        if values.is_floating_point() and bool(values.isnan().any()):
+            raise se.DataError(f"column {name!r} has NaN; fill them or drop the rows")
+
+
+def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:
+    """Divide sums by their last one, the weight."""
+    if sums is None:
+        return {"loss": float("nan")}
+    *values, weight = sums.tolist()
+    return {name: value / weight if weight else float("nan") for name, value in zip(names[:-1], values, strict=True)}
+
+
+def _can_travel(error: Exception) -> bool:
+    try:
+        return isinstance(pickle.loads(pickle.dumps(error)), Exception)
+    except Exception:
+        return False

@@ -1,0 +1,77 @@
+"""Networks and functions for estimators; pickled by value, as executors do not have the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def dense(width: int = 3, hidden: int = 8, outputs: int = 1) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(width, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, outputs)]
+    return torch.nn.Sequential(*layers)
+
+
+class RowCounter(torch.nn.Module):
+    """A weight per row of the dataset that goes up by the learning rate over the global batch when the row counts."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.seen = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float64))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.seen[ids]
+
+
+def count_row(model: Any, batch: Any, ctx: Any) -> Any:
+    """A trainStep; the learning rate takes back the mean over the global batch."""
+    import spark_elastic as se
+
+    rows = torch.tensor([float(ctx.rows)])
+    ctx.optimizer.param_groups[0]["lr"] = float(se.allreduce(rows, op="sum"))
+    return -model(batch["id"]).mean()
+
+
+class TwoHeads(torch.nn.Module):
+    """Keyword inputs with an embedding, and two outputs: one number, and logits of three classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(3, 2)
+        self.body = torch.nn.Linear(4, 8)
+        self.number, self.kind = torch.nn.Linear(8, 1), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, code: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.body(torch.cat([x, self.table(code[:, 0])], 1)))
+        return self.number(hidden), self.kind(hidden)
+
+
+class SumOfList(torch.nn.Module):
+    """Takes lists of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Linear(1, 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        sums = torch.stack([row.sum() for row in values.unbind()])
+        return self.scale(sums.unsqueeze(1))
+
+
+class Recorder:
+    """A callback that keeps what it saw, and stops."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last = last
+        self.epochs: list[int] = []
+
+    def on_epoch_end(self, ctx: Any) -> None:
+        self.epochs.append(ctx.epoch)
+        ctx.metrics["seen_by_callback"] = len(self.epochs)
+        if ctx.epoch == self.last:
+            ctx.stop()
+
+
+def absolute_error(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output - label).abs().mean()

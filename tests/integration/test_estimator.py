@@ -1,0 +1,183 @@
+"""Estimators on real executors: training through losses, the data path, what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import networks
+import numpy as np
+import pytest
+import torch
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.sql import functions as f
+
+from spark_elastic.estimator import EarlyStopping, Store, TensorBoard, TorchEstimator, TorchModel
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.testing import inject, kill, kill_executor
+
+cloudpickle.register_pickle_by_value(networks)
+ROWS = 1200
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    """Features a, b, c, a vector of them, y = 2a - b + c, and a kind of three strings."""
+    kinds = f.array(*(f.lit(kind) for kind in ("low", "mid", "top")))
+    base = spark.range(ROWS, numPartitions=2).select(
+        "id", f.rand(1).alias("a"), f.rand(2).alias("b"), (f.col("id") % 5).alias("c")
+    )
+    base = base.withColumn("y", 2 * f.col("a") - f.col("b") + f.col("c")).withColumn(
+        "kind", kinds[(3 * f.col("a")).cast("int")]
+    )
+    return VectorAssembler(inputCols=["a", "b", "c"], outputCol="features").transform(base)
+
+
+def make(**params: Any) -> TorchEstimator:
+    """An estimator of y from the vector that starts with two workers."""
+    given = {
+        "model": networks.dense(),
+        "learningRate": 1e-2,
+        "loss": torch.nn.MSELoss(),
+        "featureCols": ["features"],
+        "labelCols": ["y"],
+        "globalBatchSize": 64,
+        "minNp": 1,
+        "numProc": 2,
+        "maxNp": 2,
+        "verbose": 0,
+        **params,
+    }
+    return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The events of the runs that estimators start."""
+    import spark_elastic
+
+    seen: list[dict[str, Any]] = []
+    run: Callable[..., Any] = spark_elastic.run
+    monkeypatch.setattr(
+        spark_elastic, "run", lambda *args, **settings: run(*args, **{**settings, "on_event": seen.append})
+    )
+    return seen
+
+
+def plain(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in entry.items() if name != "seconds"} for entry in history]
+
+
+def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_executor(
+    spark: Any, nothing_left: None, events: list[dict[str, Any]]
+) -> None:
+    estimator = make(
+        model=networks.RowCounter(600), featureCols=["id"], loss=None, labelCols=None, learningRate=1.0,
+        optimizer=torch.optim.SGD, trainStep=networks.count_row, epochs=3, callbacks=networks.Recorder(), globalBatchSize=50,
+        numProc=3, maxNp=3,
+    )  # fmt: skip
+    with inject(kill(rank=0, step=6), kill_executor(rank=1, step=20)):
+        model = estimator.fit(spark.range(600))
+    assert sum(event["event"] == "fault_injected" for event in events) == 2
+    assert model.model.seen.tolist() == pytest.approx([3.0] * 600)
+    assert [entry["rows"] for entry in model.history] == [600] * 3
+    assert [entry["seen_by_callback"] for entry in model.history] == [1, 2, 3]
+    assert len(model.history[0]["sizes"]) > 1
+
+
+def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(
+    frame: Any, tmp_path: Path, nothing_left: None
+) -> None:
+    store = Store.create(tmp_path)
+    estimator = make(epochs=3, validationFraction=0.2, store=store, seed=3, metrics=[networks.absolute_error])
+    initial = {name: value.clone() for name, value in estimator.getModel().state_dict().items()}
+    first, again = estimator.fit(frame), estimator.fit(frame)
+    with inject(kill(rank=1, step=8)):
+        killed = estimator.fit(frame)
+    assert plain(first.history) == plain(again.history)
+    assert [entry["rows"] for entry in killed.history] == [entry["rows"] for entry in first.history]
+    for entry, other in zip(first.history, killed.history, strict=True):
+        # The same steps hold the same rows; sums of other sizes of the world differ in their last digits.
+        for name in ("loss", "val_loss", "absolute_error", "val_absolute_error"):
+            assert entry[name] == pytest.approx(other[name], rel=1e-3)
+    assert first.history[-1]["val_loss"] < first.history[0]["val_loss"]
+    assert len(list((tmp_path / "data").iterdir())) == 1, "the data were written once"
+    assert sorted(store.runs()) == sorted(model.run_id for model in (first, again, killed))
+    assert all(torch.equal(value, initial[name]) for name, value in estimator.getModel().state_dict().items())
+    store.delete(first.run_id)
+    assert first.run_id not in store.runs()
+
+
+def test_transform_keeps_rows_in_order_and_other_columns_and_agrees_with_the_network(
+    spark: Any, frame: Any, tmp_path: Path
+) -> None:
+    model = make().fit(frame)
+    scored = model.transform(frame)
+    assert scored.columns == [*frame.columns, "prediction"]
+    before, after = frame.toPandas(), scored.toPandas()
+    assert before["id"].tolist() == after["id"].tolist()
+    assert before["kind"].tolist() == after["kind"].tolist()
+    features = torch.tensor(np.stack([row.toArray() for row in before["features"]]), dtype=torch.float32)
+    expected = model.model(features).squeeze(1).tolist()
+    assert after["prediction"].tolist() == pytest.approx(expected, abs=1e-5)
+
+    model.write().overwrite().save(str(tmp_path / "model"))
+    with pytest.warns(UserWarning, match="runs the code"):
+        loaded = TorchModel.load(str(tmp_path / "model"))
+    assert loaded.history == model.history
+    assert (
+        loaded.transform(frame).select("prediction").toPandas()["prediction"].tolist() == after["prediction"].tolist()
+    )
+
+    frame.select("id", "features").write.parquet(str(tmp_path / "stream"))
+    stream = spark.readStream.schema(frame.select("id", "features").schema).parquet(str(tmp_path / "stream"))
+    query = model.transform(stream).writeStream.format("memory").queryName("scored").start()
+    query.processAllAvailable()
+    query.stop()
+    found = {row["id"]: row["prediction"] for row in spark.table("scored").collect()}
+    assert found == pytest.approx(dict(zip(after["id"], after["prediction"], strict=True)))
+
+
+def test_keyword_inputs_several_losses_weights_and_every_way_to_make_a_step(frame: Any, tmp_path: Path) -> None:
+    indexed = StringIndexer(inputCol="kind", outputCol="code").fit(frame).transform(frame)
+    indexed = indexed.withColumn("weight", f.col("c") + 1.0).withColumn("held_out", f.col("a") < 0.1)
+    network = networks.TwoHeads()
+    estimator = make(
+        model=network, optimizer=torch.optim.AdamW(network.parameters(), lr=1e-2), learningRate=None,
+        featureCols=None, inputs={"x": ["a", "b"], "code": ["code"]}, labelCols=["y", "code"], outputCols=["number", "kind_of"],
+        loss=[torch.nn.MSELoss(), torch.nn.CrossEntropyLoss()], lossWeights=[1.0, 0.5], weightCol="weight",
+        validationIndicatorCol="held_out", epochs=9, mixedPrecision="bf16", backwardPassesPerStep=2, gradientClipNorm=1.0,
+        gradientClipValue=0.5, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau, store=str(tmp_path),
+        callbacks=[networks.Recorder(last=1), EarlyStopping(patience=5, restore_best=True), TensorBoard()],
+    )  # fmt: skip
+    model = estimator.fit(indexed)
+    assert len(model.history) == 2, "stopped by a callback"
+    held_out = indexed.where("held_out").count()
+    assert [entry["rows"] for entry in model.history] == [ROWS - held_out] * 2
+    row = model.transform(indexed.drop("kind_of")).select("number", "kind_of").first()
+    assert isinstance(row["number"], float)
+    assert row["kind_of"].size == 3
+    assert list((tmp_path / "runs" / model.run_id / "logs").glob("events.*"))
+
+
+def test_lists_of_different_lengths_are_predicted(spark: Any) -> None:
+    rows = [([float(i % 3)] * (i % 4 + 1), float(i % 3) * (i % 4 + 1)) for i in range(200)]
+    frame = spark.createDataFrame(rows, ["values", "total"])
+    network = networks.SumOfList()
+    torch.nn.init.ones_(network.scale.weight)
+    torch.nn.init.zeros_(network.scale.bias)
+    layout = Layout((Input(None, ("values",)),))
+    model = TorchModel(network, outputCols=["sum"]).describe(layout=layout, shapes={"values": None}, widths=[0])
+    found = model.transform(frame).toPandas()
+    assert found["sum"].tolist() == pytest.approx(found["total"].tolist())
+
+
+def test_existing_parquet_is_trained_on_where_it_lies(frame: Any, tmp_path: Path) -> None:
+    frame.select("a", "b", "y").write.parquet(str(tmp_path / "data"))
+    estimator = make(model=networks.dense(2), featureCols=None, inputs={"input": ["a", "b"]}, metrics=None)
+    model = estimator.fit_on_parquet(str(tmp_path / "data"), str(tmp_path / "data"))
+    assert model.history[0]["rows"] == ROWS
+    assert model.history[0]["val_loss"] > 0
+    assert model.transform(frame).select("prediction").count() == ROWS

@@ -1,0 +1,179 @@
+"""Classifier and regressor in Pipelines and tuning, saved and loaded; runs that go on; mistakes in the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import networks
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.sql import functions as f
+from pyspark.sql.types import DoubleType, StructField, StructType
+
+from spark_elastic.errors import TrainingFailedError
+from spark_elastic.estimator import Store, TorchClassifier, TorchRegressor
+from spark_elastic.estimator.dataset import Split, identity_of
+from spark_elastic.testing import inject, raise_error
+
+cloudpickle.register_pickle_by_value(networks)
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    kinds = f.array(*(f.lit(kind) for kind in ("low", "mid", "top")))
+    base = spark.range(ROWS, numPartitions=2).select("id", f.rand(1).alias("a"), f.rand(2).alias("b"))
+    return base.withColumn("y", 2 * f.col("a") - f.col("b")).withColumn("kind", kinds[(3 * f.col("a")).cast("int")])
+
+
+def regressor(**params: Any) -> TorchRegressor:
+    given = {
+        "modelFn": networks.dense, "modelParams": {"width": 2}, "labelCol": "y", "learningRate": 1e-2, "batchSize": 32,
+        "minNp": 1, "maxNp": 1, "verbose": 0, **params,
+    }  # fmt: skip
+    return TorchRegressor(**{name: value for name, value in given.items() if value is not None})
+
+
+@pytest.mark.filterwarnings("ignore:loading")
+def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(frame: Any, tmp_path: Path) -> None:
+    classifier = TorchClassifier(
+        modelFn=networks.dense, modelParams={"width": 2, "outputs": 3}, learningRate=2e-2, labelCol="label", batchSize=32,
+        epochs=6, numProc=2, maxNp=2, verbose=0,
+    )  # fmt: skip
+    stages = [
+        StringIndexer(inputCol="kind", outputCol="label", stringOrderType="alphabetAsc"),
+        VectorAssembler(inputCols=["a", "b"], outputCol="features"),
+        classifier,
+        IndexToString(inputCol="prediction", outputCol="predicted"),
+    ]
+    pipeline = Pipeline(stages=stages)
+    pipeline.write().save(str(tmp_path / "pipeline"))
+    fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(frame)
+    fitted.write().save(str(tmp_path / "fitted"))
+    scored = PipelineModel.load(str(tmp_path / "fitted")).transform(frame)
+    assert scored.where("kind = predicted").count() > 0.8 * ROWS
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.8
+    assert [str(scored.schema[name].dataType) for name in ("rawPrediction", "probability", "prediction")] == [
+        "VectorUDT()", "VectorUDT()", "DoubleType()",
+    ]  # fmt: skip
+    row = scored.first()
+    assert row["probability"].toArray().sum() == pytest.approx(1.0)
+    model = fitted.stages[2]
+    assert model.numClasses == 3
+    assert model.predict(row["features"]) == row["prediction"]
+    assert model.predict(np.zeros((4, 2))).shape == (4,)
+    plain = scored.drop("rawPrediction", "probability", "prediction", "predicted")
+    assert set(model.evaluate(plain)) >= {"accuracy", "f1", "logLoss"}
+
+
+@pytest.mark.filterwarnings("ignore:loading")
+def test_concurrent_fits_of_a_grid_share_the_slots(spark: Any, frame: Any, tmp_path: Path) -> None:
+    estimator = regressor(minNp=3, maxNp=3, numProc=3)  # two of them never fit into four slots at once
+    stages = [VectorAssembler(inputCols=["a", "b"], outputCol="features"), estimator]
+    grid = ParamGridBuilder().addGrid(estimator.modelParams, [{"width": 2, "hidden": h} for h in (2, 16)]).build()
+    tuning = CrossValidator(
+        estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=RegressionEvaluator(labelCol="y"), numFolds=2,
+        parallelism=2,
+    )  # fmt: skip
+    tuning.save(str(tmp_path / "tuning"))
+    assert [
+        list(entry.values()) for entry in CrossValidator.load(str(tmp_path / "tuning")).getEstimatorParamMaps()
+    ] == [list(entry.values()) for entry in grid]
+    tuned = tuning.fit(frame)
+    assert all(metric > 0 for metric in tuned.avgMetrics)
+    tuned.save(str(tmp_path / "tuned"))
+    best = CrossValidatorModel.load(str(tmp_path / "tuned")).bestModel
+    assert set(best.stages[1].evaluate(best.stages[0].transform(frame))) == {"rmse", "mse", "mae", "r2"}
+
+
+def test_a_run_of_the_same_name_goes_on_where_the_last_one_stopped(frame: Any, tmp_path: Path) -> None:
+    data = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame)
+    store = Store.create(tmp_path)
+    run = {"store": store, "runId": "nightly", "callbacks": networks.Recorder(), "checkpointSteps": 5}
+    # 600 rows in batches of 32 are 19 steps and the end of the epoch: it fails in the third epoch.
+    with inject(raise_error(step=48, times=9)), pytest.raises(TrainingFailedError):
+        regressor(epochs=3, **run).fit(data)
+    finished = regressor(epochs=3, **run).fit(data)
+    whole = regressor(epochs=3, store=store, callbacks=networks.Recorder()).fit(data)
+    assert [entry["rows"] for entry in finished.history] == [ROWS] * 3
+    assert [entry["seen_by_callback"] for entry in finished.history] == [1, 2, 3]
+    for ours, theirs in zip(finished.history, whole.history, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    longer = regressor(epochs=4, **run).fit(data)
+    assert longer.history[:3] == finished.history
+    assert len(longer.history) == 4
+    with pytest.raises(ValueError, match=r"runId='nightly' is another run.*batchSize \(was 32, is 16\)"):
+        regressor(epochs=3, batchSize=16, **run).fit(data)
+    with pytest.raises(ValueError, match=r"different are the data"):
+        regressor(epochs=3, **run).fit(data.where("id > 5"))
+
+
+def test_data_are_known_again_by_what_they_hold(spark: Any, frame: Any, tmp_path: Path) -> None:
+    def identity(data: Any, split: Split = Split()) -> str:  # noqa: B008
+        return identity_of(data, ["a", "b"], split)
+
+    frame.write.parquet(str(tmp_path / "one"))
+    jobs = spark.sparkContext.statusTracker()
+    with_files = spark.read.parquet(str(tmp_path / "one")).where("a > 0.5").withColumn("b", f.col("b") * 2)
+    spark.sparkContext.setJobGroup("identity", "")
+    first = identity(with_files)
+    assert not jobs.getJobIdsForGroup("identity"), "plan and files tell all"
+    again = spark.read.parquet(str(tmp_path / "one")).where("a > 0.5").withColumn("b", f.col("b") * 2)
+    assert identity(again) == first
+    assert identity(again.where("a > 0.6")) != first
+    assert identity(again, Split(0.1)) != first
+    frame.write.mode("append").parquet(str(tmp_path / "one"))
+    more = spark.read.parquet(str(tmp_path / "one")).where("a > 0.5").withColumn("b", f.col("b") * 2)
+    assert identity(more) != first
+
+    rows = [(float(i), float(i % 3)) for i in range(20)]
+    local = identity(spark.createDataFrame(rows, ["a", "b"]))
+    assert identity(spark.createDataFrame(rows[::-1], ["a", "b"])) == local
+    assert identity(spark.createDataFrame(rows[1:], ["a", "b"])) != local
+    assert identity(spark.createDataFrame([*rows, rows[0]], ["a", "b"])) != local
+
+
+VECTORS = StructType([StructField("features", VectorUDT()), StructField("y", DoubleType())])
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ([], "the DataFrame is empty"),
+        ([(None, 1.0)], "column 'features' has nulls in 1 of 1 rows"),
+        ([(Vectors.dense(1, float("nan")), 1.0)], "column 'features' has NaN in 1 of 1 rows"),
+        ([(Vectors.dense(1, 2), None), (Vectors.sparse(2, [0], [1.0]), 1.0)], "column 'y' has nulls in 1 of 2 rows"),
+        ([(Vectors.dense(1, 2), 1.0), (Vectors.dense(1), 1.0)], "column 'features' has vectors of different sizes"),
+        ([(Vectors.dense(1, 2, 3), 1.0)], "the model cannot be called with these columns"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_named(spark: Any, tmp_path: Path, rows: list[Any], error: str) -> None:
+    data = spark.createDataFrame(rows, VECTORS)
+    with pytest.raises(ValueError, match=error):
+        regressor(store=str(tmp_path)).fit(data)
+    assert not list((tmp_path / "data").glob("*")) or "model" in error or "sizes" in error, (
+        "nothing half-written is left"
+    )
+
+
+def test_nothing_for_validation_an_unwritable_store_and_a_blind_executor_are_errors(spark: Any, frame: Any) -> None:
+    data = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame).withColumn("held", f.lit(False))
+    with pytest.raises(ValueError, match="validationIndicatorCol='held' leaves no row of 600 for validation"):
+        regressor(validationIndicatorCol="held").fit(data)
+    spark.sparkContext.setJobGroup("unwritable", "")
+    with pytest.raises(ValueError, match="the store file:///proc/nowhere cannot be written"):
+        regressor(store="/proc/nowhere").fit(data)
+    with pytest.raises(ValueError, match="featuresCol: there is no column 'features'"):
+        regressor().fit(frame)
+    with pytest.raises(ValueError, match=r"runId='x' needs a store"):
+        regressor(runId="x").fit(data)
+    assert not spark.sparkContext.statusTracker().getJobIdsForGroup("unwritable")
+    with pytest.raises(ValueError, match="is not shared: executors on"):
+        Store.create("/nowhere")._check_shared(spark.sparkContext, "/nowhere/probe")

@@ -1,0 +1,234 @@
+"""Params: conversion, names, errors before any Spark job; none of this needs a JVM."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from spark_elastic.estimator import Store, TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator.frame import check_columns, is_index
+from spark_elastic.estimator.planning import made_up_batch, plan_data, plan_lesson
+from spark_elastic.estimator.runs import RunRecord, describe, describe_params
+from spark_elastic.estimator.slots import SlotLedger
+
+SCHEMA = StructType(
+    [
+        StructField("x", DoubleType()),
+        StructField("y", DoubleType()),
+        StructField("n", LongType()),
+        StructField("text", StringType()),
+        StructField("list", ArrayType(DoubleType())),
+        StructField("code", DoubleType(), metadata={"ml_attr": {"type": "nominal", "vals": ["a", "b"]}}),
+    ]
+)
+
+
+def make(**params: Any) -> TorchEstimator:
+    given = {
+        "model": torch.nn.Linear(1, 1),
+        "loss": torch.nn.MSELoss(),
+        "featureCols": ["x"],
+        "labelCols": ["y"],
+        **params,
+    }
+    return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
+
+
+def lesson(estimator: TorchEstimator) -> Any:
+    layout = estimator._layout(SCHEMA)
+    planned = plan_lesson(estimator, layout, estimator._default_loss())
+    batch = made_up_batch(layout, SCHEMA)
+    return planned if batch is None else planned.tried(batch)
+
+
+@pytest.mark.parametrize("kind", [TorchEstimator, TorchClassifier, TorchRegressor])
+def test_every_param_has_a_getter_a_setter_and_documentation(kind: Any) -> None:
+    estimator = kind()
+    for param in estimator.params:
+        title = param.name[0].upper() + param.name[1:]
+        assert callable(getattr(estimator, f"get{title}"))
+        assert callable(getattr(estimator, f"set{title}"))
+        assert param.doc
+    assert estimator.explainParams()
+    assert all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(kind).parameters.values())
+
+
+def test_params_are_set_copied_and_unknown_ones_refused() -> None:
+    estimator = make(batchSize=16).setEpochs(3).setParams(seed=5)
+    assert (estimator.getBatchSize(), estimator.getEpochs(), estimator.getSeed()) == (16, 3, 5)
+    copied = estimator.copy({estimator.epochs: 7})
+    assert (copied.getEpochs(), estimator.getEpochs(), copied.uid) == (7, 3, estimator.uid)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'; did you mean 'batchSize'"):
+        TorchEstimator(batchsize=3)
+    with pytest.raises(TypeError):
+        TorchEstimator(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"batchSize": 0}, "batchSize: must be a whole number from 1 on, not 0"),
+        ({"epochs": 1.5}, "epochs: must be a whole number"),
+        ({"validationFraction": 1.0}, "validationFraction: must be a number at least 0 and below 1"),
+        ({"model": "net"}, "model: must be a torch.nn.Module"),
+        ({"modelParams": {"a": object()}}, "modelParams: must hold numbers"),
+        ({"featureCols": []}, "featureCols: must be a list of column names"),
+        ({"mixedPrecision": "fp8"}, "mixedPrecision: must be one of bf16, fp16"),
+        ({"callbacks": [print]}, "callbacks: must be objects with on_epoch_end"),
+        ({"store": 3}, "store: must be a Store or its URL"),
+        ({"metrics": [abs, abs]}, "two metrics are called abs"),
+    ],
+)
+def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        TorchEstimator(**params)
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"model": None}, "exactly one of model and modelFn"),
+        ({"loss": None}, "give a loss, or a trainStep"),
+        ({"featureCols": ["z"]}, "featureCols: there is no column 'z'; the DataFrame has x, y"),
+        ({"featureCols": ["text"]}, "column 'text' is string.*StringIndexer"),
+        ({"labelCols": ["text"]}, "labelCols: column 'text' is string"),
+        ({"weightCol": "list"}, "weightCol: column 'list' is array<double>; it must be one number"),
+        ({"inputs": {"x": ["x"]}}, "exactly one of featureCols and inputs"),
+        ({"loss": [torch.nn.MSELoss()] * 2}, "2 losses, labels"),
+        ({"lossWeights": [1.0, 2.0]}, "lossWeights"),
+        ({"weightCol": "n", "loss": lambda output, label: output.mean()}, "takes no reduction="),
+        (
+            {"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)},
+            "1 parameters that are not the model's",
+        ),
+        ({"optimizer": torch.optim.SGD, "optimizerParams": {"speed": 1}}, "speed"),
+        ({"model": torch.nn.Linear(3, 1)}, "the model cannot be called with these columns"),
+        ({"model": torch.nn.Linear(1, 4)}, "labels do not fit the loss.*shape"),
+        ({"loss": torch.nn.CrossEntropyLoss(), "model": torch.nn.Linear(1, 1), "labelCols": ["y", "n"]}, "do not fit"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error_before_anything_is_started(params: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        lesson(make(**params))
+
+
+def test_both_batch_sizes_are_an_error() -> None:
+    with pytest.raises(ValueError, match="batchSize=8 or globalBatchSize=16, not both"):
+        plan_data(make(batchSize=8, globalBatchSize=16), ("", None), {}, False)
+
+
+def test_a_scalar_becomes_a_matrix_only_for_models_that_want_one() -> None:
+    assert lesson(make()).layout.inputs[0].expand
+    assert not lesson(make(model=torch.nn.Embedding(3, 1), featureCols=["n"])).layout.inputs[0].expand
+
+
+def test_indexes_that_string_indexer_wrote_become_whole_numbers() -> None:
+    assert is_index(SCHEMA["code"])
+    assert is_index(SCHEMA["n"])
+    assert not is_index(SCHEMA["x"])
+    layout = make(featureCols=None, inputs={"c": ["code", "n"], "x": ["x"], "d": (["x"], "int64")})._layout(SCHEMA)
+    assert [entry.dtype for entry in layout.inputs] == ["int64", None, "int64"]
+
+
+def test_the_estimators_model_and_optimizer_are_copied_together() -> None:
+    model = torch.nn.Linear(1, 1)
+    planned = lesson(make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert planned.network is not model
+    parameters = planned.steps.optimizer.param_groups[0]["params"]
+    assert parameters[0] is next(planned.network.parameters())
+
+
+def test_lists_have_no_shape_that_the_schema_tells() -> None:
+    layout = make(featureCols=["list"])._layout(SCHEMA)
+    assert made_up_batch(layout, SCHEMA) is None
+    check_columns(SCHEMA, ["list"], "featureCols")
+
+
+# ---------------------------------------------------------------- the store and the record of runs
+
+
+@pytest.mark.parametrize(
+    ("url", "spark", "worker"),
+    [
+        ("/data/store", "file:///data/store", "file:///data/store"),
+        ("file:/data/store", "file:///data/store", "file:///data/store"),
+        ("s3a://bucket/x/", "s3a://bucket/x", "s3://bucket/x"),
+        ("s3://bucket/x", "s3a://bucket/x", "s3://bucket/x"),
+        ("hdfs://host:8020/x", "hdfs://host:8020/x", "hdfs://host:8020/x"),
+        ("dbfs:/x/y", "dbfs:/x/y", "file:///dbfs/x/y"),
+        ("gcs://bucket/x", "gs://bucket/x", "gs://bucket/x"),
+        ("abfss://box@account.dfs.core.windows.net/x",) * 3,
+    ],
+)
+def test_spark_and_workers_meet_in_the_store(url: str, spark: str, worker: str) -> None:
+    store = Store.create(url)
+    assert (store.spark_url(), store.worker_url()) == (spark, worker)
+    assert pickle.loads(pickle.dumps(store)) == store
+
+
+def test_a_store_keeps_what_it_is_told() -> None:
+    assert Store.create("/x").keep == {"data", "checkpoints", "logs"}
+    assert Store.create("/x", keep=False).keep == set()
+    assert Store.create("/x", keep="data").keep == {"data"}
+    with pytest.raises(ValueError, match="keep must be True, False or some of"):
+        Store.create("/x", keep="all")
+    with pytest.raises(ValueError, match="runId='a/b' must consist of"):
+        Store.create("/x").run_url("a/b")
+
+
+def test_a_run_is_told_apart_by_its_data_and_its_training_params_but_not_by_weights() -> None:
+    one, same = describe_params(make()), describe_params(make(model=torch.nn.Linear(1, 1), epochs=9, verbose=0))
+    assert one == same
+    other = describe_params(make(batchSize=7, optimizer=torch.optim.SGD, optimizerParams={"lr": 1.0}))
+    found = RunRecord("run", "data", one).differences(RunRecord("run", "other", other))
+    assert found[0] == "the data"
+    assert {entry.split(" ")[0] for entry in found[1:]} == {"batchSize", "optimizer", "optimizerParams"}
+    assert describe(lambda x: x) == describe(lambda x: x)
+    assert describe(lambda x: x + 2) != describe(lambda x: x + 1)
+
+
+# ---------------------------------------------------------------- concurrent fits
+
+
+def test_a_lonely_fit_gets_all_that_it_asks_for() -> None:
+    with SlotLedger().slots(1, 8, 4) as granted:
+        assert granted == 8
+
+
+def test_fits_share_slots_where_these_suffice_and_wait_in_line_where_not() -> None:
+    ledger, order = SlotLedger(), []
+    done = threading.Event()
+
+    def fit(name: str, least: int) -> None:
+        with ledger.slots(least, 4, 4) as granted:
+            order.append((name, granted))
+
+    with ledger.slots(2, 2, 4):
+        with ledger.slots(1, 4, 4) as granted:
+            assert granted == 2
+            big = threading.Thread(target=fit, args=("big", 3))
+            big.start()
+            ledger._changed.acquire()
+            while len(ledger._line) < 1:
+                ledger._changed.wait(5)
+            ledger._changed.release()
+            small = threading.Thread(target=lambda: (fit("small", 1), done.set()))
+            small.start()
+        assert not order, "the first in line waits for three, and nobody passes it"
+    big.join(5)
+    small.join(5)
+    assert [name for name, _ in order] == ["big", "small"]
+    assert done.is_set()

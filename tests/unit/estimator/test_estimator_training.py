@@ -1,0 +1,228 @@
+"""The training function in this process, as a world of one; callbacks; tensors apart from code."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from spark_elastic.data import read_manifest
+from spark_elastic.errors import DataError
+from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow
+from spark_elastic.estimator.classifier import Classes
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.persistence import _names, _Pickler, _Unpickler
+from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
+from spark_elastic.estimator.training import train
+
+ROWS = 100
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """y = 2 x in 100 rows, with weights."""
+    folder = tmp_path_factory.mktemp("rows")
+    x = np.linspace(-1, 1, ROWS)
+    table = pa.table({"x": x, "y": 2 * x, "w": np.abs(x)})
+    pq.write_table(table, folder / "part.parquet", row_group_size=30)
+    return folder.as_uri()
+
+
+def plan(dataset: str, **changes: Any) -> TrainingPlan:
+    torch.manual_seed(0)
+    data = {"batch_size": 10, "validation_url": dataset, **changes.pop("data", {})}
+    steps = {"optimizer": torch.optim.SGD, "optimizer_arguments": {"lr": 0.1}, **changes.pop("steps", {})}
+    given: dict[str, Any] = {
+        "run_id": "run",
+        "model": nn.Linear(1, 1),
+        "layout": Layout((Input(None, ("x",), expand=True),), ("y",), changes.pop("weight", None)),
+        "objective": Objective((nn.MSELoss(),)),
+        "epochs": 2,
+        "steps_per_epoch": None,
+        "checkpoint_steps": None,
+        "seed": 1,
+        "callbacks": cloudpickle.dumps(changes.pop("callbacks", [])),
+        "log_url": None,
+        "use_gpu": None,
+        **changes,
+    }
+    loading = DataPlan(
+        training_url=dataset, global_batch_size=None, validation_batch_size=16, shuffle=True, seed=1, **data
+    )
+    return TrainingPlan(data=loading, steps=StepPlan(**steps), **given)
+
+
+def test_history_tells_losses_metrics_rows_and_sizes(dataset: str) -> None:
+    import torchmetrics
+
+    metrics = {"bias": lambda output, label: (output - label).mean(), "mae": torchmetrics.MeanAbsoluteError()}
+    found = train(plan(dataset, objective=Objective((nn.MSELoss(),), (), metrics)))
+    assert found is not None
+    assert [entry["epoch"] for entry in found.history] == [0, 1]
+    last = found.history[-1]
+    assert last["rows"] == ROWS
+    assert last["sizes"] == [1]
+    assert last["val_loss"] < found.history[0]["val_loss"]
+    model = nn.Linear(1, 1)
+    model.load_state_dict(found.weights)
+    x = torch.linspace(-1, 1, ROWS, dtype=torch.float64).float().unsqueeze(1)
+    errors = (model(x) - 2 * x).detach()
+    assert last["val_loss"] == pytest.approx(errors.square().mean().item(), rel=1e-4)
+    assert last["val_mae"] == pytest.approx(errors.abs().mean().item(), rel=1e-4)
+    assert last["val_bias"] == pytest.approx(errors.mean().item(), abs=1e-5)
+
+
+def test_weights_make_the_loss_a_weighted_mean(dataset: str) -> None:
+    found = train(plan(dataset, weight="w", epochs=1, steps={"optimizer_arguments": {"lr": 0.0}}))
+    assert found is not None
+    model = nn.Linear(1, 1)
+    model.load_state_dict(found.weights)
+    x = torch.linspace(-1, 1, ROWS).unsqueeze(1)
+    weight = x.abs()
+    expected = ((model(x) - 2 * x).square() * weight).sum() / weight.sum()
+    assert found.history[0]["loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert found.history[0]["val_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_accumulated_passes_make_the_steps_of_a_larger_batch(dataset: str) -> None:
+    small = train(plan(dataset, steps={"passes": 2}))
+    large = train(plan(dataset, data={"batch_size": 20}))
+    assert small is not None
+    assert large is not None
+    # The same rows in the same order: two passes of ten are a batch of twenty.
+    assert small.weights["weight"].item() == pytest.approx(large.weights["weight"].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns(dataset: str, precision: str) -> None:
+    found = train(plan(dataset, epochs=6, steps={"precision": precision, "clip_norm": 1.0}))
+    assert found is not None
+    assert found.history[-1]["loss"] < 0.2 * found.history[0]["loss"]
+
+
+def test_a_step_of_ones_own_a_transform_and_fewer_steps(dataset: str) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def step(model: Any, batch: Any, ctx: Any) -> Any:
+        if torch.is_grad_enabled():
+            seen.append((ctx.epoch, ctx.step))
+        output = model(batch["x"].unsqueeze(1))
+        return (output.squeeze(1) - batch["y"]).square().mean(), output
+
+    def halve(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**batch, "y": batch["y"] / 2}
+
+    found = train(plan(dataset, epochs=12, steps_per_epoch=7, steps={"train_step": step}, data={"transform": halve}))
+    assert found is not None
+    assert seen[:8] == [*((0, place) for place in range(7)), (1, 0)]
+    assert found.history[0]["rows"] == 70
+    assert found.weights["weight"].item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_schedulers_step_each_epoch_or_each_step(dataset: str) -> None:
+    halving = {"scheduler": torch.optim.lr_scheduler.StepLR, "scheduler_arguments": {"step_size": 1, "gamma": 0.5}}
+    for interval, rate in (("epoch", 0.05), ("step", 0.1 * 0.5**20)):
+        found = train(plan(dataset, steps={**halving, "scheduler_interval": interval}))
+        assert found is not None
+        assert found.history[-1]["learning_rate"] == pytest.approx(rate)
+
+
+def test_nan_in_existing_data_names_the_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, float("nan")], "y": [1.0, 2.0]}), tmp_path / "part.parquet")
+    with pytest.raises(DataError, match="column 'x' has NaN"):
+        train(plan(tmp_path.as_uri(), data={"validation_url": None, "check_nan": True}))
+    assert len(read_manifest(tmp_path)) == 1
+
+
+class Loud:
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        raise KeyError(f"epoch {ctx.epoch}")
+
+
+def test_an_error_in_a_callback_ends_the_fit(dataset: str) -> None:
+    with pytest.raises(KeyError, match="epoch 0"):
+        train(plan(dataset, callbacks=[Loud()]))
+
+
+# ---------------------------------------------------------------- callbacks
+
+
+def contexts(*losses: float) -> list[EpochContext]:
+    return [EpochContext(epoch, {"loss": loss}, [], None, "run") for epoch, loss in enumerate(losses)]
+
+
+def test_early_stopping_waits_for_its_patience_and_keeps_the_best() -> None:
+    callback, seen = EarlyStopping(patience=2, restore_best=True), contexts(3.0, 2.0, float("nan"), 2.5)
+    for ctx in seen:
+        callback.on_epoch_end(ctx)
+    assert [ctx.kept for ctx in seen] == [True, True, False, False]
+    assert [ctx.stopped for ctx in seen] == [False, False, False, True]
+    assert (callback.best, callback.best_epoch) == (2.0, 1)
+
+
+def test_the_best_model_is_the_result(dataset: str) -> None:
+    rising = {"optimizer_arguments": {"lr": 100.0}}  # diverges
+    found = train(plan(dataset, epochs=3, steps=rising, callbacks=[BestModel(monitor="loss")]))
+    assert found is not None
+    last = train(plan(dataset, epochs=1, steps=rising))
+    assert last is not None
+    assert torch.equal(found.weights["weight"], last.weights["weight"])
+
+
+def test_a_monitor_that_is_missing_is_named() -> None:
+    with pytest.raises(KeyError, match="monitor='auc' is not among the metrics: loss"):
+        BestModel("auc").on_epoch_end(contexts(1.0)[0])
+
+
+def test_mlflow_logs_all_epochs_to_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    tracking = pytest.importorskip("mlflow.tracking")
+    callback = MLflow(tmp_path.as_uri(), params={"lr": 0.1})
+    for ctx in contexts(3.0, 2.0):
+        callback.on_epoch_end(ctx)
+        callback = cloudpickle.loads(cloudpickle.dumps(callback))
+    client = tracking.MlflowClient(callback.tracking_uri)
+    assert [entry.value for entry in client.get_metric_history(callback.mlflow_run_id, "loss")] == [3.0, 2.0]
+
+
+# ---------------------------------------------------------------- what models are made of
+
+
+def test_thresholds_follow_sparks_rule() -> None:
+    logits = np.array([[2.0, 1.0, 0.0], [0.0, 0.1, 0.2]])
+    roles = {"raw": "rawPrediction", "p": "probability", "prediction": "prediction"}
+    plain = Classes(roles, None, False)([logits])
+    assert plain["prediction"].tolist() == [0.0, 2.0]
+    assert plain["p"].sum(1).tolist() == pytest.approx([1.0, 1.0])
+    assert Classes(roles, [0.9, 0.9, 0.01], False)([logits])["prediction"].tolist() == [2.0, 2.0]
+    assert Classes(roles, [0.0, 0.5, 0.5], False)([logits])["prediction"].tolist() == [0.0, 0.0]
+    single = Classes(roles, None, False)([np.array([[1.0], [-1.0]])])
+    assert single["p"][:, 1].tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    assert Classes(roles, None, True)([np.array([0.2, 0.8])])["prediction"].tolist() == [0.0, 1.0]
+
+
+def test_tensors_are_saved_by_name_and_tied_ones_stay_tied() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    model.extra = torch.ones(1)
+    objects = {"params": {"loss": nn.CrossEntropyLoss(torch.ones(2))}, "model": model}
+    tensors: dict[str, torch.Tensor] = {}
+    code = io.BytesIO()
+    _Pickler(code, tensors, _names(objects)).dump(objects)
+    assert set(tensors) >= set(model.state_dict()) - {"2.weight"}
+    loaded = _Unpickler(io.BytesIO(code.getvalue()), tensors).load()
+    copy = loaded["model"]
+    assert copy[2].weight is copy[0].weight
+    assert not copy[0].bias.requires_grad
+    assert all(torch.equal(value, copy.state_dict()[name]) for name, value in model.state_dict().items())
+    assert torch.equal(loaded["params"]["loss"].weight, torch.ones(2))
