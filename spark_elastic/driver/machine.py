@@ -194,6 +194,8 @@ class DriverMachine:
 
     def deadline(self) -> float | None:
         """Driver time at which a ``Tick`` is due before the regular one, or None."""
+        if self.over:
+            return None
         times = [self.hosts.next_ready_at(self._now), self._join_due_at()]
         known = [time for time in times if time is not None]
         return min(known) + self._paused if known else None

@@ -172,6 +172,16 @@ def test_the_next_deadline_is_never_in_the_past_while_the_world_is_full() -> Non
     assert deadline is None or deadline > script.now
 
 
+def test_there_is_no_next_deadline_after_the_end() -> None:
+    """The service asks after every event: a deadline in the past would have its loop spin while tasks are on their way out."""
+    script = running("a", "b")
+    script.join("c", wait=False)
+    script.machine.cancel(JobCancelledError("Ctrl-C"))
+    script.now += 1
+    script.send(ev.TaskHeard(0))
+    assert script.machine.deadline() is None
+
+
 def test_a_planned_interrupt_may_wait_for_its_commit_longer_than_elastic_timeout() -> None:
     script = running("a", "b", elastic_timeout=60)
     script.commit()
