@@ -648,6 +648,11 @@ class DriverMachine:
             newest,
             {worker.worker: self._is_draining(worker) for worker in ready},
         )
+        # Who drains and is not kept would only hold a slot that may be needed elsewhere.
+        kept = {candidate.worker for candidate in chosen}
+        for worker in ready:
+            if self._is_draining(worker) and worker.worker not in kept:
+                self._leave(worker)
         if len(chosen) < self._needed(now):
             return
         self._form(assign_ranks(chosen), newest, now)
@@ -682,9 +687,6 @@ class DriverMachine:
             workers=[member.worker for member in members],
             newest_commit=str(newest),
         )
-        for worker in list(self.workers.values()):
-            if worker.phase is Phase.READY and self._is_draining(worker):
-                self._leave(worker)
 
     def _needed(self, now: float) -> int:
         """How many ready workers it takes to form the next world."""

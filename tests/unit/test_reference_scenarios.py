@@ -457,13 +457,28 @@ def test_a_newcomer_that_boots_for_ever_delays_others_no_longer_than_join_patien
     assert script.since(lambda: script.pass_time(2)).names() == ["InterruptWorld"]
 
 
-def test_a_drained_host_keeps_its_worker_while_too_few_others_are_left() -> None:
-    script = running("a", "b", min_np=2)
+def test_a_drained_worker_leaves_though_too_few_others_are_left_as_it_holds_a_slot() -> None:
+    """Spark's decommission waits for the task; without the slot, and with two of two workers ready, all would wait for ever."""
+    script = running("a", "b", min_np=2, max_np=2)
     script.drain(1)
-    script.obey_interrupt()
-    assert script.generation == 1
+    told = script.since(script.obey_interrupt)
+    assert told.commands == [do.LeaveJob(1)]
+    told = script.since(script.end_those_told)
+    assert told.commands == [do.ReleaseTask(1)]
     script.join("c")
-    assert script.ranks == [0, 2]
+    assert (script.ranks, script.generation) == ([0, 2], 2)
+
+
+def test_a_drained_worker_that_alone_holds_the_newest_commit_waits_for_others_to_give_it_to() -> None:
+    script = running("a", "b", min_np=2)
+    script.commit()
+    script.commit(1)
+    script.drain(1, deadline=script.now)
+    script.send(ev.Tick())
+    script.kill(0)
+    assert script.since(script.come_back).commands == []
+    script.join("c")
+    assert script.ranks == [1, 3]
 
 
 def test_a_drain_whose_deadline_comes_before_the_next_commit_falls_back_to_an_abort() -> None:
