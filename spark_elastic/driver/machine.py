@@ -715,6 +715,8 @@ class DriverMachine:
 
     def _check_silence(self, now: float) -> None:
         limit = self.settings.heartbeat_timeout
+        # Half of the time that a world has to come about in, so that there is time left for a replacement.
+        to_start = min(self.settings.start_timeout, self.settings.elastic_timeout) / 2
         for host in self.hosts:
             if host.heard is None:
                 host.heard = now
@@ -722,7 +724,7 @@ class DriverMachine:
                 self._commands.append(do.RestartTask(host.host, f"it did not answer pings for {limit:g} s"))
                 self._task_lost(ev.TaskLost(host.host, f"it did not answer pings for {limit:g} s"), now)
         for worker in list(self.workers.values()):
-            patience = self.settings.start_timeout if worker.phase is Phase.STARTING else limit
+            patience = to_start if worker.phase is Phase.STARTING else limit
             if worker.phase is not Phase.DONE and now - worker.heard > patience:
                 what = "hung: did not start" if worker.phase is Phase.STARTING else "hung: its process was silent"
                 self._lose(worker.worker, f"{what} for {patience:g} s", now)

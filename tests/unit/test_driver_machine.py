@@ -339,6 +339,18 @@ def test_ranks_that_report_again_and_again_that_they_cannot_connect_are_replaced
     pytest.fail(f"generation {script.generation}: forms and breaks for ever, without a pause")
 
 
+def test_a_worker_that_does_not_start_is_replaced_before_the_job_gives_up_waiting() -> None:
+    script = running("a", "b", min_np=2, elastic_timeout=100)
+    script.commit()
+    script.kill(1)
+    script.come_back()
+    script.pass_time(52)
+    script.end_those_told()
+    assert script.worker_on(1) == 3
+    script.boot(3)
+    assert script.ranks == [0, 3]
+
+
 def test_the_worker_of_a_silent_host_is_fenced() -> None:
     script = running("a", "b", heartbeat_timeout=20)
     script.hosts.pop(1)
