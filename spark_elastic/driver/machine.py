@@ -756,6 +756,9 @@ class DriverMachine:
                     "(hang_timeout; call state.heartbeat() in long code)",
                     now,
                 )
+        elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
+            # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
+            self._break(f"not all ranks had the state within {limit:g} s", now)
         elif not world.progressed:
             self._fail(
                 TrainingFailedError(

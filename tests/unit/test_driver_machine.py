@@ -237,6 +237,21 @@ def test_a_hang_after_the_last_collective_while_all_others_have_voted_is_found()
     assert do.KillWorker(1, 1) in told.commands
 
 
+def test_a_hang_of_the_rank_that_is_to_hand_the_state_on_costs_that_rank_and_not_the_job() -> None:
+    """The others wait for its word in the control store, so no rank has entered a collective."""
+    script = running("a", "b", hang_timeout=50, ready_timeout=20)
+    script.kill(1)
+    script.come_back()
+    script.acknowledge()
+    script.join("c")
+    script.obey_interrupt(0)
+    for worker in script.ranks:
+        script.send(ev.GroupFormed(worker, script.generation))
+    told = script.since(lambda: script.pass_time(102))
+    assert [command.workers for command in told.of(do.AbortWorld)] == [tuple(script.ranks)]
+    assert script.error is None
+
+
 def test_exceptions_of_newcomers_do_not_condemn_a_job_that_commits() -> None:
     script = running("a", "b")
     script.commit()
