@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-.PHONY: setup demo test schedules lint bench java clean
+.PHONY: setup demo test schedules simulate lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,10 @@ test: java setup $(PETASTORM)/.installed
 schedules: java setup
 	SCHEDULES=5000 $(BIN)/python -m pytest --timeout 1800 tests/unit/data/test_data_tracker.py
 	$(BIN)/python tests/integration/row_schedules.py --seed $(or $(SEED),1) --jobs $(or $(JOBS),24)
+
+# Simulated jobs under injected faults: N=… schedules, from seed FIRST=… on.
+simulate: setup
+	$(BIN)/python -m simulation --count $(or $(N),20000) --first $(or $(FIRST),0)
 
 $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PYTHON) -m venv $(PETASTORM)

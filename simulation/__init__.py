@@ -1,0 +1,7 @@
+"""Whole jobs in one thread, under injected faults, replayable from a seed.
+
+What is real: the driver's machine and service, the task's service, the workers' control client, elastic loop, states, worlds,
+repair, the control store, and the row tracker with its order and plan. What is simulated: clock, threads, processes, network,
+Gloo, Spark and its launcher, the supervisor with its warm parent, and the disk of durable checkpoints. ``seams.py`` lists every
+place where the one is put in for the other.
+"""

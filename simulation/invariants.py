@@ -1,0 +1,263 @@
+"""What has to hold after every event, at every commit, and at the end of a job."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from simulation.schedule import Kind
+from spark_elastic.driver import commands as do
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.machine import DriverMachine, Phase, World, WorldPhase
+from spark_elastic.errors import (
+    JobCancelledError,
+    SparkElasticError,
+    StateLostError,
+    TrainingFailedError,
+)
+from spark_elastic.messages import CommitId
+from spark_elastic.settings import JobSettings
+
+if TYPE_CHECKING:
+    from simulation.job import Simulation
+    from simulation.processes import WorkerProcess
+
+
+# Workers that the machine counts on.
+_COUNTED = (Phase.READY, Phase.MEMBER, Phase.VOTED)
+
+
+class WatchedMachine(DriverMachine):
+    """The driver's machine, with a look at it after every event."""
+
+    def __init__(self, settings: JobSettings, now: float) -> None:
+        super().__init__(settings, now)
+        self.watch: Invariants
+
+    def note(self, event: ev.Event, now: float) -> list[do.Command]:
+        was_over = self.over
+        commands = super().note(event, now)
+        self.watch.told(event, commands, was_over)
+        return commands
+
+    def decide(self) -> list[do.Command]:
+        was_over = self.over
+        commands = super().decide()
+        self.watch.told(None, commands, was_over)
+        return commands
+
+    def _lose_state(self, what: str) -> None:
+        self.watch.state_lost()
+        super()._lose_state(what)
+
+
+class Invariants:
+    def __init__(self, simulation: Simulation, machine: DriverMachine) -> None:
+        self.simulation = simulation
+        self.machine = machine
+        self.transitions: Counter[tuple[str, str, str]] = Counter()
+        # What each commit stands for, and the size of each generation.
+        self._commits: dict[CommitId, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._phase = "-"
+        self._world_is_over = True
+
+    # ------------------------------------------------------------------ the driver
+
+    def told(self, event: ev.Event | None, commands: list[do.Command], was_over: bool) -> None:
+        """Look at what the machine has made of an event (None: at what it has decided)."""
+        machine, simulation = self.machine, self.simulation
+        before = self._phase
+        if event is not None or commands:
+            for command in commands:
+                self._check_command(command, was_over)
+            phase = "over" if machine.over else machine.world.phase.name if machine.world is not None else "-"
+            if phase != before or event is not None:
+                self.transitions[before, type(event).__name__ if event is not None else "decide", phase] += 1
+            self._phase = phase
+            if simulation.history is not None:
+                if type(event) not in (ev.WorkerHeard, ev.TaskHeard, ev.Tick):
+                    simulation.note("event", "driver", str(event))
+                for command in commands:
+                    simulation.note("command", "driver", str(command))
+        if event is None:
+            due = machine.deadline()
+            if due is not None and due <= simulation.clock.now:
+                simulation.fail(f"the machine wants to be asked again at {due}, it is {simulation.clock.now}")
+        world = machine.world
+        if machine.over or world is None:
+            return
+        if event is None and world.phase in (WorldPhase.RUNNING, WorldPhase.FORMING):
+            for number in world.workers:
+                if number not in machine.workers:
+                    simulation.fail(f"worker {number} is lost, but its world is {world.phase.name}")
+        if before == "FORMING" and world.phase is WorldPhase.RUNNING:
+            self._check_is_connected(world)
+
+    def _check_command(self, command: do.Command, was_over: bool) -> None:
+        simulation = self.simulation
+        kind = type(command)
+        if kind is do.Record:
+            if command.kind == "worker_lost":  # type: ignore[union-attr]
+                self._check_loss(command.fields)  # type: ignore[union-attr]
+            return
+        if was_over and kind is not do.ReleaseTask:
+            simulation.fail(f"{command} after the end of the job")
+        if kind is do.FormWorld:
+            self._check_world(command)  # type: ignore[arg-type]
+        elif kind in (do.AbortWorld, do.InterruptWorld, do.FinishWorld):
+            if command.generation != self.machine.generation:  # type: ignore[union-attr]
+                simulation.fail(f"{command} is for a stale generation")
+            if kind is not do.FinishWorld:
+                self._world_is_over = True
+
+    def _check_loss(self, record: dict[str, Any]) -> None:
+        """Nobody is taken out but for a fault, or for having no state to begin with."""
+        if not self._is_explained(record["worker"]) and StateLostError.__name__ not in record["cause"]:
+            self.simulation.fail(f"a healthy worker was taken out: {record}")
+
+    def _check_world(self, order: do.FormWorld) -> None:
+        fail, machine = self.simulation.fail, self.machine
+        settings, members = machine.settings, order.members
+        workers = [member.worker for member in members]
+        if order.generation in self._sizes or order.generation < max(self._sizes, default=0):
+            fail(f"generation {order.generation} is formed twice")
+        self._sizes[order.generation] = len(members)
+        if [member.rank for member in members] != list(range(len(members))) or len(set(workers)) < len(workers):
+            fail(f"ranks are not dense and unique: {members}")
+        if workers[0] != min(workers):
+            fail(f"rank 0 is not the oldest of {workers}")
+        if not settings.min_np <= len(members) <= settings.max_np:
+            fail(f"{len(members)} members; min_np={settings.min_np}, max_np={settings.max_np}")
+        self._check_nobody_trains(order.generation)
+        newest: CommitId | None = max((member.commit for member in members if member.commit is not None), default=None)
+        for worker in self._living(*Phase):
+            commit = worker.job.control.commit
+            if commit is not None and (newest is None or commit > newest):
+                fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
+        previous_size = 0 if newest is None else self._sizes[newest.generation]
+        if order.previous_size != previous_size:
+            fail(
+                f"{order} names {order.previous_size} as the size of the world that made {newest}, it was {previous_size}"
+            )
+        for member in members:
+            process = self.simulation.workers[member.worker]
+            if process.is_alive and process.job is not None and member.commit is not None:
+                truth = process.job.control.commit
+                if truth != member.commit:
+                    fail(f"{process} is said to hold {member.commit}, it holds {truth}")
+        self._world_is_over = False
+
+    def _check_nobody_trains(self, generation: int) -> None:
+        """At most one formed world at a time: all that the machine counts on stand at the elastic function."""
+        for worker in self._living(*_COUNTED):
+            if not worker.stands_ready:
+                self.simulation.fail(f"generation {generation} is formed while {worker} is not ready for it")
+
+    def _check_is_connected(self, world: World) -> None:
+        for number in world.workers:
+            process = self.simulation.workers[number]
+            group = process.group
+            if process.is_alive and (group is None or group.generation != world.generation or not group.is_connected):
+                self.simulation.fail(
+                    f"generation {world.generation} is said to have formed, {process} is not connected"
+                )
+
+    def _living(self, *phases: Phase) -> list[WorkerProcess]:
+        """Living processes that the machine believes to be in one of these phases."""
+        processes = self.simulation.workers
+        found = []
+        for number, worker in self.machine.workers.items():
+            process = processes.get(number)
+            if worker.phase in phases and process is not None and process.is_alive and process.job is not None:
+                found.append(process)
+        return found
+
+    def state_lost(self) -> None:
+        """The machine thinks that nobody holds the state any more."""
+        for worker in self._living(*_COUNTED):
+            if worker.job.control.commit is not None:
+                self.simulation.fail(f"the state is given up while {worker} holds {worker.job.control.commit}")
+
+    # ------------------------------------------------------------------ workers
+
+    def entered(self, process: WorkerProcess) -> None:
+        """A rank enters the user's function. All of a generation have to begin with the same state."""
+        world = process.job.world if process.job is not None else None
+        assert world is None or world.generation
+
+    def committed(self, process: WorkerProcess, weights: int, loader: Any) -> None:
+        """A rank has recorded a commit."""
+        from spark_elastic.context import current_job
+
+        job: Any = current_job()
+        commit = job.control.commit
+        fail = self.simulation.fail
+        content = (weights, loader["epoch"], loader["position"])
+        known = self._commits.setdefault(commit, content)
+        self.simulation.commits += 1
+        if known != content:
+            fail(f"{process} commits {content} as {commit}, others {known}")
+        if commit.index == 0 and job.world.newest_commit is not None:
+            expected = self._commits.get(job.world.newest_commit)
+            if expected != content:
+                fail(f"{process} begins {commit} with {content}, {job.world.newest_commit} was {expected}")
+        if process.number in self.machine.workers and commit.generation != self.machine.generation:
+            fail(f"{process} commits {commit} while generation {self.machine.generation} goes on")
+        self.simulation.note("commits", process, f"{commit}: {content}")
+
+    # ------------------------------------------------------------------ the end
+
+    def finished(self, results: list[bytes]) -> None:
+        """Every row of every epoch was trained on once, and all ranks return the same."""
+        job = self.simulation.schedule.job
+        weights = [pickle.loads(result) for result in results]
+        if len(set(weights)) != 1:
+            self.simulation.fail(f"ranks return different weights: {weights}")
+        if not job.min_np <= len(results) <= job.max_np:
+            self.simulation.fail(f"{len(results)} results")
+        counted = self.simulation.ledger.rows_of(weights[0])
+        once = Counter(range(job.data.total))
+        for epoch in range(job.epochs):
+            if counted.get(epoch) != once:
+                self.simulation.fail(f"rows of epoch {epoch} were counted {counted.get(epoch)}")
+
+    def failed(self, error: SparkElasticError) -> None:
+        """A job may fail only for what has befallen it."""
+        struck = {fault.kind for fault in self.simulation.strikes.struck}
+        text = str(error)
+        if isinstance(error, StateLostError) and struck:
+            return
+        if isinstance(error, JobCancelledError) and Kind.CANCEL in struck:
+            return
+        if isinstance(error, TrainingFailedError):
+            if "after training had finished" in text and self._is_hit(text):
+                return
+            if "the same exception" in text and StateLostError.__name__ in text:
+                return
+            if ("the same exception" in text or "of the world raised" in text) and Kind.RAISE in struck:
+                return
+            if "reached a commit within" in text and (Kind.ISOLATE in struck or self._all_are_hit()):
+                return
+        self.simulation.fail(f"the job failed without need: {type(error).__name__}: {text}", error)
+
+    def _is_hit(self, text: str) -> bool:
+        rank = int(text.removeprefix("rank ").split()[0])
+        world = self.machine.world
+        assert world is not None
+        return self._is_explained(world.workers[rank])
+
+    def _all_are_hit(self) -> bool:
+        world = self.machine.world
+        return world is not None and all(map(self._is_explained, world.workers))
+
+    def _is_explained(self, number: int) -> bool:
+        process = self.simulation.workers.get(number)
+        return process is None or self.simulation.strikes.is_hit(process)
+
+    def ended(self) -> None:
+        """Nothing is left."""
+        left = [str(process) for process in self.simulation.spark.living() if not process.machine.is_lost]
+        if left:
+            self.simulation.fail(f"left after the end: {', '.join(left)}")

@@ -1,0 +1,251 @@
+"""One simulated job, from ``run()`` to the end of the last process."""
+
+from __future__ import annotations
+
+import platform
+import random
+import traceback
+from collections import Counter
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from simulation import seams
+from simulation.clock import Clock
+from simulation.invariants import Invariants
+from simulation.ledger import Ledger
+from simulation.mesh import Mesh
+from simulation.network import Link
+from simulation.processes import Process, WorkerProcess
+from simulation.schedule import Fault, Schedule
+from simulation.spark import Machine, Spark
+from simulation.strikes import Strikes
+from simulation.training import train
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.payload import CheckpointPlan, Payload
+from spark_elastic.settings import JobSettings
+
+# After the last fault has healed a job has so long to end, and its processes after that.
+JOB_SECONDS = 250.0
+END_SECONDS = 60.0
+EVENT_LIMIT = 200_000
+
+TIMEOUTS: dict[str, Any] = {
+    "start_timeout": 60.0,
+    "elastic_timeout": 60.0,
+    "hang_timeout": 6.0,
+    "heartbeat_timeout": 4.0,
+    "ready_timeout": 5.0,
+    "form_timeout": 5.0,
+    "join_window": 0.25,
+    "join_patience": 3.0,
+    "yield_after": 10.0,
+}
+_CALL = cloudpickle.dumps((train, (), {}))
+
+
+class _Server:
+    """Stands for the listening socket."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def close(self) -> None:
+        self._simulation.is_listening = False
+
+
+class _Log:
+    def record(self, kind: str, **fields: Any) -> None: ...
+
+
+class Simulation:
+    """Plays one schedule. ``violation`` is what was found to be wrong, empty if nothing was."""
+
+    def __init__(self, schedule: Schedule, *, keep_history: bool = False) -> None:
+        self.schedule = schedule
+        self.random = random.Random(schedule.seed ^ 0x5EED)
+        self.clock = Clock()
+        self.python = platform.python_version()
+        self.violation = ""
+        self.history: list[str] | None = [] if keep_history else None
+        self.ledger = Ledger()
+        self.disk: dict[Any, Any] = {}
+        self.points: Counter[str] = Counter()
+        self.commits = 0
+        self.processes: list[Process] = []
+        self.workers: dict[int, WorkerProcess] = {}
+        self.meshes: set[Mesh] = set()
+        self.is_listening = True
+        self.is_over = False
+        self._meshes: dict[int, Mesh] = {}
+        self._healed_at = self.clock.now
+        job = schedule.job
+        self.settings = JobSettings(
+            min_np=job.min_np, num_proc=job.num_proc, max_np=job.max_np, durable=job.durable, **TIMEOUTS
+        )
+        self.driver = Process(self, Machine("driver"), 0)
+        self.driver.kind = "driver"
+        self.strikes = Strikes(self)
+        self.faults_at: dict[str, list[Fault]] = {}
+        self.spark: Spark
+        self.service: SparkDriverService
+        self.invariants: Invariants
+
+    # ------------------------------------------------------------------ the run
+
+    def run(self) -> Simulation:
+        """Play the schedule to its end, or to the first violation."""
+        global _playing
+        _playing = self
+        self._set_up()
+        self.clock.run(self._is_decided, self._deadline(), EVENT_LIMIT)
+        while not self._is_decided() and self.clock.now < self._deadline() and self.clock.events < EVENT_LIMIT:
+            before = self.clock.events
+            self.clock.run(self._is_decided, self._deadline(), EVENT_LIMIT)
+            if self.clock.events == before:
+                break
+        if not self.violation and not self.service.outcome.done():
+            self._explain_hang()
+        self._finish()
+        self._tear_down()
+        return self
+
+    def _set_up(self) -> None:
+        job = self.schedule.job
+        plan = CheckpointPlan("memory://", 1, 0.5) if job.durable else None
+        payload = msgspec.msgpack.encode(Payload(_CALL, self.settings.form_timeout, (), plan))
+        self.spark = Spark(self, job.machines, job.executors, job.cores, job.max_np)
+        credentials: Any = None
+        log: Any = _Log()
+        self.service = service = SparkDriverService(
+            self.settings,
+            credentials,
+            payload,
+            event_log=log,
+            on_yield=self._yield_slots,
+            on_registered=lambda slot: self.spark.slot_registered(slot),
+        )
+        machine: Any = service._machine
+        self.invariants = machine.watch = Invariants(self, machine)
+        server: Any = _Server(self)
+        service._server = server
+        service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
+        self.driver.loop.call_soon(service._schedule_tick)
+        self.spark.submit_all()
+        for fault in self.schedule.faults:
+            if fault.follows is not None:
+                continue
+            if fault.point is None:
+                self.heals(self.clock.now + fault.at)
+                self.clock.after(fault.at, self.strikes.strike, fault, None)
+            else:
+                self.faults_at.setdefault(fault.point, []).append(fault)
+
+    def _yield_slots(self) -> None:
+        self.clock.soon(self.spark.give_back)
+
+    def _decided(self) -> None:
+        """What ``run()`` does once there is an outcome."""
+        self.is_over = True
+        self.note("has", "the job", repr(self.service.outcome.exception() or "finished"))
+        self.clock.after(self.random.uniform(0.0, 0.2), self._close)
+
+    def _close(self) -> None:
+        self.spark.submit_no_more()
+        self.driver.loop.call_soon(lambda: self.driver.loop.create_task(self.service._close()))
+
+    def _finish(self) -> None:
+        if self.violation:
+            return
+        error = self.service.outcome.exception()
+        if error is None:
+            self.invariants.finished(self.service.outcome.result())
+        else:
+            assert isinstance(error, SparkElasticError)
+            self.invariants.failed(error)
+        if self.violation:
+            return
+        until = max(self.clock.now, self._healed_at) + END_SECONDS
+        self.clock.run(
+            lambda: (not self.spark.living() and not self.is_listening) or bool(self.violation), until, EVENT_LIMIT
+        )
+        if not self.violation:
+            self.invariants.ended()
+
+    def _tear_down(self) -> None:
+        """Leave nothing behind that the next simulation could feel."""
+        for process in self.processes:
+            process.is_alive = False
+            process.loop.is_dead = True
+            process._unwind()
+
+    def _is_decided(self) -> bool:
+        return self.is_over or bool(self.violation)
+
+    def _deadline(self) -> float:
+        return max(self._healed_at, 100.0) + JOB_SECONDS
+
+    def _explain_hang(self) -> None:
+        machine = self.invariants.machine
+        world = machine.world
+        what = "no world" if world is None else f"generation {world.generation} is {world.phase.name}"
+        workers = ", ".join(f"{worker.worker} {worker.phase.name}" for worker in machine.workers.values())
+        self.fail(
+            f"the job does not end: at {self.clock.now:.1f} s, after {self.clock.events} events, {what}; "
+            f"workers: {workers or 'none'}; hosts: {len(machine.hosts)}"
+        )
+
+    # ------------------------------------------------------------------ for the parts
+
+    def strike_at(self, point: str, worker: WorkerProcess) -> None:
+        """Let the faults strike that wait for this visit of the point."""
+        for fault in self.faults_at.get(point, ()):
+            if fault.nth == self.points[point]:
+                self.strikes.strike(fault, worker)
+
+    def heals(self, when: float) -> None:
+        """Note until when a fault has consequences that nobody is to blame for."""
+        self._healed_at = max(self._healed_at, when)
+
+    def delay(self, link: Link) -> float:
+        """Seconds that a message takes."""
+        dice = self.random.random()
+        seconds = 0.0003 + dice * 0.003 if dice < 0.95 else dice * 0.1
+        return seconds + link.lag * self.random.random()
+
+    @staticmethod
+    def is_cut(machine: Machine) -> bool:
+        return machine.is_cut > 0
+
+    def mesh(self, generation: int, size: int) -> Mesh:
+        if generation not in self._meshes:
+            self._meshes[generation] = Mesh(self, generation, size)
+        return self._meshes[generation]
+
+    def note(self, what: str, who: object, details: str) -> None:
+        """Add a line to the history."""
+        if self.history is not None:
+            self.history.append(f"{self.clock.now - 100.0:9.4f}  {who!s:<12} {what} {details}")
+
+    def fail(self, violation: str, error: BaseException | None = None) -> None:
+        """Note the first thing that is wrong; the simulation ends there."""
+        if not self.violation:
+            self.violation = violation
+            self.note("VIOLATION", "", violation)
+            if error is not None and self.history is not None:
+                self.history += "".join(traceback.format_exception(error)).splitlines()
+
+
+_playing: Simulation
+
+
+def playing() -> Simulation:
+    """The simulation that this Python process plays at the moment."""
+    return _playing
+
+
+def installed() -> Any:
+    """Have this Python process simulate, as a context manager."""
+    return seams.installed(playing)

@@ -1,0 +1,274 @@
+"""What Gloo does for a generation, as far as recovery is concerned.
+
+After the death of a rank only its neighbours in the ring get an error, the others hang until they are aborted. An abort on one
+rank fails what is pending there and nowhere else. Every rank sees, when it looks, that a connection has ended. A collective may
+be complete on one rank and fail on another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from simulation.threads import Condition, current
+
+if TYPE_CHECKING:
+    from simulation.job import Simulation
+
+
+class Work:
+    """A pending operation of one rank."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.result: Any = None
+        self.is_done = False
+
+    def wait(self) -> Any:
+        group = self._group
+        group.condition.wait_for(lambda: self.is_done or bool(group.error))
+        if not self.is_done:
+            raise RuntimeError(group.error)
+        return self.result
+
+    def complete(self, result: Any) -> None:
+        if not self._group.error:
+            self.result, self.is_done = result, True
+            self._group.condition.notify_all()
+
+
+class Mesh:
+    """The connections among the ranks of one generation."""
+
+    def __init__(self, simulation: Simulation, generation: int, size: int) -> None:
+        self.simulation = simulation
+        self.generation = generation
+        self.size = size
+        self.groups: dict[int, Group] = {}
+        # What each rank has brought to each collective.
+        self.brought: defaultdict[int, dict[int, tuple[Work, Any, int | None]]] = defaultdict(dict)
+        self.mail: defaultdict[tuple[int, int], deque[Any]] = defaultdict(deque)
+        self.takers: defaultdict[tuple[int, int], deque[Work]] = defaultdict(deque)
+        self.blocked: list[Any] = []
+        self.departed: set[int] = set()
+
+    def arrived(self) -> None:
+        """Once all ranks have come, and reach each other, they are connected."""
+        groups = list(self.groups.values())
+        if len(groups) < self.size:
+            return
+        if self._is_split(group.process.machine for group in groups):
+            self.simulation.meshes.add(self)
+            return
+        for group in groups:
+            self.simulation.clock.after(self.simulation.random.uniform(0.002, 0.03), group.connected)
+
+    def enter(self, number: int, group: Group, work: Work, value: Any, source: int | None) -> None:
+        brought = self.brought[number]
+        brought[group.rank] = (work, value, source)
+        if source is not None and source != group.rank:
+            if source in brought:
+                self._deliver(work, group, {source: brought[source][1]})
+        elif source is not None:
+            for rank, (other, _, _) in list(brought.items()):
+                self._deliver(other, self.groups[rank], {source: value})
+        elif len(brought) == self.size:
+            values = {rank: brought[rank][1] for rank in sorted(brought)}
+            for rank, (other, _, _) in brought.items():
+                self._deliver(other, self.groups[rank], values)
+
+    def _deliver(self, work: Work, group: Group, values: dict[int, Any]) -> None:
+        """Complete a rank's part, once all machines concerned reach each other."""
+        if self._is_split(self.groups[rank].process.machine for rank in (*values, group.rank)):
+            self.blocked.append((work, group, values))
+            self.simulation.meshes.add(self)
+        else:
+            delay = self.simulation.random.uniform(0.0005, 0.01) * group.process.machine.slowness
+            self.simulation.clock.after(delay, work.complete, values)
+
+    def unblock(self) -> None:
+        """Look again at what a partition has held up."""
+        blocked, self.blocked = self.blocked, []
+        for entry in blocked:
+            self._deliver(*entry)
+        for rank in list(self.departed):
+            self.left(rank)
+        if not all(group.is_connected for group in self.groups.values()):
+            self.arrived()
+
+    def left(self, rank: int) -> None:
+        """A rank's sockets are closed, by itself or by the end of its process."""
+        self.departed.add(rank)
+        gone = self.groups[rank].process.machine
+        for other, group in self.groups.items():
+            if other != rank and rank not in group.lost and not self._is_split((gone, group.process.machine)):
+                near = abs(other - rank) in (1, self.size - 1)
+                self.simulation.clock.after(self.simulation.random.uniform(0.001, 0.04), group.peer_left, rank, near)
+
+    def _is_split(self, machines: Iterable[Any]) -> bool:
+        different = set(machines)
+        return len(different) > 1 and any(machine.is_isolated for machine in different)
+
+
+class Group:
+    """Stands for ``group.Group``."""
+
+    def __init__(self, store: Any, rank: int, size: int, address: str, backend: str, timeout: timedelta) -> None:
+        self.process = current().process
+        self.simulation: Simulation = self.process.simulation
+        self.generation: int = store._generation
+        self.rank = rank
+        self.size = size
+        self.condition = Condition()
+        self.gloo = SimpleNamespace(allgather=self._allgather)
+        self.nccl = None
+        self.error = ""
+        self._store = store
+        self._timeout = timeout.total_seconds()
+        self._entered = 0
+        self.lost: set[int] = set()
+        self._is_aborted = False
+        self._is_left = False
+        self.is_connected = False
+        self._mesh: Mesh | None = None
+        self.process.group = self
+
+    # ------------------------------------------------------------------ for our code
+
+    def build(self) -> None:
+        self._store.set(f"address/{self.rank}", str(self.process.number))
+        self._store.get_many([f"address/{rank}" for rank in range(self.size)])
+        simulation = self.simulation
+        self._mesh = mesh = simulation.mesh(self.generation, self.size)
+        mesh.groups[self.rank] = self
+        if self._is_left:
+            mesh.left(self.rank)
+        for rank in mesh.departed:
+            self.peer_left(rank, near=simulation.random.random() < 0.5)
+        mesh.arrived()
+        done = self.condition.wait_for(lambda: self.is_connected or bool(self.error), self._timeout)
+        if not done or self.error:
+            raise RuntimeError(self.error or "a peer did not connect")
+        if self._is_aborted:
+            self.abort()
+
+    def register(self) -> None: ...
+
+    def collectives(self) -> int:
+        return self._entered
+
+    def is_broken(self) -> bool:
+        return self._is_aborted or bool(self.lost)
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        self._fail("connection closed by an abort")
+
+    def close(self) -> None:
+        self.abort()
+        self.leave()
+
+    # ------------------------------------------------------------------ operations
+
+    def collective(self, value: Any, source: int | None = None) -> Work:
+        """Enter the next collective: all ranks' values are gathered, or that of ``source`` is broadcast."""
+        number, self._entered = self._entered, self._entered + 1
+        work = Work(self)
+        if not self.error:
+            assert self._mesh is not None
+            if self.size == 1:
+                work.complete({0: value})
+            else:
+                self._mesh.enter(number, self, work, value, source)
+        return work
+
+    def _allgather(self, outputs: list[list[Any]], inputs: list[Any]) -> Any:
+        if self.error:
+            raise RuntimeError(self.error)
+        work = self.collective(inputs[0].clone())
+
+        def wait() -> None:
+            for rank, value in work.wait().items():
+                outputs[0][rank].copy_(value)
+
+        return SimpleNamespace(wait=wait)
+
+    def send(self, value: Any, to: int) -> Work:
+        work = Work(self)
+        mesh = self._mesh
+        assert mesh is not None
+        if not self.error:
+            work.complete(None)
+            key = (self.rank, to)
+            if mesh.takers[key]:
+                mesh._deliver(mesh.takers[key].popleft(), mesh.groups[to], {self.rank: value})
+            else:
+                mesh.mail[key].append(value)
+        return work
+
+    def receive(self, source: int) -> Any:
+        work = Work(self)
+        mesh = self._mesh
+        assert mesh is not None
+        key = (source, self.rank)
+        if mesh.mail[key]:
+            mesh._deliver(work, self, {source: mesh.mail[key].popleft()})
+        else:
+            mesh.takers[key].append(work)
+            if source in self.lost:
+                self._fail("connection closed by peer")
+        return work.wait()[source]
+
+    # ------------------------------------------------------------------ for the simulation
+
+    def leave(self) -> None:
+        if not self._is_left:
+            self._is_left = True
+            if self._mesh is not None:
+                self._mesh.left(self.rank)
+
+    def peer_left(self, rank: int, near: bool) -> None:
+        self.lost.add(rank)
+        waits_for_it = self._mesh is not None and bool(self._mesh.takers[(rank, self.rank)])
+        if near or waits_for_it:
+            self._fail("connection closed by peer")
+
+    def connected(self) -> None:
+        self.is_connected = True
+        self.condition.notify_all()
+
+    def _fail(self, error: str) -> None:
+        self.error = self.error or error
+        self.condition.notify_all()
+
+
+def _group() -> Group:
+    group: Group = current().process.group
+    return group
+
+
+def _broadcast(tensor: Any, src: int) -> None:
+    group = _group()
+    group.process.reached("TRANSFER")
+    value = group.collective(tensor.clone() if group.rank == src else None, src).wait()[src]
+    if group.rank != src:
+        tensor.copy_(value)
+
+
+def _isend(tensor: Any, dst: int) -> Work:
+    group = _group()
+    group.process.reached("TRANSFER")
+    return group.send(tensor.clone(), dst)
+
+
+def _recv(tensor: Any, src: int) -> None:
+    group = _group()
+    group.process.reached("TRANSFER")
+    tensor.copy_(group.receive(src))
+
+
+# Stands for ``torch.distributed`` in ``repair``.
+DIST = SimpleNamespace(broadcast=_broadcast, isend=_isend, recv=_recv)

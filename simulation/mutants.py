@@ -1,0 +1,245 @@
+"""Proof that the simulation can fail: the product with one mistake at a time, and how many schedules it takes to notice.
+
+``python -m simulation.mutants`` plays them all, ``python -m simulation.mutants NAME`` one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from simulation.job import Simulation, installed
+from simulation.schedule import make_schedule
+
+LIMIT = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A function of the product, and a piece of its source that is replaced."""
+
+    name: str
+    where: str
+    old: str
+    new: str
+
+
+_MACHINE = "spark_elastic.driver.machine:DriverMachine."
+MUTANTS = (
+    Mutant("lost workers are not fenced", _MACHINE + "_lose", "del self.workers[number]", "pass"),
+    Mutant("lost workers are not killed", _MACHINE + "_lose", "host is None or host.worker == number", "False"),
+    Mutant(
+        "the world need not have a holder of the newest commit",
+        "spark_elastic.driver.ranks:choose_members",
+        "if newest is not None and",
+        "if False and",
+    ),
+    Mutant("a hang in a collective is ignored", _MACHINE + "_check_collectives", "elif outside or", "elif False and"),
+    Mutant("a silent worker is waited for", _MACHINE + "_check_silence", "now - worker.heard > patience", "False"),
+    Mutant(
+        "a survivor in user code is waited for",
+        _MACHINE + "_check_survivors",
+        "worker.ready_deadline is not None and",
+        "False and",
+    ),
+    Mutant("worlds below min_np form", _MACHINE + "_needed", "return self.settings.min_np", "return 1"),
+    Mutant(
+        "survivors that are not ready are not waited for",
+        _MACHINE + "_form_if_ready",
+        "if any(worker.phase is not Phase.READY for worker in self._living_members()):",
+        "if False:",
+    ),
+    Mutant("survivors are not aborted", _MACHINE + "_break", "if fresh:", "if False:"),
+    Mutant(
+        "what a worker said of its commits before counts for more",
+        _MACHINE + "_worker_ready",
+        "worker.commit = event.commit",
+        "worker.commit = event.commit or worker.commit",
+    ),
+    Mutant("a pause of the driver is not forgiven", _MACHINE + "note", "gap > PAUSE_SECONDS", "False"),
+    Mutant("newcomers are never let in", _MACHINE + "_interrupt_if_planned", "due is not None and now >= due", "False"),
+    Mutant(
+        "ranks go by youth",
+        "spark_elastic.driver.ranks:assign_ranks",
+        "key=lambda candidate: candidate.worker",
+        "key=lambda candidate: -candidate.worker",
+    ),
+    Mutant(
+        "a host gets a second worker",
+        "spark_elastic.driver.hosts:HostManager.startable",
+        "host.worker is None and ",
+        "",
+    ),
+    Mutant(
+        "a loss after the finish goes unnoticed",
+        _MACHINE + "_lose",
+        "if world.phase is WorldPhase.FINISHING:",
+        "if False:",
+    ),
+    Mutant("the job is over at the first vote", _MACHINE + "_finish_if_voted", "if all(", "if any("),
+    Mutant(
+        "a drained worker stays while too few others are left",
+        _MACHINE + "_form_if_ready",
+        "worker.worker not in kept",
+        "len(chosen) >= self._needed(now) and worker.worker not in kept",
+    ),
+    Mutant("the driver's loop spins after the end", _MACHINE + "deadline", "if self.over:", "if False:"),
+    Mutant(
+        "commits are ordered by index",
+        "spark_elastic.driver.machine:DriverMachine._form_if_ready",
+        "default=None)",
+        "default=None, key=lambda commit: commit.index)",
+    ),
+    Mutant("all survivors are given up with one host", _MACHINE + "_lose_state", "not self.settings.durable or", ""),
+    Mutant(
+        "a commit is made of a broken world's step",
+        "spark_elastic.state:State.commit",
+        "if world.is_broken() and not self._has_stepped_in_place():",
+        "if False:",
+    ),
+    Mutant("a commit need not be whole", "spark_elastic.state:ObjectState.save", "self._snapshots.switch()", "pass"),
+    Mutant(
+        "a repaired rank does not say what it holds",
+        "spark_elastic.state:ObjectState.sync",
+        "self._job.control.commit = world.newest_commit",
+        "pass",
+    ),
+    Mutant(
+        "a dirty rank says that it holds its last commit",
+        "spark_elastic.torch_state:TorchState.restore",
+        "self._job.control.commit = None",
+        "pass",
+    ),
+    Mutant(
+        "optimizers step in broken worlds",
+        "spark_elastic.torch_state:TorchState._check_world",
+        "if world.is_broken():",
+        "if False:",
+    ),
+    Mutant(
+        "the state is not restored after a loss",
+        "spark_elastic.elastic_loop:_run",
+        "        state.restore()",
+        "        pass",
+    ),
+    Mutant(
+        "an interrupt is seen by the rank itself at once",
+        "spark_elastic.state:State._exchange",
+        "return self._interrupted",
+        "return self._interrupted or job.control.is_interrupted",
+    ),
+    Mutant(
+        "interrupts outlive their generation",
+        "spark_elastic.control:ControlClient.is_interrupted",
+        "self._interrupted == self.generation",
+        "self._interrupted > 0",
+    ),
+    Mutant(
+        "aborts reach later generations",
+        "spark_elastic.control:ControlClient.is_aborted",
+        "self._aborted >= generation",
+        "self._aborted > 0",
+    ),
+    Mutant(
+        "a vote ends at an old finish",
+        "spark_elastic.control:ControlClient.vote",
+        "if self._finished != self.generation:",
+        "if False:",
+    ),
+    Mutant(
+        "newcomers take the wrong donor",
+        "spark_elastic.repair:plan_repair",
+        "if commit == newest]",
+        "if commit is not None]",
+    ),
+    Mutant(
+        "a share of the rows is given twice",
+        "spark_elastic.data.plan:share",
+        "(rank + 1) * rows // sharers",
+        "min(rows, (rank + 1) * rows // sharers + (rank == 0))",
+    ),
+    Mutant(
+        "the loader does not go back",
+        "spark_elastic.data.loader:PositionedLoader.load_state_dict",
+        'state["position"]',
+        'max(state["position"], self._tracker.position)',
+    ),
+    Mutant(
+        "a duplicate of a slot takes it over",
+        "spark_elastic.driver.service:SparkDriverService._serve_task",
+        "while slot in self._slots.values():",
+        "while False:",
+    ),
+    Mutant(
+        "who waits in a closed store is not told",
+        "spark_elastic.driver.store:ControlStore.close_generation",
+        "waiter.answer(StoreReply(waiter.request.number, gone=True))",
+        "pass",
+    ),
+)
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Have the product make the mistake."""
+    module_name, _, path = mutant.where.partition(":")
+    module = importlib.import_module(module_name)
+    *owners, name = path.split(".")
+    place = module
+    for owner in owners:
+        place = getattr(place, owner)
+    original = inspect.getattr_static(place, name)
+    function: Any = original.fget if isinstance(original, property) else original
+    source = textwrap.dedent(inspect.getsource(function))
+    assert mutant.old in source, f"{mutant.name}: {mutant.where} has changed"
+    names: dict[str, object] = {}
+    body = textwrap.indent(source.replace(mutant.old, mutant.new), "    ")
+    # A function around it, so that ``super()`` finds its class.
+    text = f"from __future__ import annotations\ndef make(__class__):\n{body}\n    return {name}\n"
+    exec(compile(text, f"<{mutant.name}>", "exec"), module.__dict__, names)
+    made: Any = names["make"]
+    mutated = made(place)
+    # Those who have imported a function by its name get it, too.
+    places = (
+        [place] if owners else [other for other in list(sys.modules.values()) if getattr(other, name, None) is original]
+    )
+    for other in places:
+        setattr(other, name, mutated)
+    try:
+        yield
+    finally:
+        for other in places:
+            setattr(other, name, original)
+
+
+def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str]:
+    """Play until something is noticed; return how many schedules it took (0: nothing was), and what it was."""
+    with applied(mutant), installed():
+        for seed in range(limit):
+            violation = Simulation(make_schedule(seed)).run().violation
+            if violation:
+                return seed + 1, violation
+    return 0, ""
+
+
+def main(names: list[str]) -> int:
+    missed = 0
+    for mutant in MUTANTS:
+        if not names or mutant.name in names:
+            count, violation = schedules_until_caught(mutant)
+            missed += not count
+            print(
+                f"{count or 'never':>6}  {mutant.name}: {violation.splitlines()[0][:100] if violation else ''}",
+                flush=True,
+            )
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

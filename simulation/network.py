@@ -1,0 +1,184 @@
+"""The control network: connections between machines and the driver, with delays, losses and partitions.
+
+Messages of one connection arrive in order, those of different ones in any. Real frames travel: they are encoded by the
+sender and decoded, against the receiver's schema, by the receiver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from spark_elastic import messages as m
+from spark_elastic import rpc
+
+if TYPE_CHECKING:
+    from simulation.job import Simulation
+
+# When the kernel gives a connection up over which nothing comes back (see ``rpc._notice_lost_hosts``).
+GIVEN_UP_SECONDS = 30.0
+
+_decoders = {id(kind): msgspec.msgpack.Decoder(kind) for kind in (m.ToDriver, m.ToTask, m.ToWorker)}
+_END = None
+
+
+class End:
+    """One end of a connection; has what our code asks of ``rpc.Connection``."""
+
+    local_address = peer_address = "10.0.0.1"
+    descriptor = -1
+    crowded = False
+
+    def __init__(self, link: Link, process: Any) -> None:
+        self.link = link
+        self.process = process
+        self.peer: End
+        self.expected: Any = None
+        self.open = True
+        self._inbox: deque[bytes | None] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._last_arrival = 0.0
+
+    # ------------------------------------------------------------------ for our code
+
+    def send(self, message: m.Message) -> None:
+        self.send_encoded(rpc.encode(message))
+
+    def send_encoded(self, frame: bytes) -> None:
+        if self.open and not self.process.loop.is_dead:
+            self._transmit(frame)
+
+    async def send_bytes(self, data: bytes | memoryview) -> None:
+        for chunk in rpc.chunks(data):
+            self.send(chunk)
+
+    async def receive(self) -> Any:
+        while not self._inbox:
+            self._waiting = waiting = asyncio.get_running_loop().create_future()
+            try:
+                await waiting
+            finally:
+                self._waiting = None
+        frame = self._inbox.popleft()
+        if frame is _END:
+            self._inbox.append(_END)
+            raise rpc.ConnectionLostError("the connection broke")
+        return _decoders[id(self.expected)].decode(memoryview(frame)[4:])
+
+    async def messages(self) -> AsyncIterator[Any]:
+        while True:
+            try:
+                message = await self.receive()
+            except rpc.ConnectionLostError:
+                return
+            yield message
+
+    async def close(self, flush_seconds: float = 1.0) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if self.open:
+            self.open = False
+            self._transmit(_END)
+            self._arrive(_END)
+
+    # ------------------------------------------------------------------ for the simulation
+
+    def _transmit(self, frame: bytes | None) -> None:
+        link = self.link
+        if link.held is not None:
+            link.held.append((self, frame))
+            return
+        simulation = link.simulation
+        delay = simulation.delay(link)
+        arrival = max(self._last_arrival, simulation.clock.now + delay)
+        self._last_arrival = arrival
+        simulation.clock.after(arrival - simulation.clock.now, self.peer._arrive, frame, link.epoch)
+
+    def _arrive(self, frame: bytes | None, epoch: int | None = None) -> None:
+        """Take what has come into the kernel's buffer; whoever waits for it is woken, once its process runs."""
+        if epoch is not None and epoch != self.link.epoch:
+            return
+        self._inbox.append(frame)
+        waiting = self._waiting
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+
+class Link:
+    """A connection of a task or a worker (``client``) to the driver (``server``)."""
+
+    def __init__(self, simulation: Simulation, client: Any, server: Any) -> None:
+        self.simulation = simulation
+        self.client = End(self, client)
+        self.server = End(self, server)
+        self.client.peer, self.server.peer = self.server, self.client
+        self.epoch = 0
+        # Frames that wait for the end of a partition.
+        self.held: list[tuple[End, bytes | None]] | None = None
+        self.lag = 0.0
+        client.links.append(self)
+        if simulation.is_cut(client.machine):
+            self.cut()
+
+    def lose(self) -> None:
+        """Both ends see it broken; what was on its way is lost."""
+        self.epoch += 1
+        self.held = None
+        for end in (self.client, self.server):
+            self.simulation.clock.after(self.simulation.random.uniform(0, 0.5), end._arrive, _END)
+            end.open = False
+
+    def cut(self) -> None:
+        """The network in between is down."""
+        if self.held is None:
+            self.held = []
+            self.simulation.clock.after(GIVEN_UP_SECONDS, self._give_up, self.epoch, self.held)
+
+    def mend(self) -> None:
+        held, self.held = self.held, None
+        for end, frame in held or ():
+            end._transmit(frame)
+
+    def _give_up(self, epoch: int, held: list[Any]) -> None:
+        if epoch == self.epoch and self.held is held:
+            self.lose()
+
+
+async def connect(simulation: Simulation, process: Any, expected: Any) -> End:
+    """Connect to the driver. Raises ``OSError``s as ``rpc.connect`` does."""
+    await asyncio.sleep(simulation.random.uniform(0.001, 0.02))
+    if simulation.is_cut(process.machine):
+        await asyncio.sleep(GIVEN_UP_SECONDS)
+        raise TimeoutError("the driver did not answer")
+    if not simulation.is_listening:
+        raise ConnectionRefusedError("nobody listens")
+    link = Link(simulation, process, simulation.driver)
+    link.client.expected = expected
+    accepted = asyncio.get_running_loop().create_future()
+    simulation.clock.soon(_accept, simulation, link, accepted, loop=simulation.driver.loop)
+    try:
+        # The handshake takes the driver's process, which may be paused.
+        await asyncio.wait_for(accepted, rpc.HANDSHAKE_SECONDS)
+    except asyncio.TimeoutError as error:
+        link.lose()
+        raise TimeoutError("no handshake") from error
+    return link.client
+
+
+def _accept(simulation: Simulation, link: Link, accepted: asyncio.Future[None]) -> None:
+    if not simulation.is_listening:
+        link.lose()
+    end: Any = link.server  # stands for reader and writer
+    simulation.driver.loop.create_task(simulation.service._accepted(end, end))
+    if not accepted.done():
+        simulation.clock.after(simulation.random.uniform(0.0005, 0.005), _resolve, accepted)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,273 @@
+"""Simulated processes: how they start, are stopped and die, and what the supervisor and its warm parent do about workers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from greenlet import GreenletExit
+
+from simulation import threads
+from simulation.clock import ProcessLoop
+from spark_elastic import messages as m
+from spark_elastic import worker as worker_module
+from spark_elastic.task import service as task_service
+
+if TYPE_CHECKING:
+    from simulation.job import Simulation
+    from simulation.mesh import Group
+    from simulation.network import Link
+    from simulation.spark import Executor, Machine
+
+TICKET: Any = SimpleNamespace(run_id="simulated", addresses=(("driver", 1),), credentials=None, network_interface=None)
+
+
+class InjectedError(Exception):
+    """What a fault of the kind RAISE raises in user code."""
+
+
+class Process:
+    """Something that runs on a machine until it ends or is killed."""
+
+    kind = "process"
+
+    def __init__(self, simulation: Simulation, machine: Machine, number: int) -> None:
+        self.simulation = simulation
+        self.machine = machine
+        self.number = number
+        self.loop = ProcessLoop(simulation.clock, self)
+        self.threads: list[threads.Thread] = []
+        self.links: list[Link] = []
+        self.job: Any = None
+        self.group: Group | None = None
+        self.is_alive = True
+        machine.processes.append(self)
+        simulation.processes.append(self)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+    def unhandled(self, error: BaseException) -> None:
+        """Our code has let an exception escape where nobody looks at it."""
+        if self.is_alive:
+            self.simulation.fail(f"{self}: unhandled {type(error).__name__}: {error}", error)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.loop.is_stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.is_alive and self.loop.is_stopped and not self.machine.is_frozen:
+            self.loop.go_on()
+
+    def kill(self, code: int = -9) -> None:
+        """The process does nothing more from here on; its sockets are closed once its memory is freed."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.loop.is_dead = True
+        self.simulation.note("dies", self, f"code {code}")
+        self.machine.processes.remove(self)
+        clock, random = self.simulation.clock, self.simulation.random
+        clock.soon(self._unwind)
+        freed = random.uniform(0.2, 1.5) if random.random() < 0.1 else random.uniform(0.0005, 0.02)
+        clock.after(freed, self._close_sockets)
+        self._dying(code, freed)
+
+    def _dying(self, code: int, freed: float) -> None:
+        """Who supervises this process takes notice, ``freed`` seconds before it can be reaped."""
+
+    def _unwind(self) -> None:
+        for thread in self.threads:
+            thread.end()
+        self.threads.clear()
+        self.loop.end()
+
+    def _close_sockets(self) -> None:
+        if self.machine.is_lost:
+            return  # nobody says goodbye: the connections are given up after a while
+        for link in self.links:
+            if link.client.open:
+                link.client.open = False
+                link.client._transmit(None)
+        if self.group is not None:
+            self.group.leave()
+
+
+class WorkerProcess(Process):
+    """A training worker: ``run_worker`` on its main thread."""
+
+    kind = "worker"
+
+    def __init__(self, simulation: Simulation, task: TaskProcess, number: int) -> None:
+        super().__init__(simulation, task.machine, number)
+        self.task = task
+        # For the invariants.
+        self.state: Any = None
+        self.stands_ready = False
+        simulation.workers[number] = self
+        threads.Thread(self._main, process=self).start()
+
+    def _main(self) -> None:
+        self.pause(0.02, 0.3)
+        try:
+            code = worker_module.run_worker(TICKET, self.number)
+        except InjectedError:
+            code = 1
+        self.exit(code)
+
+    def exit(self, code: int) -> None:
+        self.kill(code)
+        raise GreenletExit
+
+    def pause(self, least: float, most: float) -> None:
+        """Compute for a while."""
+        threads.sleep(self.simulation.random.uniform(least, most) * self.machine.slowness)
+
+    def reached(self, point: str) -> None:
+        """A named place of the protocol: faults strike here, and other threads may come between."""
+        simulation = self.simulation
+        simulation.points[point] += 1
+        if simulation.faults_at:
+            simulation.strike_at(point, self)
+            if not self.is_alive:
+                raise GreenletExit
+        if simulation.random.random() < 0.1:
+            self.pause(0.0, 0.004)
+
+    def _dying(self, code: int, freed: float) -> None:
+        assert self.task.supervisor is not None
+        self.task.supervisor.worker_dies(self, code, freed)
+
+
+class TaskProcess(Process):
+    """A Spark task: ``_serve`` of the task's service, as the only thing that runs there."""
+
+    kind = "task"
+
+    def __init__(self, simulation: Simulation, executor: Executor, number: int, slot: int, attempt: int) -> None:
+        super().__init__(simulation, executor.machine, number)
+        self.executor = executor
+        self.slot = slot
+        self.host: int | None = None
+        self.supervisor: Supervisor | None = None
+        self._attempt = attempt
+        self.loop.call_soon(self._begin)
+
+    @property
+    def facts(self) -> m.HostFacts:
+        return m.HostFacts(
+            name=self.machine.name,
+            address="10.0.0.1",
+            pid=self.number,
+            executor_pid=self.executor.number,
+            python=self.simulation.python,
+            torch="2",
+            attempt=self._attempt,
+        )
+
+    def _begin(self) -> None:
+        place = task_service.TaskPlace(self.slot, self._attempt)
+        self.loop.create_task(task_service._serve(TICKET, place)).add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not self.is_alive or task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, task_service.TaskRestartError):
+            self.unhandled(error)
+        self.is_alive = False
+        self.loop.is_dead = True
+        self.machine.processes.remove(self)
+        self.simulation.note("ends", self, "" if error is None else str(error))
+        self.simulation.clock.soon(self._unwind)
+        self._close_sockets()
+        self.simulation.spark.task_ended(self, failed=error is not None)
+
+    def _dying(self, code: int, freed: float) -> None:
+        if self.supervisor is not None:
+            self.supervisor.task_dies()
+        self.simulation.clock.after(freed, self.simulation.spark.task_ended, self, True)
+
+
+class Supervisor:
+    """Stands for ``WorkerSupervisor`` and the warm parent below it, which has a life of its own."""
+
+    def __init__(self, ticket: Any, connection: Any, environment: Any) -> None:
+        self.task: TaskProcess = asyncio.get_running_loop().process  # type: ignore[attr-defined]
+        self.task.supervisor = self
+        self.current: WorkerProcess | None = None
+        self.pending: list[int] = []
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._driver = connection
+        self._is_closing = False
+
+    async def __aenter__(self) -> Supervisor:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_closing = True
+        self.pending.clear()
+        if self.current is not None:
+            self.current.kill()
+        while self.current is not None and not self.task.loop.is_dead:
+            await asyncio.sleep(0.01)
+
+    def start(self, worker: int) -> None:
+        self.idle.clear()
+        self.pending.append(worker)
+        self._start_next()
+
+    def kill(self, worker: int) -> None:
+        if self.current is not None and self.current.number == worker:
+            self.current.kill()
+        elif worker in self.pending:
+            self.pending.remove(worker)
+            self._exited(worker, -9)
+
+    def break_warm_parent(self) -> None:
+        """The warm parent was killed: what was below it dies with it."""
+        if self.task.is_alive and not self.broken.done():
+            if self.current is not None:
+                self.current.kill()
+            self.broken.set_exception(task_service.HostFaultError("the warm parent ended"))
+
+    # ------------------------------------------------------------------ inside
+
+    def _start_next(self) -> None:
+        if self.current is None and self.pending and not self._is_closing:
+            worker = self.pending.pop(0)
+            self.current = WorkerProcess(self.task.simulation, self.task, worker)
+            self._say(m.WorkerStarted(worker, worker))
+
+    def worker_dies(self, worker: WorkerProcess, code: int, freed: float) -> None:
+        clock, random = self.task.simulation.clock, self.task.simulation.random
+        clock.after(random.uniform(0, 0.01), self._say, m.WorkerDying(worker.number))
+        clock.after(freed + random.uniform(0, 0.02), self._reap, worker, code)
+
+    def _reap(self, worker: WorkerProcess, code: int) -> None:
+        self.current = None
+        if self.task.is_alive:
+            self.task.simulation.clock.after(
+                self.task.simulation.random.uniform(0, 0.05), self._exited, worker.number, code, loop=self.task.loop
+            )
+            self._start_next()
+
+    def _exited(self, worker: int, code: int) -> None:
+        self._say(m.WorkerExited(worker, code, ("last words",)))
+        if self.current is None and not self.pending:
+            self.idle.set()
+
+    def _say(self, message: m.Message) -> None:
+        """By way of the task's loop: a stopped task says nothing."""
+        self.task.loop.call_soon(self._driver.send, message)
+
+    def task_dies(self) -> None:
+        """The kernel tells the warm parent, which takes along what is below it."""
+        self.pending = []
+        if self.current is not None:
+            self.task.simulation.clock.after(self.task.simulation.random.uniform(0.0005, 0.05), self.current.kill)

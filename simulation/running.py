@@ -1,0 +1,64 @@
+"""Runs many schedules on all cores, and makes the schedule of a violation as small as it gets."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from simulation.job import Simulation, installed
+from simulation.schedule import Schedule, make_schedule
+from simulation.tally import Tally
+
+CHUNK = 100
+
+
+def play(schedule: Schedule, *, keep_history: bool = False) -> Simulation:
+    """Play one schedule. An exception of the simulation itself is a violation, too."""
+    simulation = Simulation(schedule, keep_history=keep_history)
+    with installed():
+        return simulation.run()
+
+
+def play_chunk(seeds: range) -> Tally:
+    """Play some schedules in this process."""
+    tally = Tally()
+    # A simulation is one large cycle of references; collecting young ones again and again would find none of it.
+    gc.disable()
+    with installed():
+        for seed in seeds:
+            tally.count(Simulation(make_schedule(seed)).run())
+    gc.collect()
+    gc.enable()
+    return tally
+
+
+def play_many(first: int, count: int, jobs: int | None = None) -> Iterator[Tally]:
+    """Play ``count`` schedules from the seed ``first`` on in ``jobs`` processes (default: one a core); yield what was seen."""
+    last = first + count
+    chunks = [range(start, min(start + CHUNK, last)) for start in range(first, last, CHUNK)]
+    jobs = jobs or len(os.sched_getaffinity(0))
+    if jobs == 1:
+        yield from map(play_chunk, chunks)
+        return
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(play_chunk, chunks)
+
+
+def minimize(schedule: Schedule, plays: Callable[[Schedule], Simulation] = play) -> Schedule:
+    """Leave faults out one by one, as long as what is left still ends in a violation."""
+    for fault in schedule.faults:
+        smaller = replace(schedule, faults=tuple(other for other in schedule.faults if other is not fault))
+        if plays(smaller).violation:
+            schedule = smaller
+    return schedule
+
+
+def replay_command(schedule: Schedule) -> str:
+    """The command that plays this schedule again and prints its history."""
+    whole = make_schedule(schedule.seed)
+    kept = ",".join(str(fault.number) for fault in schedule.faults)
+    only = "" if whole.faults == schedule.faults else f" --faults {kept or 'none'}"
+    return f"python -m simulation --seed {schedule.seed}{only}"

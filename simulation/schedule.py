@@ -1,0 +1,173 @@
+"""What a seed stands for: a job, a cluster, and the faults that befall them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+from simulation.training import Dataset
+
+
+class Kind(Enum):
+    """A fault. Those of a worker or a task strike the one that is picked, or that has reached the fault's point."""
+
+    KILL = "its process is killed"
+    EXIT = "it exits by itself"
+    RAISE = "the user's function raises"
+    STOP = "its process is stopped for a while"
+    STOP_FOR_EVER = "its process is stopped"
+    LONG_CODE = "it sits in user code for a while"
+    LONG_CODE_BEATING = "it sits in user code for a while, with heartbeats"
+    HANG = "it never comes back from user code"
+    LOSE_CONTROL = "its connection to the driver is lost"
+    LAG = "its connection to the driver is slow for a while"
+    KILL_TASK = "its Spark task is killed"
+    STOP_TASK = "its Spark task is stopped for a while"
+    LOSE_TASK_CONTROL = "the connection of its task to the driver is lost"
+    BREAK_WARM_PARENT = "its warm parent is killed"
+    DRAIN = "its executor drains, and goes when its tasks have ended"
+    DRAIN_BY = "its executor drains, and goes at a deadline"
+    UNLIST = "its machine is not listed by host discovery for a while"
+    LOSE_EXECUTOR = "its executor is killed"
+    FREEZE_MACHINE = "its machine is paused for a while"
+    LOSE_MACHINE = "its machine is gone without a goodbye"
+    SLOW_MACHINE = "its machine is slow for a while"
+    CUT = "its machine does not reach the driver for a while"
+    ISOLATE = "its machine does not reach the other machines for a while"
+    DUPLICATE = "Spark starts a speculative duplicate of a slot"
+    ADD_EXECUTOR = "Spark gets another executor"
+    PAUSE_DRIVER = "the driver's process is paused for a while"
+    CANCEL = "the user presses Ctrl-C"
+
+
+_WEIGHTS = {Kind.KILL: 6, Kind.CANCEL: 0.5, Kind.STOP_FOR_EVER: 1.5, Kind.DRAIN: 2, Kind.DRAIN_BY: 2, Kind.EXIT: 2}
+
+# Named places of the protocol, and how often they are chosen.
+POINTS = {
+    "BOOT": 1,
+    "READY": 2,
+    "FORM": 3,
+    "FORMED": 3,
+    "REPAIR": 4,
+    "TRANSFER": 4,
+    "SYNCED": 3,
+    "CALLBACK": 2,
+    "STEP": 3,
+    "REDUCED": 3,
+    "STEPPED": 4,
+    "COMMIT": 2,
+    "RECORDED": 4,
+    "COMMITTED": 3,
+    "RETURN": 3,
+    "FINISHED": 1,
+    "RESULT": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Strikes at a time, or when ``point`` is reached for the ``nth`` time by any worker, or ``follows`` seconds after the
+    fault before it. ``pick`` chooses who is hit.
+
+    With a point it strikes the worker that has come there, or, where ``other`` is set, the one that is picked.
+    """
+
+    number: int
+    kind: Kind
+    at: float
+    point: str | None
+    nth: int
+    follows: float | None
+    pick: int
+    other: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        when = f"at {self.at:.2f} s" if self.point is None else f"at {self.point} no. {self.nth}"
+        if self.follows is not None:
+            when = f"{self.follows:.2f} s after fault {self.number - 1}"
+        whom = "another worker" if self.point is not None and self.other else "a worker"
+        return f"fault {self.number}: {when}, {whom}: {self.kind.value} ({self.kind.name}, {self.seconds:.1f} s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    min_np: int
+    num_proc: int
+    max_np: int
+    durable: bool
+    in_place: bool
+    data: Dataset
+    epochs: int
+    step_seconds: float
+    commits_epochs: bool
+    # Whether users reduce something between the optimizer's step and the commit.
+    reduces_metrics: bool
+    machines: int
+    executors: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    seed: int
+    job: Job
+    faults: tuple[Fault, ...]
+
+
+_DATA = (
+    Dataset((9, 14, 7, 10), 4, None, 8),
+    Dataset((30, 20), 1, None, 7),
+    Dataset((12, 12, 12), 3, 3, None),
+    Dataset((8, 8, 8, 8, 9), 5, 2, None),
+    Dataset((64,), 2, None, 16),
+)
+
+
+def make_schedule(seed: int) -> Schedule:
+    """Make the schedule of a seed."""
+    dice = random.Random(seed)
+    max_np = dice.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
+    min_np = dice.randint(1, max_np)
+    if dice.random() < 0.5:
+        min_np = min(min_np, 2)
+    executors = dice.randint(max(1, max_np - 1), max_np)
+    cores = -(-max_np // executors) + (dice.random() < 0.3)
+    job = Job(
+        min_np=min_np,
+        num_proc=dice.randint(min_np, max_np),
+        max_np=max_np,
+        durable=dice.random() < 0.4,
+        in_place=dice.random() < 0.5,
+        data=dice.choice(_DATA),
+        epochs=dice.choice((1, 1, 2)),
+        step_seconds=dice.choice((0.02, 0.1, 0.3)),
+        commits_epochs=dice.random() < 0.8,
+        reduces_metrics=dice.random() < 0.3,
+        machines=dice.randint(1, executors),
+        executors=executors,
+        cores=cores,
+    )
+    count = dice.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
+    return Schedule(seed, job, tuple(_make_fault(dice, number) for number in range(count)))
+
+
+def _make_fault(dice: random.Random, number: int) -> Fault:
+    kinds = list(Kind)
+    kind = dice.choices(kinds, [_WEIGHTS.get(kind, 1) for kind in kinds])[0]
+    follows = dice.choice((0.0, 0.01, 0.1, 1.0)) * dice.random() if number and dice.random() < 0.3 else None
+    has_point = follows is None and dice.random() < 0.7
+    point = dice.choices(list(POINTS), list(POINTS.values()))[0] if has_point else None
+    nth = min(1 + int(dice.expovariate(0.25)), 40)
+    return Fault(
+        number=number,
+        kind=kind,
+        at=dice.uniform(0.2, 6.0),
+        point=point,
+        nth=nth,
+        follows=follows,
+        pick=dice.randrange(1000),
+        other=dice.random() < 0.25,
+        seconds=dice.choice((0.3, 1.5, 4.0, 7.0, 12.0)) * dice.uniform(0.8, 1.2),
+    )

@@ -1,0 +1,197 @@
+"""What the simulated users run: a model that is its own history, over real trackers, orders and plans.
+
+The weights are the name of a node in the simulation's ledger: which weights there were before, and which rows were trained on
+since. So equal weights mean equal histories, and the rows of a job can be counted at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from simulation import threads
+from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.order import EpochOrder, OrderSpec
+from spark_elastic.data.plan import BatchPlan, Step, draw
+from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.elastic_loop import elastic
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.torch_state import TorchState
+
+Tickets = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Rows of each row group, and in which order and batches they are trained on."""
+
+    rows: tuple[int, ...]
+    lanes: int
+    per_worker: int | None
+    overall: int | None
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows)
+
+    def tracker(self) -> RowGroupTracker:
+        spec = OrderSpec(seed=1, shuffle=self.lanes > 1, lanes=self.lanes, window=8, mix=self.lanes > 1)
+        return RowGroupTracker(np.array(self.rows, np.int64), spec, BatchPlan(self.per_worker, self.overall))
+
+
+@functools.lru_cache(maxsize=100_000)
+def deliveries(data: Dataset, epoch: int, position: int, size: int, rank: int) -> tuple[tuple[Step, int, Tickets], ...]:
+    """What a rank gets from a position to the end of the epoch: steps, sums of tickets, and the tickets that count."""
+    tracker = data.tracker()
+    tracker.set_world(rank, size)
+    steps = tracker.upcoming(position, data.total)
+    drawn = draw(_order(data, epoch), steps, rank)
+    tickets = (drawn.positions * data.lanes + drawn.lanes).tolist()
+    found = []
+    for number, step in enumerate(steps):
+        own = tickets[drawn.offsets[number] : drawn.offsets[number + 1]] if step.rank_rows[rank] else ()
+        found.append((step, drawn.ticket_sums[number], tuple(own)))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1000)
+def _order(data: Dataset, epoch: int) -> EpochOrder:
+    tracker = data.tracker()
+    return EpochOrder(tracker.rows, epoch, tracker.spec)
+
+
+class Loader(PositionedLoader[Tickets]):
+    def __init__(self, data: Dataset) -> None:
+        super().__init__(data.tracker(), {"kind": "simulated"}, None)
+        self._data = data
+
+    @contextmanager
+    def _open(self) -> Iterator[Iterator[tuple[Step, int, Tickets]]]:
+        tracker = self._tracker
+        yield iter(deliveries(self._data, tracker.epoch, tracker.position, tracker.size, tracker.rank))
+
+
+class Model(torch.nn.Module):
+    """Holds the weights. Torch's own machinery is left out for speed."""
+
+    def __init__(self) -> None:
+        self.weights = 0
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
+        self.weights = state["weights"]
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(())
+
+    def buffers(self, recurse: bool = True) -> Any:
+        return iter(())
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+
+class Optimizer(torch.optim.Optimizer):
+    def __init__(self, model: Model) -> None:
+        self.param_groups: list[Any] = []
+        self._model = model
+        self._hooks: list[Any] = []
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        self._hooks = [hook]
+        return _NoHandle
+
+    def step(self, weights: int) -> None:  # type: ignore[override]
+        for hook in self._hooks:
+            hook(self, (), {})
+        self._model.weights = weights
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+
+class _NoHandle:
+    @staticmethod
+    def remove() -> None: ...
+
+
+class State(TorchState):
+    """A ``TorchState`` that tells the invariants of its commits, and has no random numbers to keep."""
+
+    def __init__(self, **objects: Any) -> None:
+        super().__init__(**objects)
+        self._process = threads.current().process
+
+    def _advance(self) -> None:
+        super()._advance()
+        kept = self._snapshots.current.skeleton["objects"]
+        here: Any = kept["model"].content if self._guard is None else vars(self)["model"].state_dict()
+        self._process.simulation.invariants.committed(self._process, here["weights"], kept["loader"].content)
+
+    def _own_part(self) -> Any:
+        return None
+
+    def _own_as_newcomer(self, world: Any) -> None: ...
+
+
+def train() -> int:
+    """The user's function; returns the weights."""
+    process = threads.current().process
+    simulation = process.simulation
+    config = simulation.schedule.job
+    process.pause(0.0, 0.2)
+    model = Model()
+    state = State(
+        model=model,
+        optimizer=Optimizer(model),
+        loader=Loader(config.data),
+        epoch=0,
+        commit="in_place" if config.in_place else "copy",
+    )
+    state.register_reset_callbacks([lambda old, new: process.reached("CALLBACK")])
+    process.state = state
+
+    @elastic
+    def run(state: Any) -> None:
+        simulation.invariants.entered(process)
+        while state.epoch < config.epochs:
+            for tickets in state.loader:
+                process.reached("STEP")
+                process.pause(config.step_seconds * 0.5, config.step_seconds)
+                weights = _reduce(process, state, tickets)
+                process.reached("REDUCED")
+                state.optimizer.step(weights)
+                process.reached("STEPPED")
+                if config.reduces_metrics:
+                    process.group.collective(state.model.weights).wait()
+                state.commit()
+            state.epoch += 1
+            state.loader.set_epoch(state.epoch)
+            if config.commits_epochs:
+                state.commit()
+
+    run(state)
+    return model.weights
+
+
+def _reduce(process: Any, state: Any, tickets: Tickets) -> int:
+    """The step's all-reduce, and the weights after it: the same on every rank."""
+    loader = state.loader
+    where = (loader.epoch, loader.rows_processed, state.model.weights)
+    gathered: dict[int, Any] = process.group.collective((where, tickets)).wait()
+    if any(value[0] != where for value in gathered.values()):
+        raise SparkElasticError(f"ranks take different steps: {gathered}")
+    rows = tuple(ticket for value in gathered.values() for ticket in value[1])
+    weights: int = process.simulation.ledger.weights_after(state.model.weights, loader.epoch, rows)
+    return weights

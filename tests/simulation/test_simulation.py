@@ -1,0 +1,80 @@
+"""Whole jobs under injected faults, and proof that the simulation notices mistakes. See ``simulation/__init__.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simulation.job import TIMEOUTS
+from simulation.mutants import MUTANTS, schedules_until_caught
+from simulation.running import minimize, play, play_many, replay_command
+from simulation.schedule import Schedule, make_schedule
+from simulation.tally import Tally
+
+SCHEDULES = 20_000
+# Mistakes that are noticed within some dozens of schedules; ``python -m simulation.mutants`` has all.
+SOON_NOTICED = {
+    "lost workers are not fenced",
+    "worlds below min_np form",
+    "survivors that are not ready are not waited for",
+    "survivors are not aborted",
+    "newcomers are never let in",
+    "ranks go by youth",
+    "a commit need not be whole",
+    "a dirty rank says that it holds its last commit",
+    "the state is not restored after a loss",
+    "the loader does not go back",
+}
+
+
+def test_jobs_survive_thousands_of_schedules_of_faults() -> None:
+    tally = Tally()
+    for part in play_many(0, SCHEDULES):
+        tally.add(part)
+    print(tally)
+    failed = [f"{replay_command(make_schedule(seed))}: {what}" for seed, what in tally.violations.items()]
+    assert not failed, "\n".join(failed[:10])
+    assert tally.schedules == SCHEDULES
+
+
+def test_jobs_without_faults_finish_in_one_try() -> None:
+    for seed in range(50):
+        played = play(replace(make_schedule(seed), faults=()))
+        assert not played.violation
+        assert played.service.outcome.exception() is None
+        assert played.invariants.machine.resets == 0
+
+
+def test_a_schedule_is_played_the_same_way_every_time() -> None:
+    for seed in range(20):
+        schedule = make_schedule(seed)
+        assert play(schedule, keep_history=True).history == play(schedule, keep_history=True).history
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in SOON_NOTICED], ids=lambda mutant: mutant.name)
+def test_a_mistake_in_the_product_is_noticed(mutant: Any) -> None:
+    count, violation = schedules_until_caught(mutant, limit=200)
+    assert count, "not noticed"
+    assert violation
+
+
+def test_a_schedule_is_made_smaller_as_long_as_it_fails() -> None:
+    schedule = next(schedule for seed in range(1000) if len((schedule := make_schedule(seed)).faults) == 8)
+
+    def plays(smaller: Schedule) -> Any:
+        numbers = {fault.number for fault in smaller.faults}
+        return SimpleNamespace(violation="wrong" if {2, 5} <= numbers else "")
+
+    smallest = minimize(schedule, plays)
+    assert [fault.number for fault in smallest.faults] == [2, 5]
+    assert replay_command(smallest) == f"python -m simulation --seed {schedule.seed} --faults 2,5"
+    assert replay_command(schedule) == f"python -m simulation --seed {schedule.seed}"
+
+
+def test_faults_heal_before_the_timeouts_of_the_job() -> None:
+    """Else a job that gives up waiting would be no violation."""
+    longest = max(fault.seconds for seed in range(1000) for fault in make_schedule(seed).faults)
+    assert longest < min(TIMEOUTS["start_timeout"], TIMEOUTS["elastic_timeout"]) / 2
