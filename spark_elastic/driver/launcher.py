@@ -129,7 +129,7 @@ class SlotLauncher:
             self._cancel_all()
             again = now + random.uniform(*YIELD_SECONDS)
             for slot in self._slots:
-                slot.future, slot.submit_at = None, again
+                slot.future, slot.submit_at, slot.registered = None, again, False
         for number, slot in enumerate(self._slots):
             if slot.future is not None and slot.future.isDone():
                 slot.failures += 1
@@ -154,7 +154,9 @@ class SlotLauncher:
                 slot.future, slot.registered = None, False
             if slot.future is None and slot.submit_at <= now and not self._closing:
                 slot.future = self._submit(number)
-            if self._decommissions and slot.registered and not slot.draining and self._is_decommissioned(slot):
+            # A slot that has just been given back may still register late, without a Spark job of its own.
+            has_task = slot.future is not None and slot.registered
+            if self._decommissions and has_task and not slot.draining and self._is_decommissioned(slot):
                 slot.draining = True
                 self._on_draining(number)
 
