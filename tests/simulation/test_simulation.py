@@ -14,7 +14,8 @@ from simulation.running import minimize, play, play_many, replay_command
 from simulation.schedule import Schedule, make_schedule
 from simulation.tally import Tally
 
-SCHEDULES = 20_000
+# `make simulate` plays 20,000 and more.
+SCHEDULES = 2_000
 # Mistakes that are noticed within some dozens of schedules; ``python -m simulation.mutants`` has all.
 SOON_NOTICED = {
     "lost workers are not fenced",
