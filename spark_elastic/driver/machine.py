@@ -748,7 +748,7 @@ class DriverMachine:
         missed = [worker for worker in outside if worker.collectives < fewest]
         if missed:
             self._world_parted(world, [world.ranks[worker.worker] for worker in missed], limit, now)
-        elif outside or len(late) < len(inside):
+        elif len(late) < len(world.members):  # those who are no more had left the world before they were lost
             for worker in late:
                 self._lose(
                     worker.worker,

@@ -229,6 +229,19 @@ def test_a_hang_before_the_commit_at_which_the_others_were_interrupted_is_found(
     assert do.KillWorker(1, 1) in told.commands
 
 
+def test_a_hang_is_found_also_when_all_others_were_lost_after_they_had_been_interrupted() -> None:
+    script = running("a", "b", durable=True, hang_timeout=50)
+    script.commit()
+    script.drain(0)
+    script.obey_interrupt(0)
+    script.lose_host(0)
+    script.join("c", wait=False)
+    assert script.since(lambda: script.pass_time(49)).of(do.KillWorker) == []
+    told = script.since(lambda: script.pass_time(3))
+    assert told.of(do.KillWorker) == [do.KillWorker(1, 1)]
+    assert script.ranks == [2]
+
+
 def test_a_hang_after_the_last_collective_while_all_others_have_voted_is_found() -> None:
     script = running("a", "b", hang_timeout=50)
     script.commit()
