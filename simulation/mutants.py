@@ -1,6 +1,8 @@
 """Proof that the simulation can fail: the product with one mistake at a time, and how many schedules it takes to notice.
 
-``python -m simulation.mutants`` plays them all, ``python -m simulation.mutants NAME`` one.
+``python -m simulation.mutants`` plays them all, ``python -m simulation.mutants NAME`` one. Not here are mistakes that another
+guard makes up for (``form_timeout`` of driver and rank, two checks of a commit in a broken world), and those that need what does
+not happen in a job: messages of a connection keep their order, and there are no more slots than ``max_np``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from simulation.job import Simulation, installed
 from simulation.schedule import make_schedule
+from simulation.training import deliveries
 
 LIMIT = 3000
 
@@ -40,7 +43,12 @@ MUTANTS = (
         "if newest is not None and",
         "if False and",
     ),
-    Mutant("a hang in a collective is ignored", _MACHINE + "_check_collectives", "elif outside or", "elif False and"),
+    Mutant(
+        "a hang in a collective is ignored",
+        _MACHINE + "_check_collectives",
+        "elif len(late) < len(world.members):",
+        "elif False:",
+    ),
     Mutant("a silent worker is waited for", _MACHINE + "_check_silence", "now - worker.heard > patience", "False"),
     Mutant(
         "a survivor in user code is waited for",
@@ -97,12 +105,6 @@ MUTANTS = (
         "default=None, key=lambda commit: commit.index)",
     ),
     Mutant("all survivors are given up with one host", _MACHINE + "_lose_state", "not self.settings.durable or", ""),
-    Mutant(
-        "a commit is made of a broken world's step",
-        "spark_elastic.state:State.commit",
-        "if world.is_broken() and not self._has_stepped_in_place():",
-        "if False:",
-    ),
     Mutant("a commit need not be whole", "spark_elastic.state:ObjectState.save", "self._snapshots.switch()", "pass"),
     Mutant(
         "a repaired rank does not say what it holds",
@@ -220,12 +222,14 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str]:
     """Play until something is noticed; return how many schedules it took (0: nothing was), and what it was."""
+    deliveries.cache_clear()
     with applied(mutant), installed():
         for seed in range(limit):
             violation = Simulation(make_schedule(seed)).run().violation
             if violation:
-                return seed + 1, violation
-    return 0, ""
+                break
+    deliveries.cache_clear()
+    return (seed + 1, violation) if violation else (0, "")
 
 
 def main(names: list[str]) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simulation.mesh import Group
     from simulation.network import Link
     from simulation.spark import Executor, Machine
+    from spark_elastic.messages import CommitId
 
 TICKET: Any = SimpleNamespace(run_id="simulated", addresses=(("driver", 1),), credentials=None, network_interface=None)
 
@@ -106,6 +107,7 @@ class WorkerProcess(Process):
         self.task = task
         # For the invariants.
         self.state: Any = None
+        self.holds: CommitId | None = None
         self.stands_ready = False
         simulation.workers[number] = self
         threads.Thread(self._main, process=self).start()
@@ -130,11 +132,13 @@ class WorkerProcess(Process):
         """A named place of the protocol: faults strike here, and other threads may come between."""
         simulation = self.simulation
         simulation.points[point] += 1
+        if point == "SYNCED":
+            simulation.invariants.synced(self)
         if simulation.faults_at:
             simulation.strike_at(point, self)
             if not self.is_alive:
                 raise GreenletExit
-        if simulation.random.random() < 0.1:
+        if simulation.random.random() < 0.05:
             self.pause(0.0, 0.004)
 
     def _dying(self, code: int, freed: float) -> None:

@@ -104,6 +104,8 @@ class Job:
     commits_epochs: bool
     # Whether users reduce something between the optimizer's step and the commit.
     reduces_metrics: bool
+    # Whether their code goes on after a failed reduction, as if it were a batch too large.
+    swallows_errors: bool
     machines: int
     executors: int
     cores: int
@@ -118,9 +120,9 @@ class Schedule:
 
 _DATA = (
     Dataset((9, 14, 7, 10), 4, None, 8),
-    Dataset((30, 20), 1, None, 7),
-    Dataset((12, 12, 12), 3, 3, None),
-    Dataset((8, 8, 8, 8, 9), 5, 2, None),
+    Dataset((30, 20), 1, None, 11),
+    Dataset((12, 12, 12), 3, 4, None),
+    Dataset((8, 8, 8, 8, 9), 5, 3, None),
     Dataset((64,), 2, None, 16),
 )
 
@@ -128,7 +130,7 @@ _DATA = (
 def make_schedule(seed: int) -> Schedule:
     """Make the schedule of a seed."""
     dice = random.Random(seed)
-    max_np = dice.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
+    max_np = dice.choice((1, 2, 2, 2, 2, 3, 3, 3, 4, 5))
     min_np = dice.randint(1, max_np)
     if dice.random() < 0.5:
         min_np = min(min_np, 2)
@@ -141,10 +143,11 @@ def make_schedule(seed: int) -> Schedule:
         durable=dice.random() < 0.4,
         in_place=dice.random() < 0.5,
         data=dice.choice(_DATA),
-        epochs=dice.choice((1, 1, 2)),
+        epochs=dice.choice((1, 1, 1, 1, 2)),
         step_seconds=dice.choice((0.02, 0.1, 0.3)),
         commits_epochs=dice.random() < 0.8,
         reduces_metrics=dice.random() < 0.3,
+        swallows_errors=dice.random() < 0.3,
         machines=dice.randint(1, executors),
         executors=executors,
         cores=cores,

@@ -108,6 +108,12 @@ class Spark:
         if executor is not None and slot.attempts:
             self._start(slot, executor)
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether a slot waits for a core that the speculative duplicate of another one holds."""
+        waits = any(slot.is_queued and not slot.attempts for slot in self.slots)
+        return waits and any(len(slot.attempts) > 1 for slot in self.slots)
+
     def _free_executor(self) -> Executor | None:
         free = [
             executor
