@@ -748,6 +748,9 @@ class DriverMachine:
         missed = [worker for worker in outside if worker.collectives < fewest]
         if missed:
             self._world_parted(world, [world.ranks[worker.worker] for worker in missed], limit, now)
+        elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
+            # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
+            self._break(f"not all ranks had the state within {limit:g} s", now)
         elif len(late) < len(world.members):  # those who are no more had left the world before they were lost
             for worker in late:
                 self._lose(
@@ -756,9 +759,6 @@ class DriverMachine:
                     "(hang_timeout; call state.heartbeat() in long code)",
                     now,
                 )
-        elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
-            # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
-            self._break(f"not all ranks had the state within {limit:g} s", now)
         elif not world.progressed:
             self._fail(
                 TrainingFailedError(

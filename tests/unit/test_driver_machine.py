@@ -265,6 +265,22 @@ def test_a_hang_of_the_rank_that_is_to_hand_the_state_on_costs_that_rank_and_not
     assert script.error is None
 
 
+def test_who_waits_for_the_state_is_not_taken_out_with_the_rank_that_hangs_before_handing_it_on() -> None:
+    script = running("a", "b", hang_timeout=50, ready_timeout=20)
+    script.commit()
+    newcomer = script.join("c")
+    script.obey_interrupt()
+    for worker in script.ranks:
+        script.send(ev.GroupFormed(worker, script.generation))
+    holder = script.processes[1]
+    holder.commit, holder.collectives = CommitId(2, 0), 1
+    script.pass_time(102)
+    script.come_back(1, newcomer)
+    script.pass_time(21)
+    assert script.ranks == [1, newcomer]
+    assert script.error is None
+
+
 def test_exceptions_of_newcomers_do_not_condemn_a_job_that_commits() -> None:
     script = running("a", "b")
     script.commit()
