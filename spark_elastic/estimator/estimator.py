@@ -166,7 +166,11 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             use_gpu=self.value("useGpu"),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
-        trained = self._run(session, plan, sizes, store.worker_url(store.checkpoint_url(run_id)) if durable else None)
+        checkpoint = {
+            "checkpoint": store.worker_url(store.checkpoint_url(run_id)),
+            "storage_options": store.storage_options,
+        }
+        trained = self._run(session, plan, sizes, checkpoint if durable else {})
         if not store.temporary:
             forget_run(store, run_id)
         network = copy.deepcopy(lesson.network)
@@ -184,7 +188,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
         return model
 
-    def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: str | None) -> Trained:
+    def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
@@ -198,8 +202,8 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
                 num_proc=min(sizes.start, granted),
                 max_np=granted,
                 reset_limit=self.value("resetLimit"),
-                checkpoint=checkpoint,
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
+                **checkpoint,
                 **settings,
             )
         trained: Trained = next(result for result in results if result is not None)
