@@ -32,12 +32,20 @@ from spark_elastic.estimator.planning import (
     Sizes,
     first_rows,
     made_up_batch,
+    own_randomness,
     plan_data,
     plan_lesson,
     plan_sizes,
     plan_split,
 )
-from spark_elastic.estimator.runs import RunRecord, check_run, describe_params, forget_run, record_run
+from spark_elastic.estimator.runs import (
+    RunRecord,
+    check_run,
+    describe_callbacks,
+    describe_params,
+    forget_run,
+    record_run,
+)
 from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import train
 
@@ -72,14 +80,14 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         lesson = plan_lesson(self, layout, self._default_loss())
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
-        plan_data(self, ("", None), {}, False)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
             lesson = lesson.tried(made_up)
         with self._opened_store(session) as store:
             run_id, resumable = self._run_id(), self.value("runId") is not None
-            known_data = resumable or self.value("reuseData")
-            identity = identity_of(dataset, layout.columns, split) if known_data else f"new-{secrets.token_hex(8)}"
+            # A temporary store has nothing to find again: the rows need not be hashed.
+            known_again = resumable or (self.value("reuseData") and not store.temporary)
+            identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
             record = RunRecord(run_id, identity, describe_params(self))
             known = check_run(store, record) if resumable else None
             with written(
@@ -127,8 +135,9 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)
             plan = plan_data(self, (url, validation_url), options, True)
-            identity = read_manifest(url, storage_options=options or None).fingerprint
-            record = RunRecord(self._run_id(), identity, describe_params(self))
+            urls = (url, validation_url) if validation_url else (url,)
+            prints = [read_manifest(each, storage_options=options or None).fingerprint for each in urls]
+            record = RunRecord(self._run_id(), "/".join(prints), describe_params(self))
             check_run(store, record)
             return self._train(session, store, record, plan, lesson, sizes, {})
 
@@ -150,6 +159,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         model._check(facts)
         if not store.temporary:
             record_run(store, record)
+        callbacks = self.value("callbacks") or []
         plan = TrainingPlan(
             run_id=run_id,
             model=lesson.network,
@@ -161,7 +171,8 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             steps_per_epoch=self.value("stepsPerEpoch"),
             checkpoint_steps=self.value("checkpointSteps"),
             seed=self.value("seed"),
-            callbacks=cloudpickle.dumps(self.value("callbacks") or []),
+            callbacks=cloudpickle.dumps(callbacks),
+            callbacks_given=describe_callbacks(callbacks),
             log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
             use_gpu=self.value("useGpu"),
         )
@@ -180,7 +191,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
     def _untrained(self, lesson: Lesson, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
         """The model with its Params and shapes, but no network yet."""
         layout = lesson.layout
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_randomness(0), torch.no_grad():
             outputs = outputs_of(layout.call(copy.deepcopy(lesson.network).eval(), sample))
         widths = [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
