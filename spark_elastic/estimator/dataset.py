@@ -47,6 +47,9 @@ class Split:
     def is_wanted(self) -> bool:
         return self.fraction > 0 or self.indicator is not None
 
+    def __str__(self) -> str:
+        return f"validationIndicatorCol={self.indicator!r}" if self.indicator else f"validationFraction={self.fraction}"
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -222,14 +225,7 @@ def _checked(url: str, names: Sequence[str], seen: dict[str, Any], split: Split)
                 raise ValueError(
                     f"column {name!r} has {word} in {found[key]} of {rows} rows; fill them (Imputer, fillna) or drop the rows"
                 )
-    if split.is_wanted and not validation_rows:
-        what = (
-            f"validationIndicatorCol={split.indicator!r}" if split.indicator else f"validationFraction={split.fraction}"
-        )
-        raise ValueError(f"{what} leaves no row of {rows} for validation")
-    if validation_rows == rows:
-        what = (
-            f"validationIndicatorCol={split.indicator!r}" if split.indicator else f"validationFraction={split.fraction}"
-        )
-        raise ValueError(f"{what} leaves no row of {rows} for training")
+    for left, purpose in ((validation_rows, "validation"), (rows - validation_rows, "training")):
+        if split.is_wanted and not left:
+            raise ValueError(f"{split} leaves no row of {rows} for {purpose}")
     return Dataset(url, rows, validation_rows, facts)

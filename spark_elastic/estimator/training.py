@@ -18,10 +18,10 @@ from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.callbacks import EpochContext
 from spark_elastic.estimator.layout import plain
+from spark_elastic.estimator.objective import TINY
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Trainer:
         weight = batch[self.plan.layout.weight].float() if self.plan.layout.weight else None
         amount = float(rows) if weight is None else float(weight.sum()) if rows else 0.0
         if weight is not None:
-            self.model.set_rows(max(amount, _TINY))
+            self.model.set_rows(max(amount, TINY))
         with self._precision():
             loss, pairs = self._forward(self.model, state, batch, rows, weight)
         values = {"loss": loss.detach(), **self.plan.objective.measure(self.plan.layout, pairs)}
