@@ -29,7 +29,7 @@ class Store:
     """
 
     url: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold secrets
     keep: frozenset[str] = frozenset(KINDS)
     temporary: bool = False
 

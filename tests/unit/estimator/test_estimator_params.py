@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,6 +220,13 @@ def test_spark_and_workers_meet_in_the_store(url: str, spark: str, worker: str) 
     assert pickle.loads(pickle.dumps(store)) == store
 
 
+def test_explained_params_tell_no_secrets() -> None:
+    store = Store.create("s3://bucket/x", storage_options={"secret": "hidden"})
+    explained = make(store=store).explainParams()
+    assert "s3://bucket/x" in explained
+    assert "hidden" not in explained
+
+
 def test_a_store_keeps_what_it_is_told() -> None:
     assert Store.create("/x").keep == {"data", "checkpoints", "logs"}
     assert Store.create("/x", keep=False).keep == set()
@@ -227,6 +235,12 @@ def test_a_store_keeps_what_it_is_told() -> None:
         Store.create("/x", keep="all")
     with pytest.raises(ValueError, match="runId='a/b' must consist of"):
         Store.create("/x").run_url("a/b")
+
+
+def test_on_a_cluster_a_store_has_to_be_given() -> None:
+    session = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    with pytest.raises(ValueError, match="needed on spark://host:7077: store="), make()._opened_store(session):
+        pass
 
 
 def test_a_run_is_told_apart_by_its_data_and_its_training_params_but_not_by_weights() -> None:
