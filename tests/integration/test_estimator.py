@@ -158,7 +158,7 @@ def test_transform_keeps_rows_in_order_and_other_columns_and_agrees_with_the_net
         loaded.transform(frame).select("prediction").toPandas()["prediction"].tolist() == after["prediction"].tolist()
     )
 
-    frame.select("id", "features").write.parquet(str(tmp_path / "stream"))
+    frame.select("id", "features").coalesce(1).write.parquet(str(tmp_path / "stream"))
     stream = spark.readStream.schema(frame.select("id", "features").schema).parquet(str(tmp_path / "stream"))
     query = model.transform(stream).writeStream.format("memory").queryName("scored").start()
     query.processAllAvailable()
