@@ -6,6 +6,7 @@ generation, those of generation 0 as long as the job.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ Answer = Callable[[StoreReply], None]
 
 @dataclass(slots=True)
 class _Waiter:
-    """A ``get`` that waits for the keys that were missing when it was last looked at."""
+    """A ``get`` that waits for the keys that were missing when it was last looked at, or a ``gather`` that waits for others."""
 
     request: StoreRequest
     answer: Answer
@@ -25,12 +26,17 @@ class _Waiter:
 
 
 class ControlStore:
-    """Used by the driver's event loop alone. A ``get`` of a missing key is answered once the key is set."""
+    """Used by the driver's event loop alone.
+
+    A ``get`` of a missing key is answered once the key is set; a ``gather``, with all values that were brought to its key in
+    order of arrival, once there are as many as its amount.
+    """
 
     def __init__(self) -> None:
         self._values: dict[int, dict[str, bytes]] = {JOB: {}}
         # Who waits, by the key that is waited for: with many workers each ``set`` must not look at every waiting one.
         self._waiting: dict[int, dict[str, list[_Waiter]]] = {JOB: {}}
+        self._gathering: dict[int, dict[str, list[_Waiter]]] = {JOB: {}}
 
     def open_generation(self, generation: int) -> None:
         """Begin a generation's name space and end all earlier ones; who still waits in those is told."""
@@ -38,11 +44,12 @@ class ControlStore:
             self.close_generation(old)
         self._values[generation] = {}
         self._waiting[generation] = {}
+        self._gathering[generation] = {}
 
     def close_generation(self, generation: int) -> None:
         self._values.pop(generation, None)
-        for waiters in self._waiting.pop(generation, {}).values():
-            for waiter in waiters:
+        for waiting in (self._waiting.pop(generation, {}), self._gathering.pop(generation, {})):
+            for waiter in itertools.chain.from_iterable(waiting.values()):
                 waiter.answer(StoreReply(waiter.request.number, gone=True))
 
     def handle(self, request: StoreRequest, answer: Answer) -> None:
@@ -53,6 +60,9 @@ class ControlStore:
             return
         if request.operation == "get":
             self._get(_Waiter(request, answer))
+            return
+        if request.operation == "gather":
+            self._gather(_Waiter(request, answer))
             return
         try:
             reply = _execute(request, values)
@@ -72,6 +82,18 @@ class ControlStore:
             self._waiting[waiter.request.generation].setdefault(next(iter(waiter.missing)), []).append(waiter)
         else:
             waiter.answer(StoreReply(waiter.request.number, tuple(map(values.__getitem__, keys))))
+
+    def _gather(self, waiter: _Waiter) -> None:
+        """Answer all when the last one has come. Of ranks that know of each other by this, everybody asks once."""
+        request, gathering = waiter.request, self._gathering[waiter.request.generation]
+        name = "/".join(request.keys)
+        gathered = gathering.setdefault(name, [])
+        gathered.append(waiter)
+        if len(gathered) >= request.amount:
+            del gathering[name]
+            values = tuple(value for each in gathered for value in each.request.values)
+            for each in gathered:
+                each.answer(StoreReply(each.request.number, values))
 
 
 def _execute(request: StoreRequest, values: dict[str, bytes]) -> StoreReply:
