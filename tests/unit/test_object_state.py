@@ -16,10 +16,10 @@ from spark_elastic.state import ObjectState, State
 from spark_elastic.torch_state import TorchState
 
 
-def trained(steps: int = 2) -> TorchState:
+def trained(steps: int = 2, commit: str = "copy") -> TorchState:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    state = TorchState(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), epoch=0)
+    state = TorchState(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), epoch=0, commit=commit)
     for _ in range(steps):
         step(state)
     return state
@@ -83,8 +83,9 @@ def test_names_that_are_taken_are_refused(name: str) -> None:
         ObjectState(**{name: 1})
 
 
-def test_models_and_optimizers_go_back_in_place_with_their_gradients_cleared() -> None:
-    state = trained()
+@pytest.mark.parametrize("commit", ["copy", "host"])
+def test_models_and_optimizers_go_back_in_place_with_their_gradients_cleared(commit: str) -> None:
+    state = trained(commit=commit)
     model, parameter = state.model, state.model.weight
     state.commit()
     before = values(state)
