@@ -56,6 +56,7 @@ def run(
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
     host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
@@ -86,6 +87,7 @@ def run(
         checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
             one goes on from the newest of them that is whole.
         checkpoint_interval: seconds between two such writes; 0 writes whenever the last write has ended.
+        storage_options: for the library that opens ``checkpoint``, on the driver and the workers; travels by cloudpickle.
         host_discovery_script: executable that prints the machines that may be used, ``host`` or ``host:slots`` a line; run every
             second. The workers of machines that it stops listing leave at their next commit.
         event_log: file to which events are appended as JSON lines.
@@ -113,7 +115,7 @@ def run(
             raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
     if min_np is not None and max_np is not None and min_np > max_np:
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
-    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval)
+    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
     with ExitStack() as stack:
         session = spark if spark is not None else _find_session(stack)
         low, start, high = default_sizes(session, num_proc, min_np, max_np)
@@ -251,7 +253,9 @@ def _refuse_unavailable(**arguments: object) -> None:
             raise NotImplementedError(f"{name}= is not available yet in this version")
 
 
-def _claim_checkpoint(checkpoint: str | os.PathLike[str], interval: float) -> CheckpointPlan:
+def _claim_checkpoint(
+    checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, Any] | None
+) -> CheckpointPlan:
     """Claim the next attempt in the checkpoint directory; a directory that cannot be written shows here."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
@@ -261,12 +265,13 @@ def _claim_checkpoint(checkpoint: str | os.PathLike[str], interval: float) -> Ch
     if "://" not in url and "::" not in url:
         url = os.path.abspath(url)  # workers have working directories of their own
     try:
-        attempt = CheckpointDirectory(url).claim()
+        attempt = CheckpointDirectory(url, storage_options).claim()
     except CheckpointError:
         raise
     except Exception as error:
         raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
-    return CheckpointPlan(url, attempt, float(interval))
+    options = cloudpickle.dumps(dict(storage_options)) if storage_options else b""
+    return CheckpointPlan(url, attempt, float(interval), options)
 
 
 def _check_linux() -> None:

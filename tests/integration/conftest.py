@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 import training
 
@@ -47,6 +49,7 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.decommission.enabled", "true")
+        .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -132,6 +135,32 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """A real standalone master with two workers, on ports of its own."""
+    home = Path(pyspark.__file__).parent
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"}
+    ports = [_free_port() for _ in range(2)]
+    url = f"spark://127.0.0.1:{ports[0]}"
+    master = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+    worker = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--cores", "1", "-m", "1g"]
+    commands = [
+        [*master, "--port", str(ports[0]), "--webui-port", "0"],
+        *([*worker, "--webui-port", "0", "-d", str(tmp_path / f"worker{number}"), url] for number in range(2)),
+    ]
+    with open(tmp_path / "standalone.log", "w") as log:
+        processes = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for command in commands]
+        yield url
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
