@@ -28,7 +28,7 @@ from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.store import ControlStore
+from spark_elastic.driver.store import JOB, ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.faults import Action, Fault
 from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
@@ -53,7 +53,8 @@ class _Task:
 class _WorkerLink:
     worker: int
     connection: Connection
-    elastic_result: bool = False
+    # What the result is said to be; None until it is announced.
+    elastic_result: bool | None = None
     result: bytearray = field(default_factory=bytearray)
 
 
@@ -300,7 +301,10 @@ class SparkDriverService:
     # ------------------------------------------------------------------ messages → events
 
     def _task_said(self, host: int, message: Any) -> None:
-        if isinstance(message, m.OutputLines):
+        worker = self._machine.workers.get(getattr(message, "worker", -1))
+        if worker is not None and worker.host != host:
+            logger.debug("host %d speaks of worker %d, which is not its own: %s", host, worker.worker, message)
+        elif isinstance(message, m.OutputLines):
             self._print(message)
         elif isinstance(message, m.Pong):
             self._handle(ev.TaskHeard(host))
@@ -320,8 +324,11 @@ class SparkDriverService:
                 self._handle(
                     ev.WorkerHeard(worker, message.generation, message.collectives, message.beats, message.commit)
                 )
-            case m.StoreRequest():
-                self._store.handle(message, link.connection.send)
+            case m.StoreRequest(number, generation):
+                if generation == JOB or self._machine.is_member(worker):
+                    self._store.handle(message, link.connection.send)
+                else:
+                    link.connection.send(m.StoreReply(number, gone=True))
             case m.WorkerReady():
                 self._handle(ev.WorkerReady(worker, message.generation, message.commit, message.reason))
             case m.WorkerAborted():
@@ -335,7 +342,7 @@ class SparkDriverService:
             case m.ResultFollows():
                 link.elastic_result = message.elastic
                 link.result.clear()
-            case m.Chunk():
+            case m.Chunk() if link.elastic_result is not None:
                 link.result += message.data
                 if len(link.result) > RESULT_LIMIT:
                     limit = RESULT_LIMIT // 2**30
