@@ -68,9 +68,9 @@ class ControlClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the driver to say goodbye. It may be paused; when it is gone, this process ends with the conversation."""
+        """Wait for the driver to take the result, or the error. It may be paused; if it is gone, this process ends with it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._said_goodbye)
+            self._changed.wait_for(lambda: self._said_goodbye or not self._ending)
 
     # ------------------------------------------------------------------ the job
 

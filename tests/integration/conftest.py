@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import training
+from standalone import Standalone
 
 import spark_elastic
 from spark_elastic.testing import Fault, inject
@@ -132,6 +133,13 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Standalone]:
+    cluster = Standalone(tmp_path)
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(scope="session")

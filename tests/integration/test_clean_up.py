@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyspark
 import pytest
 import training
+from standalone import Standalone
 
 import spark_elastic
 
@@ -132,33 +131,7 @@ def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> Non
     assert "['x']" in finish(script("", "default session"))
 
 
-@pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """A real standalone master with two workers, on ports of its own."""
-    home = Path(pyspark.__file__).parent
-    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"}
-    ports = [_free_port() for _ in range(2)]
-    url = f"spark://127.0.0.1:{ports[0]}"
-    master = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
-    worker = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--cores", "1", "-m", "1g"]
-    commands = [
-        [*master, "--port", str(ports[0]), "--webui-port", "0"],
-        *([*worker, "--webui-port", "0", "-d", str(tmp_path / f"worker{number}"), url] for number in range(2)),
-    ]
-    with open(tmp_path / "standalone.log", "w") as log:
-        processes = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for command in commands]
-        yield url
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: str) -> None:
-    assert "equal" in finish(script(standalone, "trained"), 180)
+def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: Standalone) -> None:
+    for _ in range(2):
+        standalone.add_worker()
+    assert "equal" in finish(script(standalone.url, "trained"), 180)

@@ -16,6 +16,7 @@ import pytest
 import training
 from conftest import HERE, ours
 from driver_script import fragments_of
+from standalone import free_port
 
 from spark_elastic import spark_run
 from spark_elastic.credentials import Credentials, create_credentials
@@ -72,7 +73,7 @@ def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
     run: Any, credentials: list[Credentials], watched: list[str], tmp_path: Path
 ) -> None:
     formed, fuzzed = threading.Event(), threading.Event()
-    port = _free_port()
+    port = free_port()
     memory: list[int] = []
     listeners: list[Any] = []
     attack: list[subprocess.CompletedProcess[bytes]] = []
@@ -131,13 +132,6 @@ def _supervisors() -> list[psutil.Process]:
 
 def _listens(process: psutil.Process) -> bool:
     return any(entry.status == psutil.CONN_LISTEN for entry in process.net_connections())
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_the_watch_over_unpickling_sees_it(watched: list[str]) -> None:
