@@ -41,6 +41,10 @@ simulate: setup
 fuzz: java setup
 	FUZZ_FRAMES=$(or $(N),1000000) FUZZ_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -s tests/integration/test_security.py -k fuzzer
 
+# Random faults of every kind at jobs on three hosts: N=… jobs of 25 faults, SEED=… for others. The network's need root.
+chaos: java setup
+	PYTHONPATH=tests/integration $(BIN)/python tests/chaos/chaos.py --jobs $(or $(N),8) --seed $(or $(SEED),1)
+
 $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PYTHON) -m venv $(PETASTORM)
 	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt torch

@@ -27,6 +27,7 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
+from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.store import JOB, ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
@@ -83,6 +84,7 @@ class SparkDriverService:
         self._payload = payload
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
+        self._narrator = Narrator()
         self._printer = OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
         self._strikes = {fault.number: fault.times for fault in faults}
@@ -338,6 +340,9 @@ class SparkDriverService:
             case m.WorkerReturned():
                 self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
             case m.WorkerRaised():
+                logger.warning(
+                    "rank %s (worker %d) raised\n%s", self._ranks.get(worker), worker, message.traceback.rstrip()
+                )
                 self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
             case m.ResultFollows():
                 link.elastic_result = message.elastic
@@ -429,7 +434,9 @@ class SparkDriverService:
     def _execute(self, command: do.Command) -> None:
         match command:
             case do.Record(kind, fields):
-                logger.debug("%s %s", kind, fields)
+                told = self._narrator.tell(kind, fields)
+                if told is not None:
+                    logger.log(*told)
                 self._log.record(kind, **fields)
             case do.StartWorker(host, worker):
                 self._to_task(host, m.StartWorker(worker))

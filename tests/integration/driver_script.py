@@ -19,8 +19,12 @@ import training
 import spark_elastic
 from spark_elastic import spark_run
 from spark_elastic.credentials import Credentials, create_credentials
-from spark_elastic.testing import hang, inject, kill, kill_executor
+from spark_elastic.testing import hang, inject, kill, kill_executor, kill_task
 
+EXCLUDING = {
+    "spark.excludeOnFailure.enabled": "true",
+    "spark.excludeOnFailure.application.maxFailedTasksPerExecutor": "1",
+}
 SECURED = {
     "spark.authenticate": "true",
     "spark.authenticate.secret": "a secret of Spark's own",
@@ -42,6 +46,8 @@ def main(master: str, folder: str, *acts: str) -> None:
     if acts == ("secured",):
         Path(folder, "events").mkdir()
         builder = builder.config(map=SECURED).config("spark.eventLog.dir", Path(folder, "events").as_uri())
+    if acts == ("excluded",):
+        builder = builder.config(map=EXCLUDING)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("INFO" if acts == ("secured",) else "OFF")
     for act in acts:
@@ -63,6 +69,8 @@ def main(master: str, folder: str, *acts: str) -> None:
             assert all(result["counter"] == 30 for result in results), results
             assert len({result["digest"] for result in results}) == 1, results
             print("equal", len(results), flush=True)
+        elif act == "excluded":
+            _train_with_too_few_executors(spark)
         elif act == "secured":
             _look_for_the_key(spark, own)
         elif act == "checkpointed":
@@ -72,6 +80,20 @@ def main(master: str, folder: str, *acts: str) -> None:
                     training.count_rows, args=arguments, spark=spark, min_np=2, max_np=2,
                     checkpoint=own / "saved", checkpoint_interval=0, event_log=own / "log",
                 )  # fmt: skip
+
+
+def _train_with_too_few_executors(spark: Any) -> None:
+    """Of two executors Spark uses one no more after a task has failed there; nobody takes its slot."""
+    for least in (1, 2):  # the second job begins with the one executor that is left
+        try:
+            with inject(kill_task(rank=1, step=10)):
+                results = spark_elastic.run(
+                    training.count_steps, args=(30, 0.02), spark=spark, min_np=least, max_np=2, num_proc=2,
+                    start_timeout=10.0,
+                )  # fmt: skip
+            print("workers left", len(results), "steps", results[0]["counter"], flush=True)
+        except spark_elastic.NotEnoughHostsError as error:
+            print(error, flush=True)
 
 
 def _look_for_the_key(spark: Any, folder: Path) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyspark
 import pytest
@@ -41,7 +40,7 @@ def submitted(standalone: Standalone, tmp_path: Path) -> Iterator[subprocess.Pop
 
 
 def test_pending_slots_bring_executors_the_world_follows_them_and_idle_ones_are_released(
-    standalone: Standalone, submitted: subprocess.Popen[str], nothing_left: Any, tmp_path: Path
+    standalone: Standalone, submitted: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     assert submitted.stdout is not None
 

@@ -71,7 +71,7 @@ def plain(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_executor(
-    spark: Any, nothing_left: None, events: list[dict[str, Any]]
+    spark: Any, events: list[dict[str, Any]]
 ) -> None:
     estimator = make(
         model=networks.RowCounter(600), featureCols=["id"], loss=None, labelCols=None, learningRate=1.0,
@@ -87,9 +87,7 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert len(model.history[0]["sizes"]) > 1
 
 
-def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(
-    frame: Any, tmp_path: Path, nothing_left: None
-) -> None:
+def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(frame: Any, tmp_path: Path) -> None:
     store = Store.create(tmp_path)
     estimator = make(epochs=3, validationFraction=0.2, store=store, seed=3, metrics=[networks.absolute_error])
     initial = {name: value.clone() for name, value in estimator.getModel().state_dict().items()}
