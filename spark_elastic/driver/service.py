@@ -48,6 +48,7 @@ class _Task:
     host: int
     facts: m.HostFacts
     connection: Connection
+    closing: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
@@ -445,6 +446,9 @@ class SparkDriverService:
                 self._to_workers((worker,), m.LeaveJob())
             case do.RestartTask(host, reason):
                 self._to_task(host, m.RestartTask(reason))
+                if self._machine.hosts.get(host) is None and host in self._tasks:
+                    # It was silent, and may be so until TCP gives up; whoever else has its slot takes over now.
+                    self._tasks[host].closing = self._loop.create_task(self._tasks[host].connection.close())
             case do.ReleaseTask(host):
                 self._to_task(host, m.ReleaseTask())
             case do.YieldSlots():

@@ -152,6 +152,21 @@ def test_a_duplicate_of_a_task_waits_and_takes_over_when_the_original_goes(servi
     assert play(service, scene)[0] == 1
 
 
+def test_a_slot_whose_task_is_silent_is_taken_over_before_tcp_gives_its_connection_up(log: Log) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        silent = await task(0)
+        await expect(silent, m.Welcome)
+        other = await task(0)
+        await expect(silent, m.RestartTask)
+        return await expect(other, m.Welcome)
+
+    settings = JobSettings(min_np=1, max_np=1, num_proc=1, heartbeat_timeout=1.0)
+    with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log) as service:
+        assert play(service, scene) == m.Welcome(1, {})
+    lost = next(event for event in log.events if event["event"] == "host_lost")
+    assert lost["reason"] == "it did not answer pings for 1 s"
+
+
 def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
     service: SparkDriverService, log: Log
 ) -> None:
