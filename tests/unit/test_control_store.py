@@ -149,3 +149,20 @@ def test_a_request_that_makes_no_sense_is_answered_and_not_raised(client: Client
     answers: list[StoreReply] = []
     client.store.handle(request_, answers.append)
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("operation", ["set", "set_default", "add", "get", "gather"])
+def test_a_full_store_refuses_more_and_takes_it_again_when_there_is_room(
+    client: Client, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setattr("spark_elastic.driver.store.SPACE_LIMIT", 2000)
+    values = () if operation in ("add", "get") else (b"v",)
+    client.ask("set", "big", values=(bytes(1990),))
+    assert "the store is full" in client.answer(operation, "one more key", values=values).error
+    client.ask("set", "big", values=(b"",))
+    asked = client.ask(operation, "one more key", values=values)
+    if operation == "get":
+        assert asked not in client.answers
+        client.ask("set", "one more key", values=(bytes(900),))
+        assert client.answer("set", "another", values=(bytes(900),)).error == ""  # who waits no more takes no room
+    assert client.answers[asked].error == ""
