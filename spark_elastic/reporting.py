@@ -28,15 +28,20 @@ class Reporter:
         self._counted_at = 0.0
         self._waiting: dict[str, Any] = {}
 
-    def entered(self, step: int) -> None:
-        """Note that this rank is about to enter the user's function in a new generation."""
+    def entered(self, step: int, progress: Callable[[], Values] | None) -> None:
+        """Note that this rank is about to enter the user's function in a new generation.
+
+        ``progress`` tells how far the data is; here and below it is given on the one rank that speaks for all.
+        """
         now = time.monotonic()
         idle: Values = {} if self._active_at is None else {"idle": round(now - self._active_at, 4)}
         self._send("entered", {"step": step, **idle})
+        if progress is not None:
+            self._send("progress", {"step": step, **progress()})
         self._active_at, self._has_stepped = now, False
 
     def committed(self, step: int, progress: Callable[[], Values] | None) -> None:
-        """Note a commit of the user's. ``progress`` is the one rank's that speaks for all."""
+        """Note a commit of the user's."""
         now = self._active_at = time.monotonic()
         if not self._has_stepped:
             self._has_stepped = True

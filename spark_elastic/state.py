@@ -171,7 +171,7 @@ class State(ABC):
         self._index = -1
         self._steps -= 1  # the seal is no step of the user's
         self._save_and_count()
-        job.reporter.entered(self._steps)
+        job.reporter.entered(self._steps, self._progress if world.rank == 0 else None)
 
     def _durable_copies(self) -> Lender:
         """Where a durable checkpoint is made from."""

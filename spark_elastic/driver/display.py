@@ -75,7 +75,7 @@ class ProgressDisplay:
                 self._shown, self._due = self._view.doing, time.monotonic() + LINE_SECONDS
                 head, tail, share = self._view.head, self._view.tail, self._view.share
             if self._bar is not None:
-                self._bar.head, self._bar.tail, self._bar.n = head, tail, share or 0.0
+                self._bar.head, self._bar.tail, self._bar.n = head, tail, 1.0 if share is None else share
                 self._bar.bar_format = "{head} {tail}" if share is None else "{head}|{bar}| {tail}"
                 _quietly(self._bar.refresh)
             else:
@@ -115,7 +115,8 @@ def _make_bar() -> Any:
         def format_dict(self) -> dict[str, Any]:
             return {**super().format_dict, "head": self.head, "tail": self.tail}
 
-    Bar.set_lock(threading.RLock())
+    if not hasattr(tqdm, "_lock"):
+        tqdm.set_lock(threading.RLock())  # its own would be one between processes, too
     try:
         return Bar(total=1.0, bar_format="{head} {tail}", dynamic_ncols=True, leave=True)
     except ImportError:  # ipywidgets

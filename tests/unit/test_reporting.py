@@ -36,17 +36,18 @@ def reporter(log: Log) -> Reporter:
 
 
 def test_a_survivor_says_how_long_it_was_idle_and_a_newcomer_does_not(log: Log, reporter: Reporter) -> None:
-    reporter.entered(0)
+    reporter.entered(0, None)
     log.now += 3
     reporter.committed(1, None)
     log.now += 0.25
-    reporter.entered(1)
+    reporter.entered(1, lambda: {"rows": 7})
     assert log.of("entered") == [{"step": 0}, {"step": 1, "idle": 0.25}]
+    assert log.of("progress") == [{"step": 1, "rows": 7}]
 
 
 def test_the_first_commit_of_each_generation_is_told(log: Log, reporter: Reporter) -> None:
     for first in (0, 2):
-        reporter.entered(first)
+        reporter.entered(first, None)
         reporter.committed(first + 1, None)
         reporter.committed(first + 2, None)
     assert log.of("stepped") == [{"step": 1}, {"step": 3}]
