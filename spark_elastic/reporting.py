@@ -37,6 +37,7 @@ class Reporter:
         idle: Values = {} if self._active_at is None else {"idle": round(now - self._active_at, 4)}
         self._send("entered", {"step": step, **idle})
         if progress is not None:
+            self._progress_at = now + PROGRESS_SECONDS
             self._send("progress", {"step": step, **progress()})
         self._active_at, self._has_stepped = now, False
 

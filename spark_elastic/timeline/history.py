@@ -10,8 +10,9 @@ from typing import Any
 
 from spark_elastic.timeline.resets import Event, Reset, find_resets
 
-# The speed is that between two reports so far apart at least.
+# The speed is that between two reports so far apart at least, further in long runs: so many are enough to draw.
 SPEED_SECONDS = 1.0
+SPEEDS = 600
 
 
 class Doing(Enum):
@@ -120,7 +121,7 @@ def read_history(events: Sequence[Event]) -> History:
         workers=_worker_lines(moved),
         generations=_generations(moved),
         resets=find_resets(moved),
-        speeds=_speeds(done),
+        speeds=_speeds(done, max(SPEED_SECONDS, last["time"] / SPEEDS)),
         unit=unit,
         work=max(done[-1][1] - done[0][1], 0) if done else 0,
         steps=max((event["values"]["step"] for event in moved if event["event"] == "progress"), default=0),
@@ -202,11 +203,11 @@ def _work(events: Sequence[Event]) -> tuple[str, list[tuple[float, int]]]:
     return "steps", [(time, values["step"]) for time, values in reports]
 
 
-def _speeds(done: Sequence[tuple[float, int]]) -> list[Speed]:
-    """Speeds one after the other, each over at least ``SPEED_SECONDS``."""
+def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:
+    """Speeds one after the other, each over at least ``seconds``."""
     marks: list[tuple[float, int]] = []
     for time, work in done:
-        if not marks or time - marks[-1][0] >= SPEED_SECONDS:
+        if not marks or time - marks[-1][0] >= seconds:
             marks.append((time, work))
     return [Speed(a, b, max(after - before, 0) / (b - a)) for (a, before), (b, after) in pairwise(marks)]
 

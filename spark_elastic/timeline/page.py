@@ -11,6 +11,9 @@ from spark_elastic.timeline.history import Doing, History, WorkerLine
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.summary import clock, headline, reset_facts
 
+# Of a metric; a browser is slow with more, and the eye sees no more.
+POINTS = 1000
+
 
 def html(history: History) -> str:
     """Return the page."""
@@ -35,7 +38,7 @@ def _facts(history: History) -> dict[str, Any]:
         "resets": [{**reset_facts(reset), "noticed": reset.noticed, "end": reset.end} for reset in history.resets],
         "unit": history.unit,
         "speeds": [[speed.start, speed.end, speed.per_second] for speed in history.speeds],
-        "metrics": history.metrics,
+        "metrics": {name: points[:: len(points) // POINTS + 1] for name, points in history.metrics.items()},
     }
 
 

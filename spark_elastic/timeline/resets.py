@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 Event = dict[str, Any]
+
+# An injected fault that struck no longer than this before the survivors' last commit is what the loss comes from.
+FAULT_SECONDS = 1.0
 
 
 class Kind(Enum):
@@ -53,54 +57,92 @@ class Reset:
 
 def find_resets(events: Sequence[Event]) -> list[Reset]:
     """Find the resets in the events of one run. Worlds that broke before they trained belong to the reset before."""
+    log = _Log.of(events)
     resets: list[Reset] = []
     start: Event | None = None
+    later: Event | None = None  # what ended the generation that is to end this reset
     formed: Event | None = None
-    sizes = {event["generation"]: event["size"] for event in events if event["event"] == "world_forming"}
+    known = 0
     for event in events:
-        match event["event"]:
-            case "world_broken" | "world_interrupted" if start is None or start["event"] == "world_interrupted":
-                if start is None or event["generation"] == start["generation"]:
-                    start = event if event["event"] == "world_broken" else start or event
-            case "world_formed":
-                formed = event
-            case "stepped" | "world_finished" if (
-                start is not None and formed and event["generation"] == formed["generation"]
-            ):
-                if formed["generation"] > start["generation"]:
-                    resets.append(_take_apart(events, start, formed, sizes))
-                    start = None
+        kind, generation = event["event"], event.get("generation", 0)
+        if start is None or generation <= start["generation"]:
+            known = max(known, log.step_of(event))
+        if kind == "world_formed":
+            formed = event
+        elif kind in ("world_broken", "world_interrupted"):
+            is_same = start is not None and generation == start["generation"]
+            if start is None or (is_same and kind == "world_broken"):  # a departure can still become a failure
+                start = event
+            elif not is_same:
+                later = event
+        elif kind in ("stepped", "world_finished") and start and formed and generation > start["generation"]:
+            resets.append(_take_apart(log, start, formed, known))
+            start = later if later is not None and later["generation"] == generation else None
+            later = None
     if start is not None:  # the run ended in it
-        resets.append(_named(start, start["time"], events[-1]["time"], old_size=sizes.get(start["generation"], 0)))
+        size = log.forming[start["generation"]]["size"]
+        resets.append(_named(start, start["time"], events[-1]["time"], old_size=size))
     return resets
 
 
-def _take_apart(events: Sequence[Event], start: Event, formed: Event, sizes: dict[int, int]) -> Reset:
+@dataclass(frozen=True)
+class _Log:
+    """The events that resets are made of, by generation."""
+
+    forming: dict[int, Event]
+    entered: dict[int, list[Event]]
+    stepped: dict[int, list[Event]]
+    ready: dict[int, list[Event]]
+    faults: list[Event]
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> _Log:
+        log = cls({}, defaultdict(list), defaultdict(list), defaultdict(list), [])
+        by_generation = {"entered": log.entered, "stepped": log.stepped, "worker_ready": log.ready}
+        for event in events:
+            if event["event"] == "world_forming":
+                log.forming[event["generation"]] = event
+            elif event["event"] == "fault_injected":
+                log.faults.append(event)
+            elif event["event"] in by_generation:
+                by_generation[event["event"]][event["generation"]].append(event)
+        return log
+
+    def step_of(self, event: Event) -> int:
+        """How many commits an event shows to have been made; 0 where it tells nothing."""
+        if event["event"] in ("progress", "stepped", "metrics"):
+            return int(event["values"]["step"])
+        if event["event"] == "worker_ready" and event["commit"] != "None":
+            generation, index = map(int, event["commit"].split("."))
+            return int(min((e["values"]["step"] for e in self.entered[generation]), default=0)) + index
+        return 0
+
+
+def _take_apart(log: _Log, start: Event, formed: Event, known: int) -> Reset:
+    """Make a reset of its first event and the forming of the world that trained on; ``known`` commits were made before it."""
     old, new = start["generation"], formed["generation"]
-    entered = [event for event in events if event["event"] == "entered" and event["generation"] == new]
-    stepped = [event for event in events if event["event"] == "stepped" and event["generation"] == new]
+    entered, stepped, forming = log.entered[new], log.stepped[new], log.forming[new]
     idle = {event["worker"]: event["values"]["idle"] for event in entered if "idle" in event["values"]}
-    survivors = idle.keys()
-    entered_at = max((e["time"] for e in entered if e["worker"] in survivors or not survivors), default=formed["time"])
-    stepped_at = max((e["time"] for e in stepped if e["worker"] in survivors or not survivors), default=entered_at)
-    worked = max((e["time"] - idle[e["worker"]] for e in entered if e["worker"] in survivors), default=start["time"])
-    struck = _fault(events, start, since=worked - 1.0)
-    begin = worked
+
+    def latest(events: Sequence[Event], default: float) -> float:
+        """When the last survivor did something; where nobody survived, the last of all."""
+        return max((event["time"] for event in events if event["worker"] in idle or not idle), default=default)
+
+    worked = max((e["time"] - idle[e["worker"]] for e in entered if e["worker"] in idle), default=start["time"])
+    begin, victim = worked, None
     if start["event"] == "world_broken":  # those who are interrupted as planned work on until they commit
-        begin = min(struck["time"] if struck else worked, start["time"])
-    forming = next(e for e in events if e["event"] == "world_forming" and e["generation"] == new)
-    back = [
-        event["time"]
-        for event in events
-        if event["event"] == "worker_ready" and event["worker"] in survivors and event["generation"] == old
-    ]
+        # A fault strikes at a commit, which others may make later.
+        struck = [event for event in log.faults if worked - FAULT_SECONDS <= event["time"] <= start["time"]]
+        begin = min(struck[-1]["time"] if struck else worked, start["time"])
+        victim = struck[-1]["rank"] if struck else None
+    entered_at = latest(entered, formed["time"])
     marks = {
         Part.DETECT: start["time"],
-        Part.ABORT: min(max(back, default=start["time"]), forming["time"]),
+        Part.ABORT: min(latest(log.ready[old], start["time"]), forming["time"]),
         Part.REGROUP: forming["time"],
         Part.CONNECT: formed["time"],
         Part.SYNC: entered_at,
-        Part.STEP: stepped_at,
+        Part.STEP: latest(stepped, entered_at),
     }
     parts, last = {}, begin
     for part, mark in marks.items():
@@ -109,13 +151,13 @@ def _take_apart(events: Sequence[Event], start: Event, formed: Event, sizes: dic
     return _named(
         start,
         begin,
-        stepped_at,
+        last,
         new_generation=new,
-        old_size=sizes[old],
-        new_size=sizes[new],
+        old_size=log.forming[old]["size"],
+        new_size=forming["size"],
         lost=max(idle.values(), default=None),
-        steps_lost=_steps_lost(events, start["time"], entered),
-        victim=struck["rank"] if struck else None,
+        steps_lost=max(known - min((event["values"]["step"] for event in entered), default=known), 0),
+        victim=victim,
         parts=parts,
     )
 
@@ -125,24 +167,3 @@ def _named(start: Event, begin: float, end: float, **facts: Any) -> Reset:
     if start["event"] == "world_interrupted":
         kind = Kind.DRAIN if "drain" in start["reason"] else Kind.JOIN
     return Reset(kind, start["generation"], start["reason"], begin, start["time"], end, **facts)
-
-
-def _fault(events: Sequence[Event], start: Event, since: float) -> Event | None:
-    """The fault that a test injected shortly before a failure was noticed."""
-    if start["event"] != "world_broken":
-        return None
-    found = [e for e in events if e["event"] == "fault_injected" and since <= e["time"] <= start["time"]]
-    return found[-1] if found else None
-
-
-def _steps_lost(events: Sequence[Event], before: float, entered: Sequence[Event]) -> int:
-    """Commits that were made, as far as anybody has told, and were not there any more afterwards."""
-    first = {event["generation"]: event["values"]["step"] for event in events if event["event"] == "entered"}
-    known = [0]
-    for event in events:
-        if event["event"] in ("progress", "stepped", "metrics") and event["time"] <= before:
-            known.append(event["values"]["step"])
-        elif event["event"] == "worker_ready" and event["time"] <= entered[0]["time"] and event["commit"] != "None":
-            generation, index = map(int, event["commit"].split("."))
-            known.append(first.get(generation, 0) + index)
-    return max(max(known) - min(event["values"]["step"] for event in entered), 0)

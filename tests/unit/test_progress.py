@@ -88,12 +88,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_plain_lines_tell_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+def test_without_a_terminal_a_plain_line_tells_each_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote = threading.Event()
+
+    class Watched(io.StringIO):
+        def flush(self) -> None:
+            wrote.set()
+
+    monkeypatch.setattr(sys, "stderr", Watched())
     with ProgressDisplay(True) as shown:
         shown.see(START[0])
+        assert wrote.wait(10)
         shown.see(event("job_failed"))
-    assert sys.stderr.getvalue().splitlines()[-1] == "spark_elastic: spark_elastic, failed"  # type: ignore[attr-defined]
+    assert sys.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "spark_elastic: spark_elastic, starting",
+        "spark_elastic: spark_elastic, failed",
+    ]
 
 
 @pytest.mark.parametrize("progress", [None, False])
@@ -155,8 +165,9 @@ def test_a_terminal_that_takes_nothing_holds_up_neither_events_nor_the_end(monke
     with ProgressDisplay(None) as shown:
         for number in range(1000):
             shown.see(rows(number, 0, number))
-    gate.set()
     assert shown._thread is not None
+    assert shown._thread.is_alive(), "nobody has waited for it"
+    gate.set()
     shown._thread.join(10)
     assert not shown._thread.is_alive()
 

@@ -83,6 +83,14 @@ def test_a_drain_that_turns_into_a_failure_is_a_loss() -> None:
     assert find_resets([*events[:broken], drain, *events[broken:]])[0].kind is Kind.LOSS
 
 
+def test_a_first_step_that_comes_after_the_interruption_of_its_world_ends_no_reset() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "stepped" and event["generation"] == 3)
+    arrived = story.event("world_interrupted", 15.05, generation=3, reason="workers arrived")
+    last = find_resets([*events[:place], arrived, *events[place:]])[-1]
+    assert (last.generation, last.new_generation) == (3, None)
+
+
 def test_commits_that_nobody_holds_any_more_are_steps_lost() -> None:
     """All workers were lost, and the durable checkpoint is older than what they had."""
     events = story.killed()
