@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ class Finding:
     topic: str
     what: str
     fix: str = ""
+
+
+fine = partial(Finding, Level.FINE)
+warning = partial(Finding, Level.WARNING)
+fault = partial(Finding, Level.FAULT)
 
 
 def add_to(commands: Any) -> None:
@@ -88,8 +94,8 @@ def check_system() -> Finding:
     """The operating system."""
     what = f"{platform.system()}, Python {platform.python_version()}"
     if not sys.platform.startswith("linux"):
-        return Finding(Level.FAULT, "system", what, "spark_elastic runs on Linux only")
-    return Finding(Level.FINE, "system", what)
+        return fault("system", what, "spark_elastic runs on Linux only")
+    return fine("system", what)
 
 
 def check_java(spark: Version | None) -> Finding:
@@ -99,17 +105,17 @@ def check_java(spark: Version | None) -> Finding:
     wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
     fix = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and let JAVA_HOME point to it"
     if java is None or not os.path.exists(java):
-        return Finding(Level.FAULT, "Java", f"there is no {java or 'java'}", fix)
+        return fault("Java", f"there is no {java or 'java'}", fix)
     said = _output([java, "-version"])
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None:
-        return Finding(Level.FAULT, "Java", f"{java} does not say its version: {said[:200]!r}", fix)
+        return fault("Java", f"{java} does not say its version: {said[:200]!r}", fix)
     what = f"{java} is Java {found[1]}"
     least, most = (17, 99) if spark is None or spark >= (4,) else (8, 17)
     if not least <= int(found[1]) <= most:
         name = f"Spark {_dotted(spark)}" if spark else "Spark 4"
-        return Finding(Level.FAULT, "Java", f"{what}, {name} needs {wanted}", fix)
-    return Finding(Level.FINE, "Java", what)
+        return fault("Java", f"{what}, {name} needs {wanted}", fix)
+    return fine("Java", what)
 
 
 def check_packages(spark: Version | None) -> list[Finding]:
@@ -135,83 +141,63 @@ def _check_petastorm(version: Version) -> list[Finding]:
     fix = "pip install petastorm==0.12.1 'pyarrow>=14,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
     if version >= (0, 13):
         what = f"{name} loses rows in its thread pool, and pins setuptools below what torch needs"
-        return [Finding(Level.FAULT, "petastorm", what, fix)]
+        return [fault("petastorm", what, fix)]
     numpy, pandas = installed("numpy"), installed("pandas")
     for other, found, most in (("numpy", numpy, (2,)), ("pandas", pandas, (3,))):
         if found and found >= most:
-            return [Finding(Level.FAULT, "petastorm", f"{name} does not work with {other} {_dotted(found)}", fix)]
-    return [Finding(Level.FINE, "petastorm", name)]
+            return [fault("petastorm", f"{name} does not work with {other} {_dotted(found)}", fix)]
+    return [fine("petastorm", name)]
 
 
 def check_python(conf: Mapping[str, str]) -> Finding:
     """The Python that executors are told to use, as far as it can be tried here."""
-    name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or "python3"
-    source = "PYSPARK_PYTHON" if "PYSPARK_PYTHON" in os.environ else "spark.pyspark.python"
+    name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     mine = platform.python_version()
     fix = f"set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or to what has the same version on executors"
-    path = shutil.which(name)
+    path = shutil.which(name or "python3")
     if path is None:
-        return Finding(
-            Level.WARNING,
-            "Python",
-            f"{source} is {name}, which is not on this machine",
-            "use --master to ask executors",
+        return warning(
+            "Python", f"executors run {name or 'python3'}, which is not on this machine", "ask them: --master"
         )
     program = (
         "import importlib.util as u, platform; print(platform.python_version(), "
         f"*[m for m in {(*_NEEDED, 'spark_elastic')!r} if u.find_spec(m) is None])"
     )
-    version, *missing = _output([path, "-c", program]).split() or [""]
-    what = f"executors run {path}, Python {version}"
+    said = _output([path, "-c", program])
+    what = f"executors run {path}" + ("" if name else " (PYSPARK_PYTHON is not set)")
+    if not re.match(r"\d+\.\d+", said):
+        return fault("Python", f"{what}, which does not run: {said[:200]!r}", fix)
+    version, *missing = said.split()
+    what = f"{what}, Python {version}"
     if version.split(".")[:2] != mine.split(".")[:2]:
-        return Finding(
-            Level.FAULT, "Python", f"{what}; the driver runs {mine}: functions cannot travel between them", fix
-        )
+        return fault("Python", f"{what}; the driver runs {mine}: functions cannot travel between them", fix)
     if missing:
-        return Finding(
-            Level.FAULT, "Python", f"{what}, which lacks {', '.join(missing)}", f"install it there, or {fix}"
-        )
-    return Finding(Level.FINE, "Python", what)
+        return fault("Python", f"{what}, which lacks {', '.join(missing)}", f"install it there, or {fix}")
+    return fine("Python", what)
 
 
 def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Finding]:
     """Whether the driver can listen, and whether executors elsewhere could find it."""
     found = []
     address = conf.get("spark.driver.bindAddress", "")
+    where = f"{address or 'any address'}, port {port or 'any'}"
     try:
-        with socket.create_server(
-            (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET
-        ) as server:
-            found.append(
-                Finding(
-                    Level.FINE, "port", f"the driver can listen on {address or 'any address'}, port {port or 'any'}"
-                )
-            )
-            del server
+        socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+        found.append(fine("port", f"the driver can listen on {where}"))
     except OSError as error:
         fix = "choose another driver_port, or set spark.driver.bindAddress to an address of this machine"
-        found.append(
-            Finding(
-                Level.FAULT,
-                "port",
-                f"the driver cannot listen on {address or 'any address'}, port {port}: {error}",
-                fix,
-            )
-        )
+        found.append(fault("port", f"the driver cannot listen on {where}: {error}", fix))
     host = conf.get("spark.driver.host") or socket.gethostname()
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
     except OSError as error:
         fix = "add it to DNS or /etc/hosts, or set spark.driver.host to an address that executors reach"
-        return [*found, Finding(Level.FAULT, "host name", f"{host} does not resolve: {error}", fix)]
+        return [*found, fault("host name", f"{host} does not resolve: {error}", fix)]
     what = f"{host} is {', '.join(addresses)}"
     if not master.startswith("local") and all(each.startswith("127.") or each == "::1" for each in addresses):
         fix = "set spark.driver.host to an address that executors reach (Debian's /etc/hosts says 127.0.1.1)"
-        return [
-            *found,
-            Finding(Level.WARNING, "host name", f"{what}: executors on other machines would look at themselves", fix),
-        ]
-    return [*found, Finding(Level.FINE, "host name", what)]
+        return [*found, warning("host name", f"{what}: executors on other machines would look at themselves", fix)]
+    return [*found, fine("host name", what)]
 
 
 # ---------------------------------------------------------------- settings
@@ -223,65 +209,61 @@ def check_gpus(conf: Mapping[str, str], present: bool) -> list[Finding]:
     if amount is None:
         if present:
             fix = "set spark.task.resource.gpu.amount=1 and spark.executor.resource.gpu.amount, with a discovery script"
-            return [
-                Finding(
-                    Level.WARNING, "GPU", "this machine has GPUs, but tasks ask for none: workers train on CPUs", fix
-                )
-            ]
+            return [warning("GPU", "this machine has GPUs, but tasks ask for none: workers train on CPUs", fix)]
         return []
     fix = "set spark.task.resource.gpu.amount=1"
     if float(amount) > 1:
-        return [
-            Finding(
-                Level.FAULT, "GPU", f"tasks ask for {amount} GPUs, a worker uses one", f"{fix} and run more workers"
-            )
-        ]
+        return [fault("GPU", f"tasks ask for {amount} GPUs, a worker uses one", f"{fix} and run more workers")]
     if float(amount) < 1:
         what = f"tasks ask for {amount} GPUs: workers share one, and talk over gloo, not nccl"
-        return [Finding(Level.WARNING, "GPU", what, fix)]
-    return [Finding(Level.FINE, "GPU", "one for each task")]
+        return [warning("GPU", what, fix)]
+    return [fine("GPU", "one for each task")]
 
 
 def check_settings(conf: Mapping[str, str], master: str) -> list[Finding]:
     """Settings of Spark's that keep workers from coming back, or that end them."""
-    found = []
-    for name in ("spark.excludeOnFailure", "spark.blacklist"):
-        for setting in (f"{name}.enabled", f"{name}.application.enabled", f"{name}.taskAndStage.enabled"):
-            if _is_on(conf, setting):
-                what = (
-                    f"{setting} is on: Spark uses no executor again on which workers have died a few times, for an hour"
-                )
-                found.append(
-                    Finding(
-                        Level.FAULT,
-                        "settings",
-                        what,
-                        f"unset {setting}: spark_elastic waits by itself before it tries again",
-                    )
-                )
-    if _is_on(conf, "spark.speculation"):
-        what = "spark.speculation is on: workers run long, so Spark starts second tasks for them, which hold slots and idle"
-        found.append(Finding(Level.WARNING, "settings", what, "unset spark.speculation"))
-    if conf.get("spark.executor.pyspark.memory"):
-        what = "spark.executor.pyspark.memory limits the address space of workers; torch reserves far more than it uses"
-        found.append(Finding(Level.WARNING, "settings", what, "unset it and raise spark.executor.memoryOverhead"))
-    if _is_on(conf, "spark.dynamicAllocation.enabled") and "spark.dynamicAllocation.maxExecutors" not in conf:
-        what = "dynamic allocation has no upper limit, so run() cannot tell how many workers there may be"
-        found.append(
-            Finding(Level.WARNING, "settings", what, "set spark.dynamicAllocation.maxExecutors, or give max_np")
-        )
+    excluding = [
+        f"{name}{which}.enabled"
+        for name in ("spark.excludeOnFailure", "spark.blacklist")
+        for which in ("", ".application", ".taskAndStage")
+        if _is_on(conf, f"{name}{which}.enabled")
+    ]
+    unbounded = _is_on(conf, "spark.dynamicAllocation.enabled") and "spark.dynamicAllocation.maxExecutors" not in conf
     cores, cpus = (float(conf.get(name, "1")) for name in ("spark.executor.cores", "spark.task.cpus"))
-    if "spark.executor.cores" in conf and cores < cpus:
-        what = f"spark.task.cpus={cpus:g} is more than spark.executor.cores={cores:g}: no task ever starts"
-        found.append(Finding(Level.FAULT, "settings", what, "raise spark.executor.cores"))
-    if master.startswith(("yarn", "k8s")) and not any(
-        name.startswith("spark.executor.memoryOverhead") for name in conf
-    ):
-        what = "workers live in spark.executor.memoryOverhead, by default a tenth of the executor; beyond it they are killed"
-        found.append(
-            Finding(Level.WARNING, "settings", what, "set spark.executor.memoryOverhead to what a worker needs, say 4g")
-        )
-    return found or [Finding(Level.FINE, "settings", "none that hurts")]
+    by_default = not any(name.startswith("spark.executor.memoryOverhead") for name in conf)
+    found = {
+        fault(
+            "settings",
+            f"{', '.join(excluding)} is on: for an hour Spark uses no executor again on which a few workers have died",
+            "unset it: spark_elastic waits by itself before it tries a place again",
+        ): excluding,
+        warning(
+            "settings",
+            "spark.speculation is on: workers run long, so Spark starts second tasks for them, which hold slots and idle",
+            "unset spark.speculation",
+        ): _is_on(conf, "spark.speculation"),
+        warning(
+            "settings",
+            "spark.executor.pyspark.memory limits the address space of workers; torch reserves far more than it uses",
+            "unset it and raise spark.executor.memoryOverhead",
+        ): conf.get("spark.executor.pyspark.memory"),
+        warning(
+            "settings",
+            "dynamic allocation has no upper limit, so run() cannot tell how many workers there may be",
+            "set spark.dynamicAllocation.maxExecutors, or give max_np",
+        ): unbounded,
+        fault(
+            "settings",
+            f"spark.task.cpus={cpus:g} is more than spark.executor.cores={cores:g}: no task ever starts",
+            "raise spark.executor.cores",
+        ): "spark.executor.cores" in conf and cores < cpus,
+        warning(
+            "settings",
+            "workers live in spark.executor.memoryOverhead, by default a tenth of the executor; beyond it they are killed",
+            "set spark.executor.memoryOverhead to what a worker needs, say 4g",
+        ): master.startswith(("yarn", "k8s")) and by_default,
+    }
+    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none that hurts")]
 
 
 # ---------------------------------------------------------------- executors
@@ -292,14 +274,14 @@ def check_executors(master: str, conf: dict[str, str]) -> list[Finding]:
     try:
         session = make_session(master, conf)
     except Exception as error:
-        return [Finding(Level.FAULT, "Spark", f"it does not start at {master}: {_line(error)}", "see its log above")]
+        return [fault("Spark", f"it does not start at {master}: {_line(error)}", "see its log above")]
     try:
         context = session.sparkContext
         tasks = max(context.defaultParallelism, 1)
         facts = context.parallelize(range(tasks), tasks).map(_facts).collect()
     except Exception as error:
         fix = "executors need spark_elastic and its packages, and the driver's Python version"
-        return [Finding(Level.FAULT, "executors", _line(error), fix)]
+        return [fault("executors", _line(error), fix)]
     finally:
         session.stop()
     return compare(facts, _facts(0))
@@ -315,7 +297,7 @@ def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -
                 level = Level.FAULT if not theirs or name == "spark-elastic" else Level.WARNING
                 what = f"{facts['host']} has {name} {theirs or 'not at all'}, the driver {mine}"
                 found.append(Finding(level, "executors", what, f"install {name} {mine} there"))
-    return found or [Finding(Level.FINE, "executors", "they have what the driver has")]
+    return found or [fine("executors", "they have what the driver has")]
 
 
 def _facts(_: int) -> dict[str, str]:
@@ -350,13 +332,13 @@ def spark_defaults() -> dict[str, str]:
 def _package(name: str, least: Version, below: Version, fix: str) -> Finding:
     version = installed(name)
     if version is None:
-        return Finding(Level.FAULT, name, "is not installed", fix)
+        return fault(name, "is not installed", fix)
     if not least <= version < below:
         what = f"{_dotted(version)}, but {_dotted(least)} or later" + (
             f" and below {_dotted(below)}" if below < (999,) else ""
         )
-        return Finding(Level.FAULT, name, f"{what} is needed here", fix)
-    return Finding(Level.FINE, name, _dotted(version))
+        return fault(name, f"{what} is needed here", fix)
+    return fine(name, _dotted(version))
 
 
 def _is_on(conf: Mapping[str, str], name: str) -> bool:

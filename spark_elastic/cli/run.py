@@ -83,10 +83,11 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
         return None
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("spark_elastic")
     if master is not None:
         builder = builder.master(master)
+        if master.startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable))
     for name, value in conf.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -135,7 +135,7 @@ def _outcome(events: Sequence[Event]) -> str:
         if event["event"] == "job_finished":
             return "finished"
         if event["event"] == "job_failed":
-            return f"failed: {event['error']}: {event['message']}"
+            return f"failed: {event['error']}: {(event['message'].splitlines() or [''])[0]}"  # tracebacks may follow
     return "the log ends before the run does"
 
 
