@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -61,26 +62,29 @@ def _supervise(job: Job, world: World, call: bytes) -> None:
         threading.Thread(target=_tell_end, args=(process, control), daemon=True).start()
         job.reporter.committed(0, None)
 
-        def changed() -> bool:
+        def is_over() -> bool:
             return control.is_aborted(world.generation) or control.is_interrupted
 
-        while not changed() and process.poll() is None:
-            control.wait(lambda: changed() or process.poll() is not None, BEAT_SECONDS)
-            control.beat()
-        if process.poll() and not changed():
-            first = control.store("set_default", ("script/failed",), (b"%d" % world.rank,), generation=world.generation)
-            # The others fail because the first one did; they stay, and are aborted when it is lost.
-            patience = BLAME_SECONDS if first.values[0] == b"%d" % world.rank else float("inf")
-            while not changed() and patience > 0:
-                control.wait(changed, BEAT_SECONDS)
-                control.beat()
-                patience -= BEAT_SECONDS
+        _wait(control, lambda: is_over() or process.poll() is not None)
+        if process.returncode:
+            # All fail when one does. The first to say so is to blame, unless a worker was lost, which the driver tells soon.
+            mine = str(world.rank).encode()
+            reply = control.store("set_default", ("script/failed",), (mine,), generation=world.generation)
+            _wait(control, is_over, BLAME_SECONDS if reply.values == (mine,) else None)
+        if process.returncode == 0:
+            return
         if control.is_aborted(world.generation):
             raise WorkerLostError(control.abort_reason)
         if control.is_interrupted:
             raise HostsUpdatedInterrupt("workers arrive or leave")
-        if process.returncode:
-            raise SparkElasticError(f"the script ended with exit code {process.returncode}; its output says more")
+        raise SparkElasticError(f"the script ended with exit code {process.returncode}; its output says more")
+
+
+def _wait(control: ControlClient, condition: Callable[[], bool], seconds: float | None = None) -> None:
+    """Wait for a condition, and have nobody think that this worker hangs."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while not control.wait(condition, BEAT_SECONDS) and (deadline is None or time.monotonic() < deadline):
+        control.beat()
 
 
 def environment(world: World, address: str, port: str) -> dict[str, str]:

@@ -169,7 +169,7 @@ class TorchState(ObjectState):
 
     def _progress(self) -> Values:
         loader: Any = vars(self).get("loader")
-        if not hasattr(loader, "rows_processed"):
+        if not all(hasattr(loader, name) for name in ("epoch", "rows_processed", "rows_total")):
             return {}
         return {"epoch": loader.epoch, "rows": loader.rows_processed, "rows_total": loader.rows_total}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ def find_target(target: str, arguments: Sequence[str]) -> Script | Function:
         function = getattr(module, attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{target!r} cannot be had: {error}") from error
-    if "site-packages" not in (module.__file__ or "site-packages"):
-        cloudpickle.register_pickle_by_value(module)  # the executors have no copy of it
+    file = module.__file__ or ""
+    if file and not any(
+        Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")
+    ):
+        cloudpickle.register_pickle_by_value(
+            sys.modules[name.partition(".")[0]]
+        )  # the executors may have no copy of it
     return Function(function, target, tuple(arguments))

@@ -13,7 +13,7 @@ from typing import Any
 from spark_elastic.driver.progress import JobView
 
 LIVE_SECONDS = 0.25
-# Plain lines come so far apart, or at once where the job begins or ends doing something else than training.
+# Plain lines come so far apart, or at once where the job begins to do something else.
 LINE_SECONDS = 10.0
 END_SECONDS = 2.0
 

@@ -110,7 +110,7 @@ class _Log:
 
     def step_of(self, event: Event) -> int:
         """How many commits an event shows to have been made; 0 where it tells nothing."""
-        if event["event"] in ("progress", "stepped", "metrics"):
+        if event["event"] in ("progress", "stepped"):
             return int(event["values"]["step"])
         if event["event"] == "worker_ready" and event["commit"] != "None":
             generation, index = map(int, event["commit"].split("."))
