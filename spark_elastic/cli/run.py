@@ -83,7 +83,7 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
         return None
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName("spark_elastic")
+    builder = SparkSession.builder.appName("spark_elastic").config("spark.ui.showConsoleProgress", "false")
     if master is not None:
         builder = builder.master(master)
         if master.startswith("local"):

@@ -64,10 +64,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class History:
-    """All times are seconds since the run began, but ``began``, which is of the clock."""
+    """All times are seconds since the run began."""
 
     run_id: str
-    began: float
     seconds: float
     max_np: int
     outcome: str
@@ -78,7 +77,6 @@ class History:
     unit: str
     work: int
     steps: int
-    epochs: int
     metrics: dict[str, list[tuple[float, float]]]
 
     @property
@@ -114,7 +112,6 @@ def read_history(events: Sequence[Event]) -> History:
     unit, done = _work(moved)
     return History(
         run_id=start["run_id"],
-        began=began,
         seconds=last["time"],
         max_np=start["max_np"],
         outcome=_outcome(moved),
@@ -125,7 +122,6 @@ def read_history(events: Sequence[Event]) -> History:
         unit=unit,
         work=max(done[-1][1] - done[0][1], 0) if done else 0,
         steps=max((event["values"]["step"] for event in moved if event["event"] == "progress"), default=0),
-        epochs=max((event["values"].get("epoch", 0) for event in moved if event["event"] == "progress"), default=0),
         metrics=_metrics(moved),
     )
 
@@ -136,7 +132,7 @@ def _outcome(events: Sequence[Event]) -> str:
             return "finished"
         if event["event"] == "job_failed":
             return f"failed: {event['error']}: {(event['message'].splitlines() or [''])[0]}"  # tracebacks may follow
-    return "the log ends before the run does"
+    return "is not over in this log"
 
 
 def _worker_lines(events: Sequence[Event]) -> list[WorkerLine]:
@@ -178,6 +174,8 @@ def _worker_lines(events: Sequence[Event]) -> list[WorkerLine]:
                 change(event["worker"], None, time)
                 lines[event["worker"]].cause = event["cause"]
             case "worker_exited" | "result_arrived":
+                if event["event"] == "result_arrived" and not generation:  # a function without an elastic part
+                    now[event["worker"]] = (Doing.TRAINING, *now[event["worker"]][1:])
                 change(event["worker"], None, time)
     for worker in list(now):
         change(worker, None, events[-1]["time"])

@@ -159,6 +159,13 @@ def test_the_headline_says_how_it_went(history: History) -> None:
     assert headline(history) == "The run finished. It trained 92.9% of the time, through 1 failure and 1 arrival."
 
 
+def test_a_function_without_an_elastic_part_is_shown_at_work() -> None:
+    started = story.killed()[:2]
+    ended = [story.event("result_arrived", 9, worker=0), story.event("job_finished", 9, workers=[0], resets=0)]
+    (line,) = read_history([*started, *ended]).workers
+    assert [(span.doing, span.start, span.end) for span in line.spans] == [(Doing.TRAINING, 1, 9)]
+
+
 def test_a_run_that_never_trained_is_told_as_well() -> None:
     start, *_ = story.killed()
     history = read_history([start, story.event("job_failed", 5, error="NotEnoughHostsError", message="none")])
@@ -219,7 +226,7 @@ def test_what_is_no_event_log_is_refused(
 
 def test_the_log_of_a_driver_that_was_killed_is_read_up_to_the_line_that_was_cut(log: Path) -> None:
     log.write_text(log.read_text()[:-30])
-    assert read_history(choose_run(read_events(log))).outcome == "the log ends before the run does"
+    assert read_history(choose_run(read_events(log))).outcome == "is not over in this log"
 
 
 def test_of_a_log_with_several_runs_the_last_one_is_shown_or_the_one_that_is_named(log: Path) -> None:
