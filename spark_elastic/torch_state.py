@@ -14,6 +14,7 @@ from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostEr
 from spark_elastic.in_place import StepGuard, WholeCopies, is_kept_in_place, small_part
 from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair
+from spark_elastic.reporting import Values
 from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair
 from spark_elastic.state import ObjectState, State
 from spark_elastic.world import World
@@ -167,6 +168,12 @@ class TorchState(ObjectState):
                     f"a DistributedDataParallel around {type(model.module).__name__} is not in the State: nobody would keep "
                     "its weights equal, or give them to newcomers"
                 )
+
+    def _progress(self) -> Values:
+        loader: Any = vars(self).get("loader")
+        if not all(hasattr(loader, name) for name in ("epoch", "rows_processed", "rows_total")):
+            return {}
+        return {"epoch": loader.epoch, "rows": loader.rows_processed, "rows_total": loader.rows_total}
 
     def _loader_report(self) -> Sequence[int]:
         loader: Any = vars(self).get("loader")
