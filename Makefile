@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-.PHONY: setup demo test schedules simulate lint bench java clean
+.PHONY: setup demo test schedules simulate fuzz chaos lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -36,6 +36,14 @@ schedules: java setup
 # Simulated jobs under injected faults: N=… schedules, from seed FIRST=… on.
 simulate: setup
 	$(BIN)/python -m simulation --count $(or $(N),20000) --first $(or $(FIRST),0)
+
+# Bad frames at a job that trains: N=… of them, SEED=… for others.
+fuzz: java setup
+	FUZZ_FRAMES=$(or $(N),1000000) FUZZ_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -s tests/integration/test_security.py -k fuzzer
+
+# Random faults of every kind at jobs on three hosts: N=… jobs of 25 faults, SEED=… for others. The network's need root.
+chaos: java setup
+	PYTHONPATH=tests/integration $(BIN)/python tests/chaos/chaos.py --jobs $(or $(N),8) --seed $(or $(SEED),1)
 
 $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PYTHON) -m venv $(PETASTORM)

@@ -27,6 +27,7 @@ def play_chunk(seeds: range) -> Tally:
     tally = Tally()
     # A simulation is one large cycle of references; collecting young ones again and again would find none of it.
     gc.disable()
+    gc.freeze()  # what the imports have made is not looked through at the end, either
     with installed():
         for seed in seeds:
             tally.count(Simulation(make_schedule(seed)).run())

@@ -175,14 +175,15 @@ class Spark:
         self.simulation.note("is lost", f"executor {executor.number}", "")
         for task in list(executor.tasks):
             task.kill()
-        self.simulation.clock.after(replaced_after, self._replace, executor.machine)
+        self.simulation.clock.after(replaced_after, self.replace, executor.machine)
 
     def drop_executor(self, executor: Executor) -> None:
         """A drained executor without tasks goes; who needs it has seen to a replacement."""
         executor.is_alive = False
         self.executors.remove(executor)
 
-    def _replace(self, machine: Machine) -> None:
+    def replace(self, machine: Machine) -> None:
+        """Start an executor in the place of one that has gone, elsewhere where its machine has gone, too."""
         if machine.is_lost:
             machine = next(other for other in self.machines if not other.is_lost)
         self.add_executor(machine)

@@ -168,7 +168,7 @@ class Strikes:
 
     def _drain(self, executor: Executor, fault: Fault) -> None:
         self._begin_drain(executor, None)
-        self._later(fault, self.simulation.spark.add_executor, executor.machine)
+        self._later(fault, self.simulation.spark.replace, executor.machine)
 
     def _drain_by(self, executor: Executor, fault: Fault) -> None:
         self._begin_drain(executor, self.simulation.clock.now + fault.seconds)

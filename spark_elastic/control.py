@@ -26,7 +26,7 @@ logger = logging.getLogger("spark_elastic")
 HEARTBEAT_SECONDS = 1.0
 # The name space of the control store that outlives generations.
 WHOLE_JOB = 0
-# What a worker that has ended its work waits for the driver to say goodbye, before it leaves anyway.
+# What the exit handlers of a worker may take.
 GOODBYE_SECONDS = 5.0
 
 
@@ -68,8 +68,9 @@ class ControlClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for the driver to take the result, or the error. It may be paused; if it is gone, this process ends with it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._said_goodbye, GOODBYE_SECONDS)
+            self._changed.wait_for(lambda: self._said_goodbye or not self._ending)
 
     # ------------------------------------------------------------------ the job
 

@@ -62,10 +62,12 @@ class WorkerFailure:
 
     def __str__(self) -> str:
         who = f"rank {self.rank}" if self.rank is not None else "a worker without a rank"
-        text = f"{who} (worker {self.worker}) on {self.host}: {self.cause}"
+        lines = [f"{who} (worker {self.worker}) on {self.host}: {self.cause}"]
         if self.traceback:
-            return f"{text}\n{self.traceback.rstrip()}"
-        return "\n".join([text, *(f"    | {line}" for line in self.last_lines)])
+            lines.append(self.traceback.rstrip())
+        if self.last_lines:
+            lines += ["    the last lines of its output:", *(f"    | {line}" for line in self.last_lines)]
+        return "\n".join(lines)
 
 
 class TrainingFailedError(SparkElasticError):

@@ -21,8 +21,10 @@ from spark_elastic import testing
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.credentials import create_credentials
 from spark_elastic.driver.discovery import HostDiscovery
+from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.launcher import SlotLauncher
+from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
 from spark_elastic.payload import CheckpointPlan, Payload
@@ -90,7 +92,9 @@ def run(
         storage_options: for the library that opens ``checkpoint``, on the driver and the workers; travels by cloudpickle.
         host_discovery_script: executable that prints the machines that may be used, ``host`` or ``host:slots`` a line; run every
             second. The workers of machines that it stops listing leave at their next commit.
-        event_log: file to which events are appended as JSON lines.
+        event_log: file to which events are appended as JSON lines; see docs/events.md.
+        progress: True shows how far the job is: a live line in terminals and notebooks, plain lines elsewhere; None only where
+            there is one of the former.
         on_event: called with each event as a dict, on a thread of its own.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
             ``yield_after``, see ``JobSettings``.
@@ -104,7 +108,6 @@ def run(
 
     Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
     """
-    _refuse_unavailable(progress=progress or None)
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
@@ -135,13 +138,19 @@ def run(
             durable=plan is not None,
             **timeouts,
         )
-        log = stack.enter_context(EventLog(os.fspath(event_log) if event_log is not None else None, on_event))
-        results = _run_job(session, settings, call, plan, log)
+        display = stack.enter_context(ProgressDisplay(progress))
+        log = stack.enter_context(EventLog(None if event_log is None else os.fspath(event_log), on_event, display.see))
+        results = _run_job(session, settings, call, plan, log, OutputPrinter(display.aside))
     return [pickle.loads(result) for result in results]
 
 
 def _run_job(
-    session: Any, settings: JobSettings, call: bytes, checkpoint: CheckpointPlan | None, log: EventLog
+    session: Any,
+    settings: JobSettings,
+    call: bytes,
+    checkpoint: CheckpointPlan | None,
+    log: EventLog,
+    printer: OutputPrinter,
 ) -> list[bytes]:
     run_id = secrets.token_hex(4)
     credentials = create_credentials(run_id)
@@ -174,6 +183,7 @@ def _run_job(
                 payload,
                 bind_address=session.sparkContext.getConf().get("spark.driver.bindAddress", ""),
                 event_log=log,
+                printer=printer,
                 faults=plan,
                 on_yield=give_back,
                 on_registered=registered,
@@ -245,12 +255,6 @@ def _pickle_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None)
                 "travel (sessions, locks, open files) inside fn"
             ) from error
     return bytes(cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
-
-
-def _refuse_unavailable(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}= is not available yet in this version")
 
 
 def _claim_checkpoint(

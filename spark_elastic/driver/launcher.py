@@ -12,7 +12,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -188,7 +189,8 @@ class SlotLauncher:
     def _submit(self, slot: int) -> Any:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
         task = _SlotTask(self._ticket, slot)
-        return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
+        with _unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it
+            return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
 
     def _cancel_all(self) -> None:
         """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled.
@@ -250,6 +252,24 @@ class _SlotTask:
             )
         run_task(self._ticket, TaskPlace(self._slot, context.attemptNumber(), gpus, int(context.cpus())))
         return []
+
+
+@contextmanager
+def _unlogged(*names: str) -> Iterator[None]:
+    """Have these loggers drop what the calling thread logs."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(name) for name in names]
+    for quiet in loggers:
+        quiet.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        for quiet in loggers:
+            quiet.removeFilter(is_of_others)
 
 
 def _inherited_properties(context: Any) -> dict[str, str]:

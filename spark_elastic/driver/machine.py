@@ -14,7 +14,7 @@ It does no I/O, starts nothing and reads no clock, so that every schedule of fau
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -258,7 +258,7 @@ class DriverMachine:
         host.draining = True
         self._record("host_draining", host=host.host, name=host.name)
         worker = self.workers.get(host.worker) if host.worker is not None else None
-        if worker is not None and worker.phase is not Phase.DONE and not self._is_member(worker.worker):
+        if worker is not None and worker.phase is not Phase.DONE and not self.is_member(worker.worker):
             self._leave(worker)
 
     def _release_drained(self) -> None:
@@ -288,7 +288,7 @@ class DriverMachine:
             worker.active_at = now
             if worker.ready_deadline is not None:
                 worker.ready_deadline = now + self.settings.ready_timeout
-        if self.world is not None and event.generation == self.world.generation:
+        if self.world is not None and event.generation == self.world.generation and self.is_member(event.worker):
             if event.collectives != worker.collectives:
                 worker.collectives = event.collectives
                 worker.active_at = now
@@ -299,6 +299,8 @@ class DriverMachine:
         if worker is None or worker.phase in (Phase.LEAVING, Phase.DONE):
             return
         worker.heard = now
+        if not self.is_member(event.worker) and event.commit is not None:
+            return  # only a member of a world has made or got a commit
         if self._elastic_since is None:
             self._elastic_since = now
         world = self.world
@@ -327,8 +329,10 @@ class DriverMachine:
 
     def _worker_aborted(self, event: ev.WorkerAborted, now: float) -> None:
         worker = self.workers.get(event.worker)
-        if worker is not None and self.world is not None and event.generation == self.world.generation:
-            worker.heard = now
+        if worker is None or self.world is None or event.generation != self.world.generation:
+            return
+        worker.heard = now
+        if self.is_member(event.worker):
             self._note_commit(worker, event.commit)
 
     def _group_formed(self, event: ev.GroupFormed, now: float) -> None:
@@ -412,6 +416,9 @@ class DriverMachine:
         if worker is None:
             return
         worker.heard = now
+        finishing = self.world is not None and self.world.phase is WorldPhase.FINISHING
+        if event.elastic and not (finishing and self.is_member(event.worker)):
+            return  # nobody has been told to return
         if not event.elastic and (self._elastic_since is not None or self._generation > 0):
             failure = WorkerFailure(
                 event.worker, None, worker.host_name, "fn returned without calling its elastic function"
@@ -445,7 +452,7 @@ class DriverMachine:
             self.book.add(WorkerFailure(number, rank, worker.host_name, cause))
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
         bad_place = self.hosts.worker_failed(worker.place, now)
-        if bad_place and host is not None and not self._is_member(number):
+        if bad_place and host is not None and not self.is_member(number):
             self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
         if world is None or number not in world.ranks:
             return
@@ -493,6 +500,8 @@ class DriverMachine:
         what = f"all {len(world.members)} workers of generation {world.generation} were lost"
         if world.raised >= set(world.workers):
             self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", self.book.story()))
+        elif any(worker.phase is Phase.READY and worker.commit is not None for worker in self.workers.values()):
+            pass  # a drained one that had not been let go yet
         elif world.was_formed or self._newest_seen is not None:
             self._lose_state(what)
         else:
@@ -531,6 +540,7 @@ class DriverMachine:
             return
         if self._elastic_since is None and self._finish_plain(now):
             return
+        self._dismiss_drained_if_sealed()
         self._interrupt_if_planned(now)
         self._form_if_ready(now)
         self._note_shortage(now)
@@ -648,14 +658,25 @@ class DriverMachine:
             newest,
             {worker.worker: self._is_draining(worker) for worker in ready},
         )
-        # Who drains and is not kept would only hold a slot that may be needed elsewhere.
-        kept = {candidate.worker for candidate in chosen}
-        for worker in ready:
-            if self._is_draining(worker) and worker.worker not in kept:
-                self._leave(worker)
         if len(chosen) < self._needed(now):
+            # Who drains and is not kept would only hold a slot that may be needed elsewhere.
+            self._dismiss_drained(kept={candidate.worker for candidate in chosen})
             return
         self._form(assign_ranks(chosen), newest, now)
+
+    def _dismiss_drained(self, kept: Collection[int]) -> None:
+        for worker in list(self.workers.values()):
+            if worker.phase is Phase.READY and self._is_draining(worker) and worker.worker not in kept:
+                self._leave(worker)
+
+    def _dismiss_drained_if_sealed(self) -> None:
+        """Let drained workers go once all members hold the state: until then they may be the last who do."""
+        world = self.world
+        if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+            return
+        commits = [worker.commit for worker in self._living_members()]
+        if all(commit is not None and commit.generation == world.generation for commit in commits):
+            self._dismiss_drained(kept=world.ranks)
 
     def _form(self, members: tuple[Member, ...], newest: CommitId | None, now: float) -> None:
         self._generation += 1
@@ -906,7 +927,8 @@ class DriverMachine:
             if worker.phase is Phase.READY and worker.worker not in members and not self._is_draining(worker)
         ]
 
-    def _is_member(self, number: int) -> bool:
+    def is_member(self, number: int) -> bool:
+        """Whether a worker belongs to the newest world."""
         return self.world is not None and number in self.world.ranks
 
     def _rank_of(self, number: int) -> int | None:
@@ -926,7 +948,7 @@ class DriverMachine:
 
         A newcomer that fails to boot while the others train is its host's trouble, not the job's.
         """
-        return self.world is None or self.world.phase is WorldPhase.BREAKING or self._is_member(number)
+        return self.world is None or self.world.phase is WorldPhase.BREAKING or self.is_member(number)
 
     def _give_up_if_pointless(self) -> bool:
         verdict = self.book.verdict()

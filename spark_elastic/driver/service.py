@@ -27,8 +27,9 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
+from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.store import ControlStore
+from spark_elastic.driver.store import JOB, ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.faults import Action, Fault
 from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
@@ -47,13 +48,15 @@ class _Task:
     host: int
     facts: m.HostFacts
     connection: Connection
+    closing: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
 class _WorkerLink:
     worker: int
     connection: Connection
-    elastic_result: bool = False
+    # What the result is said to be; None until it is announced.
+    elastic_result: bool | None = None
     result: bytearray = field(default_factory=bytearray)
 
 
@@ -71,6 +74,7 @@ class SparkDriverService:
         *,
         bind_address: str = "",
         event_log: EventLog | None = None,
+        printer: OutputPrinter | None = None,
         faults: Sequence[Fault] = (),
         on_yield: Callable[[], None] = lambda: None,
         on_registered: Callable[[int], None] = lambda slot: None,
@@ -82,7 +86,8 @@ class SparkDriverService:
         self._payload = payload
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
-        self._printer = OutputPrinter()
+        self._narrator = Narrator()
+        self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
         self._strikes = {fault.number: fault.times for fault in faults}
         self._on_yield = on_yield
@@ -300,7 +305,10 @@ class SparkDriverService:
     # ------------------------------------------------------------------ messages → events
 
     def _task_said(self, host: int, message: Any) -> None:
-        if isinstance(message, m.OutputLines):
+        worker = self._machine.workers.get(getattr(message, "worker", -1))
+        if worker is not None and worker.host != host:
+            logger.debug("host %d speaks of worker %d, which is not its own: %s", host, worker.worker, message)
+        elif isinstance(message, m.OutputLines):
             self._print(message)
         elif isinstance(message, m.Pong):
             self._handle(ev.TaskHeard(host))
@@ -320,8 +328,11 @@ class SparkDriverService:
                 self._handle(
                     ev.WorkerHeard(worker, message.generation, message.collectives, message.beats, message.commit)
                 )
-            case m.StoreRequest():
-                self._store.handle(message, link.connection.send)
+            case m.StoreRequest(number, generation):
+                if generation == JOB or self._machine.is_member(worker):
+                    self._store.handle(message, link.connection.send)
+                else:
+                    link.connection.send(m.StoreReply(number, gone=True))
             case m.WorkerReady():
                 self._handle(ev.WorkerReady(worker, message.generation, message.commit, message.reason))
             case m.WorkerAborted():
@@ -331,11 +342,14 @@ class SparkDriverService:
             case m.WorkerReturned():
                 self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
             case m.WorkerRaised():
+                logger.warning(
+                    "rank %s (worker %d) raised\n%s", self._ranks.get(worker), worker, message.traceback.rstrip()
+                )
                 self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
             case m.ResultFollows():
                 link.elastic_result = message.elastic
                 link.result.clear()
-            case m.Chunk():
+            case m.Chunk() if link.elastic_result is not None:
                 link.result += message.data
                 if len(link.result) > RESULT_LIMIT:
                     limit = RESULT_LIMIT // 2**30
@@ -422,7 +436,9 @@ class SparkDriverService:
     def _execute(self, command: do.Command) -> None:
         match command:
             case do.Record(kind, fields):
-                logger.debug("%s %s", kind, fields)
+                told = self._narrator.tell(kind, fields)
+                if told is not None:
+                    logger.log(*told)
                 self._log.record(kind, **fields)
             case do.StartWorker(host, worker):
                 self._to_task(host, m.StartWorker(worker))
@@ -431,6 +447,9 @@ class SparkDriverService:
                 self._to_workers((worker,), m.LeaveJob())
             case do.RestartTask(host, reason):
                 self._to_task(host, m.RestartTask(reason))
+                if self._machine.hosts.get(host) is None and host in self._tasks:
+                    # It was silent, and may be so until TCP gives up; whoever else has its slot takes over now.
+                    self._tasks[host].closing = self._loop.create_task(self._tasks[host].connection.close())
             case do.ReleaseTask(host):
                 self._to_task(host, m.ReleaseTask())
             case do.YieldSlots():

@@ -6,90 +6,151 @@ generation, those of generation 0 as long as the job.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_elastic.messages import StoreReply, StoreRequest
 
 JOB = 0
+# Bytes that a name space may hold, waiting requests included. Rendezvous takes some hundred bytes a rank.
+SPACE_LIMIT = 256 * 2**20
+WAITER_BYTES = 1024
 Answer = Callable[[StoreReply], None]
+
+
+class FullError(ValueError):
+    """A name space holds as much as it may."""
 
 
 @dataclass(slots=True)
 class _Waiter:
-    """A ``get`` that waits for the keys that were missing when it was last looked at."""
+    """A ``get`` that waits for the keys that were missing when it was last looked at, or a ``gather`` that waits for others."""
 
     request: StoreRequest
     answer: Answer
     missing: set[str] = field(default_factory=set)
 
+    @property
+    def size(self) -> int:
+        return WAITER_BYTES + sum(map(len, (*self.request.keys, *self.request.values)))
+
+
+@dataclass(slots=True)
+class _Space:
+    """The values of a generation, and who waits for which key: a ``set`` must not look at every waiting rank."""
+
+    values: dict[str, bytes] = field(default_factory=dict)
+    waiting: dict[str, list[_Waiter]] = field(default_factory=dict)
+    gathering: dict[str, list[_Waiter]] = field(default_factory=dict)
+    size: int = 0
+
+    def grow(self, size: int) -> None:
+        if self.size + size > SPACE_LIMIT:
+            raise FullError(f"the store is full, it takes {SPACE_LIMIT:,} bytes a generation")
+        self.size += size
+
+    def put(self, key: str, value: bytes) -> None:
+        known = self.values.get(key)
+        self.grow(len(value) - len(known) if known is not None else len(key) + len(value))
+        self.values[key] = value
+
+    def remove(self, key: str) -> bool:
+        value = self.values.pop(key, None)
+        if value is None:
+            return False
+        self.size -= len(key) + len(value)
+        return True
+
 
 class ControlStore:
-    """Used by the driver's event loop alone. A ``get`` of a missing key is answered once the key is set."""
+    """Used by the driver's event loop alone.
+
+    A ``get`` of a missing key is answered once the key is set; a ``gather``, with all values that were brought to its key in
+    order of arrival, once there are as many as its amount.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[int, dict[str, bytes]] = {JOB: {}}
-        # Who waits, by the key that is waited for: with many workers each ``set`` must not look at every waiting one.
-        self._waiting: dict[int, dict[str, list[_Waiter]]] = {JOB: {}}
+        self._spaces: dict[int, _Space] = {JOB: _Space()}
 
     def open_generation(self, generation: int) -> None:
         """Begin a generation's name space and end all earlier ones; who still waits in those is told."""
-        for old in [number for number in self._values if number not in (JOB, generation)]:
+        for old in [number for number in self._spaces if number not in (JOB, generation)]:
             self.close_generation(old)
-        self._values[generation] = {}
-        self._waiting[generation] = {}
+        self._spaces[generation] = _Space()
 
     def close_generation(self, generation: int) -> None:
-        self._values.pop(generation, None)
-        for waiters in self._waiting.pop(generation, {}).values():
-            for waiter in waiters:
-                waiter.answer(StoreReply(waiter.request.number, gone=True))
+        space = self._spaces.pop(generation, _Space())
+        for waiter in itertools.chain(*space.waiting.values(), *space.gathering.values()):
+            waiter.answer(StoreReply(waiter.request.number, gone=True))
 
     def handle(self, request: StoreRequest, answer: Answer) -> None:
-        """Execute a request; ``answer`` is called now, or for a ``get`` when all its keys exist."""
-        values = self._values.get(request.generation)
-        if values is None:
+        """Execute a request; ``answer`` is called now, or for a ``get`` or ``gather`` when all is there."""
+        space = self._spaces.get(request.generation)
+        if space is None:
             answer(StoreReply(request.number, gone=True))
             return
-        if request.operation == "get":
-            self._get(_Waiter(request, answer))
-            return
         try:
-            reply = _execute(request, values)
+            if request.operation == "get":
+                _get(_Waiter(request, answer), space)
+                return
+            if request.operation == "gather":
+                _gather(_Waiter(request, answer), space)
+                return
+            reply = _execute(request, space)
         except (ValueError, IndexError) as error:
             reply = StoreReply(request.number, error=f"{request.operation} of {request.keys}: {error}")
         answer(reply)
-        waiting = self._waiting[request.generation]
-        for waiter in [waiter for key in request.keys if key in values for waiter in waiting.pop(key, ())]:
-            self._get(waiter)
-
-    def _get(self, waiter: _Waiter) -> None:
-        """Answer if all keys exist, else wait for any that does not."""
-        keys, values = waiter.request.keys, self._values[waiter.request.generation]
-        # The second look is at all keys: some may have been deleted meanwhile.
-        waiter.missing = waiter.missing.difference(values) or set(keys).difference(values)
-        if waiter.missing:
-            self._waiting[waiter.request.generation].setdefault(next(iter(waiter.missing)), []).append(waiter)
-        else:
-            waiter.answer(StoreReply(waiter.request.number, tuple(map(values.__getitem__, keys))))
+        for waiter in [w for key in request.keys if key in space.values for w in space.waiting.pop(key, ())]:
+            space.size -= waiter.size
+            _get(waiter, space)
 
 
-def _execute(request: StoreRequest, values: dict[str, bytes]) -> StoreReply:
+def _get(waiter: _Waiter, space: _Space) -> None:
+    """Answer if all keys exist, else wait for any that does not."""
+    keys, values = waiter.request.keys, space.values
+    # The second look is at all keys: some may have been deleted meanwhile.
+    waiter.missing = waiter.missing.difference(values) or set(keys).difference(values)
+    if waiter.missing:
+        space.grow(waiter.size)
+        space.waiting.setdefault(next(iter(waiter.missing)), []).append(waiter)
+    else:
+        waiter.answer(StoreReply(waiter.request.number, tuple(map(values.__getitem__, keys))))
+
+
+def _gather(waiter: _Waiter, space: _Space) -> None:
+    """Answer all when the last one has come. Of ranks that know of each other by this, everybody asks once."""
+    request, name = waiter.request, waiter.request.keys[0]
+    space.grow(waiter.size)
+    gathered = space.gathering.setdefault(name, [])
+    gathered.append(waiter)
+    if len(gathered) >= request.amount:
+        del space.gathering[name]
+        space.size -= sum(each.size for each in gathered)
+        values = tuple(value for each in gathered for value in each.request.values)
+        for each in gathered:
+            each.answer(StoreReply(each.request.number, values))
+
+
+def _execute(request: StoreRequest, space: _Space) -> StoreReply:
     """Carry out a request that need not wait."""
-    number, keys = request.number, request.keys
+    number, keys, values = request.number, request.keys, space.values
     match request.operation:
         case "check":
             return StoreReply(number, amount=int(all(key in values for key in keys)))
         case "set":
-            values.update(dict(zip(keys, request.values, strict=True)))
+            for key, value in zip(keys, request.values, strict=True):
+                space.put(key, value)
         case "set_default":
             # The first value counts; everybody gets it.
-            pairs = list(zip(keys, request.values, strict=True))
-            return StoreReply(number, tuple(values.setdefault(key, value) for key, value in pairs))
+            for key, value in zip(keys, request.values, strict=True):
+                if key not in values:
+                    space.put(key, value)
+            return StoreReply(number, tuple(values[key] for key in keys))
         case "add":
             total = int(values.get(keys[0], b"0")) + request.amount
-            values[keys[0]] = str(total).encode()
+            space.put(keys[0], str(total).encode())
             return StoreReply(number, amount=total)
         case "delete":
-            return StoreReply(number, amount=sum(values.pop(key, None) is not None for key in keys))
+            return StoreReply(number, amount=sum(map(space.remove, keys)))
     return StoreReply(number)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,16 +20,17 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 import training
+from standalone import Standalone
 
 import spark_elastic
 from spark_elastic.testing import Fault, inject
+from spark_elastic.timeline.schema import COMMON, fields_of
 
 HERE = Path(__file__).parent
 EXECUTORS = 4
-# Python processes of a finished task end within this; Spark keeps idle ones of its own, which do not count.
+# What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
 SETTLE_SECONDS = 10.0
 
 # These JVMs live for minutes: a second compiler and a parallel collector cost them more than they bring on few cores.
@@ -34,6 +38,10 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # In the environment of all that these tests start, so that orphans are told from other people's processes.
 MARK = "SPARK_ELASTIC_TEST_RUN"
 os.environ[MARK] = uuid.uuid4().hex
+# Temporary files of these tests, their executors and workers, so that those left behind are told from other people's.
+TEMPORARY = Path(tempfile.mkdtemp(prefix="spark_elastic-tests-"))
+atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
+os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 
 cloudpickle.register_pickle_by_value(training)
 
@@ -58,41 +66,61 @@ def spark() -> Iterator[Any]:
 
 
 def ours() -> list[psutil.Process]:
-    """The processes of spark_elastic that these tests have brought about: warm parents and all below them."""
-    parents = [process for process in psutil.process_iter() if _is_warm_parent(process)]
-    return [process for parent in parents for process in _tree(parent)]
+    """What these tests have brought about on this machine, and Spark has not: warm parents, workers, all that these started.
+
+    Told by the environment, which every descendant inherits, wherever it was re-parented to.
+    """
+    return [process for process in psutil.process_iter() if _is_ours(process)]
 
 
-def _is_warm_parent(process: psutil.Process) -> bool:
+def _is_ours(process: psutil.Process) -> bool:
     try:
-        named = any("spark_elastic.task.warm_parent" in part for part in process.cmdline())
-        return named and process.environ().get(MARK) == os.environ[MARK]
+        if process.pid == os.getpid() or process.environ().get(MARK) != os.environ[MARK]:
+            return False
+        command = " ".join(process.cmdline())
+        sparks = process.name().startswith("java") or "pyspark" in command or "spark-class" in command
+        return process.status() != psutil.STATUS_ZOMBIE and ("spark_elastic" in command or not sparks)
     except psutil.Error:
         return False
 
 
-def _tree(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+def our_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("spark_elastic")}
 
 
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("spark_elastic")]
+def listening() -> set[Any]:
+    """Addresses that this process listens on."""
+    return {entry.laddr for entry in psutil.Process().net_connections() if entry.status == psutil.CONN_LISTEN}
 
 
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """After the test no process, thread, listening socket or Spark job of ours may be there."""
+def open_files() -> set[str]:
+    """Files that this process has open, and temporary ones that anybody in these tests has left lying about."""
+    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith("pytest-of-")}
+    return left | {file.path for file in psutil.Process().open_files() if not file.path.startswith("/proc/")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test no process, thread, listening socket, file or Spark job may be there that was not there before."""
+    looks: dict[str, Callable[[], set[Any]]] = {
+        "processes": lambda: set(ours()),
+        "threads": our_threads,
+        "sockets": listening,
+        "files": open_files,
+    }
+    if "spark" in request.fixturenames:
+        tracker = request.getfixturevalue("spark").sparkContext.statusTracker()
+        looks["Spark jobs"] = lambda: set(tracker.getActiveJobsIds())
+    before = {what: look() for what, look in looks.items()}
     yield
-    _, alive = psutil.wait_procs(ours(), timeout=SETTLE_SECONDS)
-    assert not alive, f"left behind: {[(process.pid, process.cmdline()) for process in alive]}"
-    assert not our_threads()
+    end = time.monotonic() + SETTLE_SECONDS
+    while left := {what: more for what, look in looks.items() if (more := look() - before[what])}:
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.1)
 
 
 @pytest.fixture
-def run(spark: Any, nothing_left: None) -> Iterator[Callable[..., Any]]:
+def run(spark: Any) -> Callable[..., Any]:
     """``run(fn, *args, faults=[…], **settings)``: results and events of a run on the shared cluster."""
 
     def call(fn: Callable[..., Any], *args: Any, faults: list[Fault] | None = None, **settings: Any) -> Run:
@@ -110,11 +138,11 @@ def run(spark: Any, nothing_left: None) -> Iterator[Callable[..., Any]]:
         except BaseException as error:
             error.events = events  # type: ignore[attr-defined]
             raise
+        unknown = [event for event in events if set(event) - set(COMMON) != fields_of(event["event"])]
+        assert not unknown, "events that docs/events.md does not know"
         return Run(results, events)
 
-    yield call
-    tracker = spark.sparkContext.statusTracker()
-    assert not tracker.getActiveJobsIds(), "Spark jobs of ours still run"
+    return call
 
 
 @pytest.fixture
@@ -138,29 +166,10 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """A real standalone master with two workers, on ports of its own."""
-    home = Path(pyspark.__file__).parent
-    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"}
-    ports = [_free_port() for _ in range(2)]
-    url = f"spark://127.0.0.1:{ports[0]}"
-    master = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
-    worker = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--cores", "1", "-m", "1g"]
-    commands = [
-        [*master, "--port", str(ports[0]), "--webui-port", "0"],
-        *([*worker, "--webui-port", "0", "-d", str(tmp_path / f"worker{number}"), url] for number in range(2)),
-    ]
-    with open(tmp_path / "standalone.log", "w") as log:
-        processes = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for command in commands]
-        yield url
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def standalone(tmp_path: Path) -> Iterator[Standalone]:
+    cluster = Standalone(tmp_path)
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(scope="session")

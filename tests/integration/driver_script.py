@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import os
 import sys
 import threading
@@ -10,10 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
+import pyspark
 import training
 
 import spark_elastic
-from spark_elastic.testing import hang, inject, kill, kill_executor
+from spark_elastic import spark_run
+from spark_elastic.credentials import Credentials, create_credentials
+from spark_elastic.testing import hang, inject, kill, kill_executor, kill_task
+
+EXCLUDING = {
+    "spark.excludeOnFailure.enabled": "true",
+    "spark.excludeOnFailure.application.maxFailedTasksPerExecutor": "1",
+}
+SECURED = {
+    "spark.authenticate": "true",
+    "spark.authenticate.secret": "a secret of Spark's own",
+    "spark.network.crypto.enabled": "true",
+    "spark.io.encryption.enabled": "true",
+    "spark.eventLog.enabled": "true",
+}
 
 
 def main(master: str, folder: str, *acts: str) -> None:
@@ -24,8 +42,14 @@ def main(master: str, folder: str, *acts: str) -> None:
         return
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master(master).config("spark.ui.enabled", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    if acts == ("secured",):
+        Path(folder, "events").mkdir()
+        builder = builder.config(map=SECURED).config("spark.eventLog.dir", Path(folder, "events").as_uri())
+    if acts == ("excluded",):
+        builder = builder.config(map=EXCLUDING)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("INFO" if acts == ("secured",) else "OFF")
     for act in acts:
         own = Path(folder, act)
         own.mkdir()
@@ -45,6 +69,10 @@ def main(master: str, folder: str, *acts: str) -> None:
             assert all(result["counter"] == 30 for result in results), results
             assert len({result["digest"] for result in results}) == 1, results
             print("equal", len(results), flush=True)
+        elif act == "excluded":
+            _train_with_too_few_executors(spark)
+        elif act == "secured":
+            _look_for_the_key(spark, own)
         elif act == "checkpointed":
             arguments = (Path(folder, "dataset").read_text(), 1000, 2, {"global_batch_size": 64})
             with inject(hang(rank=1, step=10)):  # in the first epoch
@@ -52,6 +80,70 @@ def main(master: str, folder: str, *acts: str) -> None:
                     training.count_rows, args=arguments, spark=spark, min_np=2, max_np=2,
                     checkpoint=own / "saved", checkpoint_interval=0, event_log=own / "log",
                 )  # fmt: skip
+
+
+def _train_with_too_few_executors(spark: Any) -> None:
+    """Of two executors Spark uses one no more after a task has failed there; nobody takes its slot."""
+    for least in (1, 2):  # the second job begins with the one executor that is left
+        try:
+            with inject(kill_task(rank=1, step=10)):
+                results = spark_elastic.run(
+                    training.count_steps, args=(30, 0.02), spark=spark, min_np=least, max_np=2, num_proc=2,
+                    start_timeout=10.0,
+                )  # fmt: skip
+            print("workers left", len(results), "steps", results[0]["counter"], flush=True)
+        except spark_elastic.NotEnoughHostsError as error:
+            print(error, flush=True)
+
+
+def _look_for_the_key(spark: Any, folder: Path) -> None:
+    """Train with all logs on, and count the places in which the job's key or certificate can be read meanwhile."""
+    logging.basicConfig(level=logging.DEBUG)
+    fragments: list[bytes] = []
+
+    def create(run_id: str) -> Credentials:
+        credentials = create_credentials(run_id)
+        fragments.extend(fragments_of(credentials.certificate) + fragments_of(credentials.private_key))
+        return credentials
+
+    def look(event: dict[str, Any]) -> None:
+        if event["event"] != "world_formed":
+            return
+        processes = [Path("/proc") / str(pid) for pid in psutil.pids()]
+        found = {kind: [read(process / kind) for process in processes] for kind in ("cmdline", "environ")}
+        print("processes=", len(list(filter(None, found["environ"]))), sep="")
+        for kind, contents in found.items():
+            print(kind, sum(holds(content) for content in contents), sep="=")
+
+    def read(path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError:  # it has just ended
+            return b""
+
+    def holds(content: bytes) -> bool:
+        return any(fragment in content for fragment in fragments)
+
+    spark_run.create_credentials = create
+    results = spark_elastic.run(
+        training.count_steps, args=(30, 0.02), spark=spark, min_np=2, max_np=2, on_event=look, event_log=folder / "log"
+    )
+    print("equal", len({result["digest"] for result in results}), "of", len(results))
+    executors = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId
+    spark.stop()
+    logs = [
+        path for place in (executors, folder.parent / "events", folder) for path in place.rglob("*") if path.is_file()
+    ]
+    print("logs=", len(logs), sep="")
+    print("logs with the key=", sum(holds(read(path)) for path in logs), sep="")
+    (folder / "fragments").write_text("\n".join(fragment.hex() for fragment in fragments))
+
+
+def fragments_of(pem: bytes) -> list[bytes]:
+    """What would give a PEM text away, as it is, encoded for the warm parent, and as what it encodes."""
+    body = pem.splitlines()[1:-1]
+    binary = base64.b64decode(b"".join(body))
+    return [*(line[:40] for line in body), base64.b64encode(pem)[80:120], binary[40:72], binary[40:72].hex().encode()]
 
 
 def _stop_while_running(spark: Any, folder: Path) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import many_runs
 import psutil
 import pytest
 import training
+from standalone import Standalone
 
 import spark_elastic
 
@@ -48,7 +50,7 @@ def assert_gone(pids: list[int]) -> None:
 
 
 @pytest.fixture
-def job(spark: Any, nothing_left: None, tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
+def job(spark: Any, tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
     """A job of two workers with children of every kind; the call gives the pids of the present world's rank 1."""
 
     def train() -> None:
@@ -101,6 +103,16 @@ def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> str:
     return out
 
 
+def test_runs_one_after_the_other_leave_memory_descriptors_and_threads_flat(spark: Any) -> None:
+    first, *_, last = [many_runs.run_once(spark) for _ in range(2 + 4)][1:]
+    print(first, last, sep="\n")
+    assert last.driver_threads <= first.driver_threads
+    assert last.driver_descriptors <= first.driver_descriptors
+    assert last.task_descriptors <= first.task_descriptors
+    assert last.driver_bytes - first.driver_bytes < 8 * many_runs.MIB
+    assert last.task_bytes - first.task_bytes < 8 * many_runs.MIB
+
+
 def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: Path) -> None:
     process = script("local-cluster[2,1,1024]", "killed")
     pids = wait_for(tmp_path / "killed" / "0") + wait_for(tmp_path / "killed" / "1")
@@ -126,9 +138,17 @@ def test_on_local_threads_a_paused_driver_is_no_hang_losses_are_survived_and_a_s
     assert_gone(wait_for(tmp_path / "stopped" / "0"))
 
 
+def test_with_too_few_executors_left_after_exclude_on_failure_a_job_goes_on_or_ends_in_time(script: Any) -> None:
+    out = finish(script("local-cluster[2,1,1024]", "excluded"))
+    assert "workers left 1 steps 30" in out
+    assert "only 1 of min_np=2 hosts had registered after 10 s (start_timeout)" in out
+
+
 def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> None:
     assert "['x']" in finish(script("", "default session"))
 
 
-def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: str) -> None:
-    assert "equal" in finish(script(standalone, "trained"), 180)
+def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: Standalone) -> None:
+    for _ in range(2):
+        standalone.add_worker()
+    assert "equal" in finish(script(standalone.url, "trained"), 180)

@@ -68,7 +68,7 @@ def test_rows_count_once_when_a_worker_is_drained_and_its_slot_comes_back(run: A
     assert result.sizes[:2] == [3, 2]
 
 
-def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins(nothing_left: None) -> None:
+def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins() -> None:
     # `make schedules` runs more of them.
     script = Path(__file__).with_name("row_schedules.py")
     done = subprocess.run([sys.executable, script, "--jobs", "3", "--cases", "6"], capture_output=True, text=True)

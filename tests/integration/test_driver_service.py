@@ -152,6 +152,21 @@ def test_a_duplicate_of_a_task_waits_and_takes_over_when_the_original_goes(servi
     assert play(service, scene)[0] == 1
 
 
+def test_a_slot_whose_task_is_silent_is_taken_over_before_tcp_gives_its_connection_up(log: Log) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        silent = await task(0)
+        await expect(silent, m.Welcome)
+        other = await task(0)
+        await expect(silent, m.RestartTask)
+        return await expect(other, m.Welcome)
+
+    settings = JobSettings(min_np=1, max_np=1, num_proc=1, heartbeat_timeout=1.0)
+    with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log) as service:
+        assert play(service, scene) == m.Welcome(1, {})
+    lost = next(event for event in log.events if event["event"] == "host_lost")
+    assert lost["reason"] == "it did not answer pings for 1 s"
+
+
 def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
     service: SparkDriverService, log: Log
 ) -> None:
@@ -167,6 +182,46 @@ def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
 
     assert play(service, scene) == m.KillWorker(0)
     assert log.wait_for("worker_lost")["cause"] == "its connection to the driver broke"
+
+
+def test_a_task_speaks_for_its_own_worker_only(service: SparkDriverService, log: Log) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        host, other = await task(0), await task(1)
+        start, _ = await expect(host, m.StartWorker), await expect(other, m.Welcome)
+        other.send(m.WorkerDying(start.worker))
+        other.send(m.WorkerExited(start.worker, 1))
+        other.send(m.WorkerStarted(42, 1))
+        await asyncio.to_thread(log.wait_for, "worker_started")
+
+    play(service, scene)
+    assert log.wait_for("worker_lost")["cause"] == "its host was lost: its connection to the driver broke"
+
+
+def test_only_members_of_a_world_reach_its_store(service: SparkDriverService) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        host, other = await task(0), await task(1)
+        member = await worker((await expect(host, m.StartWorker)).worker)
+        member.send(m.WorkerReady(0, None))
+        generation = (await expect(member, m.FormWorld)).generation
+        stranger = await worker((await expect(other, m.StartWorker)).worker)
+        replies = []
+        for process in (member, stranger):
+            process.send(m.StoreRequest(1, generation, "set", ("key",), (b"",)))
+            replies.append(await expect(process, m.StoreReply))
+        return replies
+
+    assert play(service, scene) == [m.StoreReply(1), m.StoreReply(1, gone=True)]
+
+
+def test_a_result_that_was_not_announced_ends_the_connection(service: SparkDriverService) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        host = await task(0)
+        process = await worker((await expect(host, m.StartWorker)).worker)
+        process.send(m.Chunk(b"", last=True))
+        return await expect(host, m.KillWorker)
+
+    assert play(service, scene) == m.KillWorker(0)
+    assert not service.outcome.done()
 
 
 @pytest.mark.parametrize("name", ["worker", "rank", "generation", "kind", "event", "time", "version", "self"])

@@ -92,7 +92,7 @@ def plain(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_executor(
-    spark: Any, nothing_left: None, events: list[dict[str, Any]]
+    spark: Any, events: list[dict[str, Any]]
 ) -> None:
     estimator = make(
         model=networks.RowCounter(600), featureCols=["id"], loss=None, labelCols=None, learningRate=1.0,
@@ -114,7 +114,6 @@ def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(
     trained: TorchModel,
     store: Store,
     events: list[dict[str, Any]],
-    nothing_left: None,
 ) -> None:
     again = estimator.fit(frame)
     with inject(kill(rank=1, step=4), kill_executor(rank=0, step=20)):

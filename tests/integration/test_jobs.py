@@ -222,7 +222,7 @@ def test_two_runs_side_by_side_on_too_few_slots_take_turns(run: Any) -> None:
         check(outcome, 20)
 
 
-def test_a_stopped_run_leaves_within_seconds(spark: Any, nothing_left: None) -> None:
+def test_a_stopped_run_leaves_within_seconds(spark: Any) -> None:
     """What Ctrl-C does: an exception in the waiting thread."""
     import ctypes
 

@@ -231,6 +231,30 @@ def die_quietly(folder: str) -> int:
     return se.generation()
 
 
+def train_until(path: str) -> tuple[int, int]:
+    """Take small steps until the file exists; return how many, and the generation."""
+    import os
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        stopping = torch.zeros(1)
+        while not stopping:
+            stopping = se.allreduce(torch.tensor([float(os.path.exists(path))]), op="max")
+            state.step += 1
+            state.commit()
+            time.sleep(0.05)
+
+    train(state)
+    return state.step, se.generation()
+
+
 def flood(lines: int) -> str:
     """Print more than anybody wants to read."""
     for line in range(lines):

@@ -14,8 +14,11 @@ from simulation.running import minimize, play, play_many, replay_command
 from simulation.schedule import Schedule, make_schedule
 from simulation.tally import Tally
 
-# `make simulate` plays 20,000 and more.
-SCHEDULES = 2_000
+# About a minute on two cores; `make simulate` plays 20,000 and more.
+SCHEDULES = 10_000
+# Rare ones, for as long as schedule.py makes the same of a seed. The last but one holder of the state dies while it hands it on,
+# and a drained one had left; workers have left, and a driver that was paused hears of that ahead of their results.
+FOUND = (1040332, 1091053)
 # Mistakes that are noticed within some dozens of schedules; ``python -m simulation.mutants`` has all.
 SOON_NOTICED = {
     "lost workers are not fenced",
@@ -31,6 +34,7 @@ SOON_NOTICED = {
 }
 
 
+@pytest.mark.timeout(900)
 def test_jobs_survive_thousands_of_schedules_of_faults() -> None:
     tally = Tally()
     for part in play_many(0, SCHEDULES):
@@ -49,6 +53,11 @@ def test_jobs_without_faults_finish_in_one_try() -> None:
         assert played.invariants.machine.resets == 0
 
 
+@pytest.mark.parametrize("seed", FOUND)
+def test_schedules_that_have_found_mistakes_find_none_any_more(seed: int) -> None:
+    assert not play(make_schedule(seed)).violation
+
+
 def test_a_schedule_is_played_the_same_way_every_time() -> None:
     for seed in range(20):
         schedule = make_schedule(seed)
@@ -57,7 +66,7 @@ def test_a_schedule_is_played_the_same_way_every_time() -> None:
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in SOON_NOTICED], ids=lambda mutant: mutant.name)
 def test_a_mistake_in_the_product_is_noticed(mutant: Any) -> None:
-    count, violation = schedules_until_caught(mutant, limit=200)
+    count, violation = schedules_until_caught(mutant, limit=500)
     assert count, "not noticed"
     assert violation
 

@@ -103,6 +103,30 @@ def test_a_drained_holder_of_the_newest_commit_hands_it_on_and_leaves_then() -> 
     assert script.ranks == [0, 1]
 
 
+def test_a_drained_holder_of_the_state_stays_until_the_next_world_holds_it_too() -> None:
+    """Found by simulation: the only other holder died while it handed the state on to a newcomer."""
+    script = running("a", "b", min_np=2, max_np=2)
+    script.commit()
+    newcomer = script.join("c", wait=False)
+    script.drain(1)
+    told = script.since(script.obey_interrupt)
+    assert script.ranks == [0, newcomer]
+    assert not told.of(do.LeaveJob)
+    script.kill(0)
+    script.come_back()
+    assert (script.error, script.ranks) == (None, [1, newcomer])
+
+
+def test_a_drained_holder_of_the_state_goes_on_alone_when_all_of_the_next_world_are_lost() -> None:
+    script = running("a", "b", max_np=2)
+    script.commit()
+    script.drain(1)
+    script.obey_interrupt()
+    script.kill(0)
+    assert (script.error, script.ranks) == (None, [1])
+    assert script.worlds[-1].members[0].commit == CommitId(1, 2)
+
+
 def test_the_old_size_is_that_of_the_world_that_made_the_newest_commit() -> None:
     script = running("a", "b", "c")
     script.commit()
@@ -625,6 +649,36 @@ AnySchedule.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 TestAnySchedule = AnySchedule.TestCase
+
+
+# ---------------------------------------------------------------- what is not theirs to say
+
+
+def test_a_commit_counts_only_where_a_member_of_the_world_names_it() -> None:
+    """Else a confused newcomer would make the real holders look as if they had lost the newest commit."""
+    script = running("a", "b", max_np=3)
+    newcomer = script.worker_on(script.register("c"))
+    assert newcomer is not None
+    script.send(ev.WorkerConnected(newcomer))
+    newest = CommitId(script.generation, 99)
+    script.send(ev.WorkerHeard(newcomer, script.generation, 1, 0, newest))
+    script.send(ev.WorkerAborted(newcomer, script.generation, newest))
+    script.send(ev.WorkerReady(newcomer, 7, CommitId(7, 1)))
+    script.commit()
+    script.kill(0)
+    reform(script)
+    assert (script.error, script.ranks) == (None, [1])
+
+
+def test_a_result_before_training_has_finished_is_no_result() -> None:
+    script = running("a", "b", max_np=3)
+    newcomer = script.worker_on(script.register("c"))
+    assert newcomer is not None
+    script.send(ev.ResultArrived(newcomer, elastic=True))
+    script.boot(newcomer)
+    script.pass_time(1.0)
+    script.obey_interrupt()
+    assert script.ranks == [0, 1, newcomer]
 
 
 def test_a_failure_names_every_worker() -> None:

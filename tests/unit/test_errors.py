@@ -55,8 +55,19 @@ def test_a_failure_says_who_where_and_why() -> None:
 def test_a_failure_without_a_traceback_shows_the_last_lines() -> None:
     failure = WorkerFailure(3, None, "node7", "killed by SIGSEGV", last_lines=("loading", "Segfault"))
     assert str(failure) == (
-        "a worker without a rank (worker 3) on node7: killed by SIGSEGV\n    | loading\n    | Segfault"
+        "a worker without a rank (worker 3) on node7: killed by SIGSEGV\n"
+        "    the last lines of its output:\n    | loading\n    | Segfault"
     )
+
+
+def test_a_failure_shows_its_traceback_and_its_last_lines() -> None:
+    text = str(WorkerFailure(3, 0, "node7", "raised ValueError: x", "Traceback …\nValueError: x\n", ("loading",)))
+    assert text.splitlines()[1:] == [
+        "Traceback …",
+        "ValueError: x",
+        "    the last lines of its output:",
+        "    | loading",
+    ]
 
 
 def test_the_drawn_tree_names_every_class() -> None:

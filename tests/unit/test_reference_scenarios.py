@@ -402,10 +402,9 @@ def test_three_workers_become_two_become_one_by_drains() -> None:
         script.commit()
         told = script.drain(size)
         assert told.names() == ["InterruptWorld"]
-        told = script.since(script.obey_interrupt)
-        assert told.of(do.LeaveJob) == [do.LeaveJob(size)]
+        script.obey_interrupt()
         assert script.ranks == list(range(size))
-        script.acknowledge()
+        assert script.since(script.acknowledge).of(do.LeaveJob) == [do.LeaveJob(size)]
     assert script.machine.resets == 0
 
 

@@ -1,0 +1,57 @@
+"""Narrator: what the driver's log tells a person of a job: who was lost, where and why, and what the job did about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
+
+
+class Narrator:
+    """Turns the machine's records into lines of a log; pure. Losses and how they end are warnings, what was planned is not."""
+
+    def __init__(self) -> None:
+        self._is_broken = False
+        self._commit = "None"
+        # Who was lost for a reason that only the exit code will tell.
+        self._unexplained: dict[int, str] = {}
+
+    def tell(self, kind: str, fields: Mapping[str, Any]) -> tuple[int, str] | None:
+        """Return the level and text of a line, or None for what is of no interest here."""
+        match kind:
+            case "worker_lost":
+                rank, worker, cause = fields["rank"], fields["worker"], fields["cause"]
+                who = (
+                    f"rank {rank} (worker {worker})" if rank is not None else f"worker {worker}, which had no rank yet,"
+                )
+                if cause in (PROCESS_DIED, CONNECTION_BROKE):
+                    self._unexplained[worker] = f"{who} on {fields['host']}"
+                return logging.WARNING, f"{who} on {fields['host']} was lost: {cause}"
+            case "worker_exited":
+                lost = self._unexplained.pop(fields["worker"], None)
+                return None if lost is None else (logging.WARNING, f"{lost} {fields['meaning']}")
+            case "world_broken":
+                self._is_broken = True
+                text = f"generation {fields['generation']} ends: {fields['reason']}"
+                return logging.WARNING, f"{text}; its survivors go back to their last commit"
+            case "world_interrupted":
+                return logging.INFO, f"generation {fields['generation']} ends at its next commit: {fields['reason']}"
+            case "world_forming":
+                self._commit = fields["newest_commit"]
+            case "world_formed":
+                level = logging.WARNING if self._is_broken else logging.INFO
+                self._is_broken = False
+                begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
+                return level, f"generation {fields['generation']} of size {fields['size']} {begins}"
+            case "state_lost":
+                return logging.WARNING, f"{fields['reason']}; the next world begins from the newest durable checkpoint"
+            case "driver_paused":
+                return logging.WARNING, f"the driver stood still for {fields['seconds']:g} s"
+            case "host_draining":
+                return (
+                    logging.INFO,
+                    f"host {fields['host']} on {fields['name']} drains; its worker leaves at the next commit",
+                )
+        return None

@@ -1,0 +1,53 @@
+"""A real standalone master, with workers of one core as they are added."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+
+class Standalone:
+    """Listens on a port of its own. ``end`` kills all that was started."""
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self._home = Path(pyspark.__file__).parent
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        port = str(free_port(host))
+        self.url = f"spark://{host}:{port}"
+        self._start(host, [], "master.Master", "--port", port)
+
+    def add_worker(self, host: str = "127.0.0.1", *, prefix: list[str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a worker, its command behind ``prefix``; its executor ends with it."""
+        folder = self._folder / f"worker{len(self._processes)}"
+        return self._start(host, prefix or [], "worker.Worker", "--cores", "1", "-m", "1g", "-d", str(folder), self.url)
+
+    def _start(self, host: str, prefix: list[str], name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        spark_class = str(self._home / "bin" / "spark-class")
+        command = [*prefix, spark_class, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0"]
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(self._home),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": host,
+            # Else the master gives an application up whose executors die again and again.
+            "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
+        }
+        with open(self._folder / "standalone.log", "a") as log:
+            self._processes.append(subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log))
+        return self._processes[-1]
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,163 @@
+"""Who may speak to a job, what strangers and confused members can do to it, and where its key must never appear."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import training
+from conftest import HERE, ours
+from driver_script import fragments_of
+from standalone import free_port
+
+from spark_elastic import spark_run
+from spark_elastic.credentials import Credentials, create_credentials
+from spark_elastic.task.warm_parent import encode_ticket
+from spark_elastic.ticket import Ticket
+
+# FUZZ_FRAMES=… and FUZZ_SEED=… for more and others: `make fuzz`.
+FRAMES = int(os.environ.get("FUZZ_FRAMES", "100000"))
+SEED = os.environ.get("FUZZ_SEED", "1")
+SLOTS = 5
+GROWTH_LIMIT = 64 * 2**20
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> list[Credentials]:
+    """The credentials of the jobs that the test runs."""
+    made: list[Credentials] = []
+
+    def create(run_id: str) -> Credentials:
+        made.append(create_credentials(run_id))
+        return made[-1]
+
+    monkeypatch.setattr(spark_run, "create_credentials", create)
+    return made
+
+
+class Unpickled:
+    """Notes what this process unpickles that names a class or function, by Python's own audit events."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.active = False
+        sys.addaudithook(self._hear)  # for the life of this process
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.active and event == "pickle.find_class":
+            self.names.append(".".join(arguments))
+
+
+@pytest.fixture(scope="module")
+def unpickled() -> Unpickled:
+    return Unpickled()
+
+
+@pytest.fixture
+def watched(unpickled: Unpickled) -> Iterator[list[str]]:
+    unpickled.names.clear()
+    unpickled.active = True
+    yield unpickled.names
+    unpickled.active = False
+
+
+def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
+    run: Any, credentials: list[Credentials], watched: list[str], tmp_path: Path
+) -> None:
+    formed, fuzzed = threading.Event(), threading.Event()
+    port = free_port()
+    memory: list[int] = []
+    listeners: list[Any] = []
+    attack: list[subprocess.CompletedProcess[bytes]] = []
+
+    def strike() -> None:
+        try:
+            assert formed.wait(60)
+            driver = psutil.Process()
+            listeners.extend(process for process in _supervisors() if _listens(process))
+            command = [sys.executable, str(HERE / "fuzzer.py"), "127.0.0.1", str(port), str(SLOTS)]
+            # The first part lets buffers and free lists grow to what they take.
+            for frames in (FRAMES // 4, FRAMES - FRAMES // 4):
+                attack.append(
+                    subprocess.run(
+                        [*command, str(frames), SEED, str(tmp_path / "unpickled")],
+                        input=pickle.dumps(credentials[0]),
+                        capture_output=True,
+                        timeout=600,
+                    )
+                )
+                memory.append(driver.memory_info().rss)
+        finally:
+            (tmp_path / "stop").touch()
+            fuzzed.set()
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed" and event["size"] == SLOTS - 1:
+            formed.set()
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    result = run(
+        training.train_until, str(tmp_path / "stop"), on_event=watch, driver_port=port,
+        min_np=2, num_proc=SLOTS - 1, max_np=SLOTS,
+    )  # fmt: skip
+    thread.join()
+    for part in attack:
+        print(part.stdout.decode())
+        assert part.returncode == 0, part.stderr.decode()[-3000:]
+    assert result.sizes == [SLOTS - 1]
+    assert len({steps for steps, _ in result.results}) == 1
+    assert {generation for _, generation in result.results} == {1}
+    assert not result.of("world_broken")
+    assert not listeners, "tasks have no port of their own"
+    assert memory[1] - memory[0] < GROWTH_LIMIT
+    assert not (tmp_path / "unpickled").exists()
+    assert watched == []
+
+
+def _supervisors() -> list[psutil.Process]:
+    """Warm parents and their tasks, but not the workers below, where Gloo listens."""
+    parents = [process for process in ours() if "warm_parent" in " ".join(process.cmdline())]
+    tops = [parent for parent in parents if parent.parent() not in parents]
+    return [*tops, *(task for parent in tops if (task := parent.parent()) is not None)]
+
+
+def _listens(process: psutil.Process) -> bool:
+    return any(entry.status == psutil.CONN_LISTEN for entry in process.net_connections())
+
+
+def test_the_watch_over_unpickling_sees_it(watched: list[str]) -> None:
+    pickle.loads(pickle.dumps(Path("x")))
+    assert watched
+
+
+def test_the_key_is_nowhere_to_be_read_and_jobs_run_with_all_of_sparks_own_encryption(
+    script: Any, tmp_path: Path
+) -> None:
+    """The script looks at every process of the machine while its job runs, and at all logs after it."""
+    process = script("local-cluster[2,1,1024]", "secured")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err[-3000:]
+    assert "equal 1 of 2" in out
+    found = {name: int(count) for name, _, count in (line.partition("=") for line in out.splitlines()) if count}
+    assert found.pop("processes") > 5
+    assert found.pop("logs") >= 2 + 2 * 2  # event logs, Spark's and ours; stdout and stderr of two executors
+    assert found == {"cmdline": 0, "environ": 0, "logs with the key": 0}
+    fragments = [bytes.fromhex(line) for line in (tmp_path / "secured" / "fragments").read_text().split()]
+    assert len(fragments) > 10
+    assert not [fragment for fragment in fragments if fragment in out.encode() or fragment in err.encode()]
+
+
+def test_the_search_for_the_key_finds_it() -> None:
+    made = create_credentials("x")
+    packet = encode_ticket(Ticket("x", (), made))["private_key"].encode()
+    for text in (made.private_key, packet):
+        assert any(fragment in text for fragment in fragments_of(made.private_key))
