@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from pyspark.ml import Pipeline
-from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -47,7 +46,7 @@ def main(store: str, epochs: str, workers: str) -> None:
     fitted = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), network]).fit(frame)
     history = fitted.stages[-1].history
     found = {
-        "auc": BinaryClassificationEvaluator().evaluate(fitted.transform(frame)),
+        "right": fitted.transform(frame).where("label = prediction").count(),
         "rows": [entry["rows"] for entry in history],
         "driver": spark_elastic.__file__,
         "workers": [entry["home"] for entry in history],

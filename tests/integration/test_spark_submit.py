@@ -42,10 +42,10 @@ def test_a_pipeline_script_runs_with_the_package_shipped_and_goes_on_with_it_ins
     shipped = submit(standalone, "--py-files", str(archive), store=store, epochs=2, workers=2)
     assert all(archive.name in home for home in (shipped["driver"], *shipped["workers"]))
     assert shipped["rows"] == [400] * 2
-    assert shipped["auc"] > 0.9
+    assert shipped["right"] > 320
 
     installed = submit(standalone, store=store, epochs=3, workers=1)
     assert archive.name not in installed["driver"]
     assert [archive.name in home for home in installed["workers"]] == [True, True, False], "the run has gone on"
     assert installed["rows"] == [400] * 3
-    assert installed["auc"] > 0.9
+    assert installed["right"] > 320
