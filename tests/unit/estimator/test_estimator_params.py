@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyspark.sql.types import (
 
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.estimator.frame import check_columns, is_index
-from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_lesson
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe, describe_params
 from spark_elastic.estimator.slots import SlotLedger
 
@@ -148,6 +149,12 @@ def test_what_does_not_go_together_is_an_error_before_anything_is_started(params
 def test_both_batch_sizes_are_an_error() -> None:
     with pytest.raises(ValueError, match="batchSize=8 or globalBatchSize=16, not both"):
         lesson(make(batchSize=8, globalBatchSize=16))
+
+
+def test_relative_paths_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = plan_data(make(), ("train", "s3://bucket/validation"), {}, True)
+    assert (data.training_url, data.validation_url) == (f"file://{tmp_path}/train", "s3://bucket/validation")
 
 
 def test_a_scalar_becomes_a_matrix_only_for_models_that_want_one() -> None:
