@@ -135,9 +135,9 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)
             plan = plan_data(self, (url, validation_url), options, True)
-            urls = (url, validation_url) if validation_url else (url,)
-            prints = [read_manifest(each, storage_options=options or None).fingerprint for each in urls]
-            record = RunRecord(self._run_id(), "/".join(prints), describe_params(self))
+            urls = [each for each in (plan.training_url, plan.validation_url) if each]
+            identity = "/".join(read_manifest(each, storage_options=options or None).fingerprint for each in urls)
+            record = RunRecord(self._run_id(), identity, describe_params(self))
             check_run(store, record)
             return self._train(session, store, record, plan, lesson, sizes, {})
 

@@ -20,6 +20,7 @@ from spark_elastic.estimator.objective import Objective, can_weight
 from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
+from spark_elastic.estimator.store import full_url
 from spark_elastic.estimator.training import check_nan
 from spark_elastic.settings import check_sizes
 from spark_elastic.spark_run import default_sizes
@@ -108,10 +109,11 @@ def plan_sizes(params: Parameterized, session: Any) -> Sizes:
 
 
 def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check_nan: bool) -> DataPlan:
+    """Say how workers read the data for training and for validation at ``urls``. check_nan: nobody has looked for NaN yet."""
     everywhere = params.value("globalBatchSize")
     return DataPlan(
-        training_url=urls[0],
-        validation_url=urls[1],
+        training_url=full_url(urls[0]),
+        validation_url=full_url(urls[1]) if urls[1] else None,
         batch_size=None if everywhere else params.value("batchSize"),
         global_batch_size=everywhere,
         validation_batch_size=params.value("valBatchSize") or params.value("batchSize"),

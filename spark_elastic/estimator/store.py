@@ -29,7 +29,7 @@ class Store:
     """
 
     url: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold secrets
     keep: frozenset[str] = frozenset(KINDS)
     temporary: bool = False
 
@@ -52,7 +52,7 @@ class Store:
         for kind in kinds:
             if kind not in KINDS:
                 raise ValueError(f"keep must be True, False or some of {', '.join(KINDS)}, not {kind!r}")
-        return cls(_full_url(os.fspath(url)), dict(storage_options or {}), frozenset(kinds))
+        return cls(full_url(url), dict(storage_options or {}), frozenset(kinds))
 
     @classmethod
     def temporary_folder(cls) -> Store:
@@ -154,9 +154,11 @@ def is_local(session: Any) -> bool:
     return str(session.sparkContext.master).startswith("local")
 
 
-def _full_url(text: str) -> str:
+def full_url(url: str | os.PathLike[str]) -> str:
+    """Return a URL that means the same in every process: local paths become absolute, each file system has one name."""
+    text = os.fspath(url)
     if not text:
-        raise ValueError("the URL of a store must not be empty")
+        raise ValueError("a URL must not be empty")
     if not _SCHEME.match(text):
         return f"file://{os.path.abspath(text)}"
     scheme, _, rest = text.partition(":")

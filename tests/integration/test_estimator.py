@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def test_transform_keeps_rows_in_order_and_other_columns_and_agrees_with_the_net
         loaded.transform(frame).select("prediction").toPandas()["prediction"].tolist() == after["prediction"].tolist()
     )
 
-    frame.select("id", "features").write.parquet(str(tmp_path / "stream"))
+    frame.select("id", "features").coalesce(1).write.parquet(str(tmp_path / "stream"))
     stream = spark.readStream.schema(frame.select("id", "features").schema).parquet(str(tmp_path / "stream"))
     query = model.transform(stream).writeStream.format("memory").queryName("scored").start()
     query.processAllAvailable()
@@ -174,7 +175,8 @@ def test_keyword_inputs_several_losses_weights_and_every_way_to_make_a_step(fram
         featureCols=None, inputs={"x": ["a", "b"], "code": ["code"]}, labelCols=["y", "code"], outputCols=["number", "kind_of"],
         loss=[torch.nn.MSELoss(), torch.nn.CrossEntropyLoss()], lossWeights=[1.0, 0.5], weightCol="weight",
         validationIndicatorCol="held_out", epochs=9, mixedPrecision="bf16", backwardPassesPerStep=2, gradientClipNorm=1.0,
-        gradientClipValue=0.5, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau, store=str(tmp_path),
+        gradientClipValue=0.5, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
+        store=Store.create(tmp_path, keep="logs"), runId="both",
         callbacks=[networks.Recorder(last=1), EarlyStopping(patience=5, restore_best=True), TensorBoard()],
     )  # fmt: skip
     model = estimator.fit(indexed)
@@ -184,7 +186,9 @@ def test_keyword_inputs_several_losses_weights_and_every_way_to_make_a_step(fram
     row = model.transform(indexed.drop("kind_of")).select("number", "kind_of").first()
     assert isinstance(row["number"], float)
     assert row["kind_of"].size == 3
-    assert list((tmp_path / "runs" / model.run_id / "logs").glob("events.*"))
+    assert list((tmp_path / "runs" / "both" / "logs").glob("events.*"))
+    assert not (tmp_path / "runs" / "both" / "checkpoints").exists()
+    assert not list((tmp_path / "data").iterdir())
 
 
 def test_lists_of_different_lengths_are_predicted(spark: Any) -> None:
@@ -199,7 +203,11 @@ def test_lists_of_different_lengths_are_predicted(spark: Any) -> None:
     assert found["sum"].tolist() == pytest.approx(found["total"].tolist())
 
 
-def test_existing_parquet_is_trained_on_where_it_lies_vectors_included(spark: Any, tmp_path: Path) -> None:
+def test_existing_parquet_is_trained_on_where_it_lies_vectors_included(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     vectors = [Vectors.dense(float(i), 1.0) if i % 2 else Vectors.sparse(2, [1], [1.0]) for i in range(100)]
     frame = spark.createDataFrame([(vector, float(vector[0] != 0)) for vector in vectors], ["features", "y"]).coalesce(
         1
@@ -208,6 +216,7 @@ def test_existing_parquet_is_trained_on_where_it_lies_vectors_included(spark: An
     model = make(model=networks.dense(2), numProc=1).fit_on_parquet(str(tmp_path / "data"), str(tmp_path / "data"))
     assert model.history[0]["rows"] == 100
     assert model.history[0]["val_loss"] > 0
+    assert not list((tmp_path / "temporary").glob("spark_elastic-*")), "the store of a fit without one is removed"
     scored = model.transform(frame).toPandas()
     inputs = torch.tensor(np.stack([vector.toArray() for vector in vectors]), dtype=torch.float32)
     assert scored["prediction"].tolist() == pytest.approx(model.model(inputs).squeeze(1).tolist(), abs=1e-5)

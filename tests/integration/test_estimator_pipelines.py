@@ -172,12 +172,14 @@ def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left
         for path in (folder / name / "part", folder / name):
             os.utime(path, (time.time() - age,) * 2)
 
-    def write() -> Any:
-        return written(frame, ["a"], store, Split(), 1, "same")
+    def write(reuse: bool = True) -> Any:
+        return written(frame, ["a"], store, Split(), 1, "same", reuse=reuse)
 
     with write() as first:
         with write() as second:
             assert second == first
+        with write(reuse=False) as fresh:
+            assert fresh.url != first.url
         assert {path.name for path in folder.iterdir()} == {"alive", first.url.rpartition("/")[2]}
         with monkeypatch.context() as another_process:
             another_process.setattr(dataset, "_users", Counter())  # it does not know how long these are used

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import pickle
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from pyspark.sql.types import (
 
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.estimator.frame import check_columns, is_index
-from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_lesson
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe, describe_params
 from spark_elastic.estimator.slots import SlotLedger
 
@@ -149,6 +151,12 @@ def test_both_batch_sizes_are_an_error() -> None:
         lesson(make(batchSize=8, globalBatchSize=16))
 
 
+def test_relative_paths_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = plan_data(make(), ("train", "s3://bucket/validation"), {}, True)
+    assert (data.training_url, data.validation_url) == (f"file://{tmp_path}/train", "s3://bucket/validation")
+
+
 def test_a_scalar_becomes_a_matrix_only_for_models_that_want_one() -> None:
     assert lesson(make()).layout.inputs[0].expand
     assert not lesson(make(model=torch.nn.Embedding(3, 1), featureCols=["n"])).layout.inputs[0].expand
@@ -219,6 +227,13 @@ def test_spark_and_workers_meet_in_the_store(url: str, spark: str, worker: str) 
     assert pickle.loads(pickle.dumps(store)) == store
 
 
+def test_explained_params_tell_no_secrets() -> None:
+    store = Store.create("s3://bucket/x", storage_options={"secret": "hidden"})
+    explained = make(store=store).explainParams()
+    assert "s3://bucket/x" in explained
+    assert "hidden" not in explained
+
+
 def test_a_store_keeps_what_it_is_told() -> None:
     assert Store.create("/x").keep == {"data", "checkpoints", "logs"}
     assert Store.create("/x", keep=False).keep == set()
@@ -227,6 +242,12 @@ def test_a_store_keeps_what_it_is_told() -> None:
         Store.create("/x", keep="all")
     with pytest.raises(ValueError, match="runId='a/b' must consist of"):
         Store.create("/x").run_url("a/b")
+
+
+def test_on_a_cluster_a_store_has_to_be_given() -> None:
+    session = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    with pytest.raises(ValueError, match="needed on spark://host:7077: store="), make()._opened_store(session):
+        pass
 
 
 def test_a_run_is_told_apart_by_its_data_and_its_training_params_but_not_by_weights() -> None:
