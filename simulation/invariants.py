@@ -10,7 +10,8 @@ from simulation.schedule import Kind
 from spark_elastic.context import current_job
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
-from spark_elastic.driver.machine import DriverMachine, Phase, World, WorldPhase
+from spark_elastic.driver.machine import DriverMachine
+from spark_elastic.driver.world import Phase, World, WorldPhase
 from spark_elastic.errors import (
     JobCancelledError,
     NotEnoughHostsError,

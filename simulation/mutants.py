@@ -34,6 +34,7 @@ class Mutant:
 
 
 _MACHINE = "spark_elastic.driver.machine:DriverMachine."
+_WATCHDOG = "spark_elastic.driver.watchdog:"
 MUTANTS = (
     Mutant("lost workers are not fenced", _MACHINE + "_lose", "del self.workers[number]", "pass"),
     Mutant("lost workers are not killed", _MACHINE + "_lose", "host is None or host.worker == number", "False"),
@@ -45,14 +46,16 @@ MUTANTS = (
     ),
     Mutant(
         "a hang in a collective is ignored",
-        _MACHINE + "_check_collectives",
+        _WATCHDOG + "stuck_collectives",
         "elif len(late) < len(world.members):",
         "elif False:",
     ),
-    Mutant("a silent worker is waited for", _MACHINE + "_check_silence", "now - worker.heard > patience", "False"),
+    Mutant(
+        "a silent worker is waited for", _WATCHDOG + "silent_workers", "seen.now - worker.heard > patience", "False"
+    ),
     Mutant(
         "a survivor in user code is waited for",
-        _MACHINE + "_check_survivors",
+        _WATCHDOG + "late_survivors",
         "worker.ready_deadline is not None and",
         "False and",
     ),

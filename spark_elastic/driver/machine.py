@@ -15,15 +15,15 @@ It does no I/O, starts nothing and reads no clock, so that every schedule of fau
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver import watchdog
 from spark_elastic.driver.failures import FailureBook, describe_exit
 from spark_elastic.driver.hosts import Host, HostManager
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.ranks import Candidate, assign_ranks, choose_members
+from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
 from spark_elastic.errors import (
     NotEnoughHostsError,
     ResetLimitExceededError,
@@ -44,66 +44,6 @@ FORM_ATTEMPTS = 3
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
 LOST_WORLDS_LIMIT = 3
-
-
-class Phase(Enum):
-    """Where a worker stands."""
-
-    STARTING = auto()
-    BOOTING = auto()
-    READY = auto()
-    MEMBER = auto()
-    VOTED = auto()
-    LEAVING = auto()
-    DONE = auto()
-
-
-class WorldPhase(Enum):
-    FORMING = auto()
-    RUNNING = auto()
-    INTERRUPTING = auto()
-    BREAKING = auto()
-    FINISHING = auto()
-
-
-@dataclass(slots=True)
-class Worker:
-    worker: int
-    host: int
-    host_name: str
-    place: str
-    heard: float
-    phase: Phase = Phase.STARTING
-    commit: CommitId | None = None
-    collectives: int = 0
-    beats: int = 0
-    active_at: float = 0.0
-    ready_at: float = 0.0
-    ready_deadline: float | None = None
-    form_failures: int = 0
-
-
-@dataclass(slots=True)
-class World:
-    generation: int
-    members: tuple[Member, ...]
-    since: float
-    phase: WorldPhase = WorldPhase.FORMING
-    acknowledged: set[int] = field(default_factory=set)
-    raised: set[int] = field(default_factory=set)
-    # Whether an explicit commit of this generation is known.
-    progressed: bool = False
-    was_formed: bool = False
-    broken_by: str = ""
-    # The rank of each worker, in rank order.
-    ranks: dict[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ranks = {member.worker: member.rank for member in self.members}
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        return tuple(self.ranks)
 
 
 class DriverMachine:
@@ -721,118 +661,46 @@ class DriverMachine:
     # ------------------------------------------------------------------ time
 
     def _tick(self, event: ev.Tick, now: float) -> None:
+        for host in self.hosts:
+            host.heard = now if host.heard is None else host.heard
         checks = (
-            self._check_silence,
-            self._check_collectives,
-            self._check_survivors,
-            self._check_forming,
-            self._check_drains,
-            self._check_host_count,
+            watchdog.silent_hosts,
+            watchdog.silent_workers,
+            watchdog.stuck_collectives,
+            watchdog.late_survivors,
+            watchdog.slow_forming,
+            watchdog.overdue_drains,
         )
         for check in checks:
-            if self.over:
-                return
-            check(now)
+            if not self.over:
+                for finding in check(self._situation(now)):
+                    self._act_on(finding, now)
+        if not self.over:
+            self._check_host_count(now)
 
-    def _check_silence(self, now: float) -> None:
-        limit = self.settings.heartbeat_timeout
-        # Half of the time that a world has to come about in, so that there is time left for a replacement.
-        to_start = min(self.settings.start_timeout, self.settings.elastic_timeout) / 2
-        for host in self.hosts:
-            if host.heard is None:
-                host.heard = now
-            elif now - host.heard > limit:
-                self._commands.append(do.RestartTask(host.host, f"it did not answer pings for {limit:g} s"))
-                self._task_lost(ev.TaskLost(host.host, f"it did not answer pings for {limit:g} s"), now)
-        for worker in list(self.workers.values()):
-            patience = to_start if worker.phase is Phase.STARTING else limit
-            if worker.phase is not Phase.DONE and now - worker.heard > patience:
-                what = "hung: did not start" if worker.phase is Phase.STARTING else "hung: its process was silent"
-                self._lose(worker.worker, f"{what} for {patience:g} s", now)
-
-    def _check_collectives(self, now: float) -> None:
-        """Find those who have not entered a collective that all others have been waiting in."""
-        world = self.world
-        if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
-            return
-        members = self._living_members()
-        # The first step of a generation may compile kernels, open files, fill a loader …
-        limit = self.settings.hang_timeout * (1 if world.progressed else 2)
-        if any(now - worker.active_at <= limit for worker in members):
-            return
-        inside = [worker for worker in members if worker.phase is Phase.MEMBER]
-        outside = [worker for worker in members if worker.phase is not Phase.MEMBER]
-        if not inside:
-            return
-        fewest = min(worker.collectives for worker in inside)
-        late = [worker for worker in inside if worker.collectives == fewest]
-        missed = [worker for worker in outside if worker.collectives < fewest]
-        if missed:
-            self._world_parted(world, [world.ranks[worker.worker] for worker in missed], limit, now)
-        elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
-            # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
-            self._break(f"not all ranks had the state within {limit:g} s", now)
-        elif len(late) < len(world.members):  # those who are no more had left the world before they were lost
-            for worker in late:
-                self._lose(
-                    worker.worker,
-                    f"hung: all others had waited for it in a collective for {limit:g} s "
-                    "(hang_timeout; call state.heartbeat() in long code)",
-                    now,
-                )
-        elif not world.progressed:
-            self._fail(
-                TrainingFailedError(
-                    f"no worker reached a commit within {limit:g} s (twice hang_timeout={self.settings.hang_timeout:g}) "
-                    f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
-                    "and state.heartbeat() in long code before it",
-                    self.book.story(),
-                )
-            )
-
-    def _world_parted(self, world: World, gone: list[int | None], limit: float, now: float) -> None:
-        """Ranks wait in a collective that others have gone past: they took different steps through the user's code."""
-        if world.phase is WorldPhase.INTERRUPTING:
-            self._break(f"ranks {gone} left the world at another commit than the others", now)
-            return
-        self._fail(
-            TrainingFailedError(
-                f"ranks {gone} returned from the elastic function while others waited for them in a collective for "
-                f"{limit:g} s; all ranks have to take the same steps",
-                self.book.story(),
-            )
+    def _situation(self, now: float) -> watchdog.Situation:
+        return watchdog.Situation(
+            now, self.settings, list(self.hosts), list(self.workers.values()), self.world, self._living_members()
         )
 
-    def _check_survivors(self, now: float) -> None:
-        for worker in self._living_members():
-            if worker.ready_deadline is not None and now > worker.ready_deadline:
-                limit = self.settings.ready_timeout
-                self._lose(
-                    worker.worker, f"hung: did not return to its elastic function for {limit:g} s after a reset", now
-                )
-
-    def _check_forming(self, now: float) -> None:
-        world = self.world
-        if world is None or world.phase is not WorldPhase.FORMING or now - world.since <= self.settings.form_timeout:
-            return
-        missing = [worker for worker in self._living_members() if worker.worker not in world.acknowledged]
-        for worker in missing:
-            worker.form_failures += 1
-        ranks = [world.ranks[worker.worker] for worker in missing]
-        self._break(f"ranks {ranks} did not connect within {self.settings.form_timeout:g} s", now)
-        for worker in missing:
-            if worker.form_failures >= FORM_ATTEMPTS:
-                self._lose(worker.worker, f"could not connect to the others {FORM_ATTEMPTS} times", now)
-
-    def _check_drains(self, now: float) -> None:
-        world = self.world
-        if world is None or world.phase is not WorldPhase.INTERRUPTING:
-            return
-        for worker in self._living_members():
-            host = self.hosts.get(worker.host)
-            if host is not None and host.drain_deadline is not None and now >= host.drain_deadline:
-                self._break(f"{host.name} goes away before the next commit", now)
-                return
+    def _act_on(self, finding: watchdog.Finding, now: float) -> None:
+        match finding:
+            case watchdog.HostSilent(host, reason):
+                self._commands.append(do.RestartTask(host, reason))
+                self._task_lost(ev.TaskLost(host, reason), now)
+            case watchdog.WorkerHung(worker, cause):
+                self._lose(worker, cause, now)
+            case watchdog.RanksUnconnected(workers, reason):
+                for number in workers:
+                    self.workers[number].form_failures += 1
+                self._break(reason, now)
+                for number in workers:
+                    if self.workers[number].form_failures >= FORM_ATTEMPTS:
+                        self._lose(number, f"could not connect to the others {FORM_ATTEMPTS} times", now)
+            case watchdog.WorldStuck(reason):
+                self._break(reason, now)
+            case watchdog.Pointless(reason):
+                self._fail(TrainingFailedError(reason, self.book.story()))
 
     def _note_shortage(self, now: float) -> None:
         """Keep track of since when there are too few to train, whoever is missing."""

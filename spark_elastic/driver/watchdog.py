@@ -1,0 +1,152 @@
+"""The machine's watchdog: who, as of now, has been silent, stuck or away for too long.
+
+Each check is a pure function of a ``Situation``; the machine acts on what they find before it makes the next one. Times are
+the machine's own, which stands still while the driver is paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from spark_elastic.driver.hosts import Host
+from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
+from spark_elastic.settings import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a check may look at. ``members`` are those workers of the newest world that are left, in rank order."""
+
+    now: float
+    settings: JobSettings
+    hosts: Sequence[Host]
+    workers: Sequence[Worker]
+    world: World | None
+    members: Sequence[Worker]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSilent:
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung:
+    worker: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksUnconnected:
+    """These workers have not connected to the others: the world breaks, and who does so again and again is replaced."""
+
+    workers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStuck:
+    """The world breaks, with nobody to blame."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pointless:
+    """The job fails: the user's code does what no reset can help."""
+
+    reason: str
+
+
+Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | Pointless
+
+
+def silent_hosts(seen: Situation) -> Iterator[Finding]:
+    limit = seen.settings.heartbeat_timeout
+    for host in seen.hosts:
+        if host.heard is not None and seen.now - host.heard > limit:
+            yield HostSilent(host.host, f"it did not answer pings for {limit:g} s")
+
+
+def silent_workers(seen: Situation) -> Iterator[Finding]:
+    settings = seen.settings
+    # Half of the time that a world has to come about in, so that there is time left for a replacement.
+    to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
+    for worker in seen.workers:
+        is_starting = worker.phase is Phase.STARTING
+        patience = to_start if is_starting else settings.heartbeat_timeout
+        if worker.phase is not Phase.DONE and seen.now - worker.heard > patience:
+            what = "did not start" if is_starting else "its process was silent"
+            yield WorkerHung(worker.worker, f"hung: {what} for {patience:g} s")
+
+
+def stuck_collectives(seen: Situation) -> Iterator[Finding]:
+    """Find those who have not entered a collective that all others have been waiting in."""
+    world = seen.world
+    if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+        return
+    # The first step of a generation may compile kernels, open files, fill a loader …
+    limit = seen.settings.hang_timeout * (1 if world.progressed else 2)
+    if any(seen.now - worker.active_at <= limit for worker in seen.members):
+        return
+    inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
+    outside = [worker for worker in seen.members if worker.phase is not Phase.MEMBER]
+    if not inside:
+        return
+    fewest = min(worker.collectives for worker in inside)
+    late = [worker for worker in inside if worker.collectives == fewest]
+    missed = [world.ranks[worker.worker] for worker in outside if worker.collectives < fewest]
+    if missed and world.phase is WorldPhase.INTERRUPTING:
+        yield WorldStuck(f"ranks {missed} left the world at another commit than the others")
+    elif missed:
+        yield Pointless(
+            f"ranks {missed} returned from the elastic function while others waited for them in a collective for "
+            f"{limit:g} s; all ranks have to take the same steps"
+        )
+    elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
+        # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
+        yield WorldStuck(f"not all ranks had the state within {limit:g} s")
+    elif len(late) < len(world.members):  # those who are no more had left the world before they were lost
+        for worker in late:
+            yield WorkerHung(
+                worker.worker,
+                f"hung: all others had waited for it in a collective for {limit:g} s "
+                "(hang_timeout; call state.heartbeat() in long code)",
+            )
+    elif not world.progressed:
+        yield Pointless(
+            f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
+            f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
+            "and state.heartbeat() in long code before it"
+        )
+
+
+def late_survivors(seen: Situation) -> Iterator[Finding]:
+    for worker in seen.members:
+        if worker.ready_deadline is not None and seen.now > worker.ready_deadline:
+            limit = seen.settings.ready_timeout
+            yield WorkerHung(
+                worker.worker, f"hung: did not return to its elastic function for {limit:g} s after a reset"
+            )
+
+
+def slow_forming(seen: Situation) -> Iterator[Finding]:
+    world, limit = seen.world, seen.settings.form_timeout
+    if world is None or world.phase is not WorldPhase.FORMING or seen.now - world.since <= limit:
+        return
+    missing = tuple(worker.worker for worker in seen.members if worker.worker not in world.acknowledged)
+    ranks = [world.ranks[worker] for worker in missing]
+    yield RanksUnconnected(missing, f"ranks {ranks} did not connect within {limit:g} s")
+
+
+def overdue_drains(seen: Situation) -> Iterator[Finding]:
+    if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
+        return
+    hosts = {host.host: host for host in seen.hosts}
+    for worker in seen.members:
+        host = hosts.get(worker.host)
+        if host is not None and host.drain_deadline is not None and seen.now >= host.drain_deadline:
+            yield WorldStuck(f"{host.name} goes away before the next commit")
+            return

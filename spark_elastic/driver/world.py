@@ -1,0 +1,68 @@
+"""What the machine knows of workers and of the newest world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from spark_elastic.messages import CommitId, Member
+
+
+class Phase(Enum):
+    """Where a worker stands."""
+
+    STARTING = auto()
+    BOOTING = auto()
+    READY = auto()
+    MEMBER = auto()
+    VOTED = auto()
+    LEAVING = auto()
+    DONE = auto()
+
+
+class WorldPhase(Enum):
+    FORMING = auto()
+    RUNNING = auto()
+    INTERRUPTING = auto()
+    BREAKING = auto()
+    FINISHING = auto()
+
+
+@dataclass(slots=True)
+class Worker:
+    worker: int
+    host: int
+    host_name: str
+    place: str
+    heard: float
+    phase: Phase = Phase.STARTING
+    commit: CommitId | None = None
+    collectives: int = 0
+    beats: int = 0
+    active_at: float = 0.0
+    ready_at: float = 0.0
+    ready_deadline: float | None = None
+    form_failures: int = 0
+
+
+@dataclass(slots=True)
+class World:
+    generation: int
+    members: tuple[Member, ...]
+    since: float
+    phase: WorldPhase = WorldPhase.FORMING
+    acknowledged: set[int] = field(default_factory=set)
+    raised: set[int] = field(default_factory=set)
+    # Whether an explicit commit of this generation is known.
+    progressed: bool = False
+    was_formed: bool = False
+    broken_by: str = ""
+    # The rank of each worker, in rank order.
+    ranks: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ranks = {member.worker: member.rank for member in self.members}
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return tuple(self.ranks)
