@@ -1,6 +1,6 @@
-"""``spark-elastic run script.py --min-np 2 --max-np 8 -- arguments``: runs a script, or module:function, in every worker.
+"""spark-elastic run script.py --min-np 2 --max-np 8 -- arguments: runs a script, or module:function, in every worker.
 
-The script calls ``@elastic`` functions itself. One that was written for torchrun runs as it is with --restart-on-change.
+The script calls @elastic functions itself. One that was written for torchrun runs as it is with --restart-on-change.
 """
 
 from __future__ import annotations

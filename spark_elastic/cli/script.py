@@ -1,4 +1,4 @@
-"""What ``spark-elastic run`` has called in the workers: a script, whose text travels, or a function of a module."""
+"""What spark-elastic run has called in the workers: a script, whose text travels, or a function of a module."""
 
 from __future__ import annotations
 

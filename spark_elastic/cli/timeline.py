@@ -1,4 +1,4 @@
-"""``spark-elastic timeline``: draws what happened to a run."""
+"""spark-elastic timeline: draws what happened to a run."""
 
 from __future__ import annotations
 
