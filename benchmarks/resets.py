@@ -3,11 +3,11 @@
     python benchmarks/resets.py [--repeats 8] [--cases worker,loader,hang,executor,drain,big,heavy] [--picture recovery.png]
 
 Jobs of four workers on a local-cluster commit every step; faults strike them again and again, rank 0 and another in turn, and
-Spark or the warm parent brings a replacement each time, so each loss is followed by a join. All times are read from one
-machine's clock. ``next step``: from the loss (its declaration, for a hang) to the survivors' next completed step.
+Spark or the warm parent brings a replacement each time, so each loss is followed by a join. All times are those of the
+event log. ``next step``: from the loss (its declaration, for a hang) to the survivors' next completed step.
 ``full size``: to the world that is complete again. ``detect``: until the driver knows. ``join`` and ``drain``: how long the
-running workers pause for a newcomer, or for one that leaves as planned: from the end of one step's computation to the
-beginning of the next's. ``big`` has a state of
+running workers pause for a newcomer, or for one that leaves as planned: from the end of one step's commit to the beginning
+of the next step. ``big`` has a state of
 400 MB and two workers, in ``heavy`` the victim holds 4 GiB of memory. Prints a table and a line of JSON.
 """
 
@@ -23,6 +23,7 @@ from report import Summary, Table, emit, summarize
 
 import spark_elastic
 from spark_elastic.testing import Fault, drain, inject, kill, kill_executor, stop
+from spark_elastic.timeline.resets import Kind, Part, Reset, find_resets
 
 WORKERS = 4
 PACE = 0.02
@@ -54,7 +55,7 @@ CASES = {
 
 
 def train(steps: int, pace: float, parameters: int, loader_workers: int, ballast_gib: int) -> None:
-    """Train, and report for each generation when its first commit was made, and when the last step before it ended."""
+    """Train at an even pace."""
     import time
 
     import torch
@@ -68,41 +69,22 @@ def train(steps: int, pace: float, parameters: int, loader_workers: int, ballast
     state = se.TorchState(model=model, optimizer=optimizer, step=0)
     feed = torch.utils.data.DataLoader(range(10**9), num_workers=loader_workers) if loader_workers else None
     ballast = torch.ones(ballast_gib * 2**30, dtype=torch.uint8)
-    last = 0.0
 
     @se.elastic
     def loop(state: Any) -> None:
-        nonlocal last
         rows = iter(feed) if feed is not None else None
-        is_first = True
         while state.step < steps:
             if rows is not None:
                 next(rows)
-            started = time.time()
             optimizer.zero_grad()
             model(torch.randn(2, width)).square().mean().backward()
             optimizer.step()
             state.step += 1
-            before, last = last, time.time()
             state.commit()
-            if is_first:
-                state.report(first=time.time(), last=before, step_seconds=time.time() - started)
-                is_first = False
             time.sleep(pace)
 
     loop(state)
     del ballast
-
-
-@dataclass(frozen=True)
-class Reset:
-    """One reset, in seconds. ``kind`` is "loss", "join" or "drain"."""
-
-    kind: str
-    victim: int | None
-    parts: dict[str, float]
-    next_step: float
-    pause: float
 
 
 def measure(spark: Any, case: Case, repeats: int) -> tuple[list[Reset], list[float]]:
@@ -124,41 +106,13 @@ def measure(spark: Any, case: Case, repeats: int) -> tuple[list[Reset], list[flo
             heartbeat_timeout=3.0,
             on_event=events.append,
         )
-    return read(events), back_to_full_size(events, case.workers)
+    resets = [reset for reset in find_resets(events) if reset.parts]
+    return resets, back_to_full_size(events, case.workers)
 
 
-def read(events: list[dict[str, Any]]) -> list[Reset]:
-    """Take a job's events apart into resets."""
-    resets = []
-    formed = [event for event in events if event["event"] == "world_formed"]
-    for world in formed[1:]:
-        generation = world["generation"]
-        reports = [e["values"] for e in events if e["event"] == "metrics" and e["generation"] == generation]
-        survivors = [values for values in reports if values["last"]]
-        if not survivors:
-            continue
-        before = [e for e in events if e["time"] <= world["time"]]
-        start = [e for e in before if e["event"] in ("world_broken", "world_interrupted")][-1]
-        forming = [e for e in before if e["event"] == "world_forming"][-1]
-        lost = [e for e in before if e["event"] == "worker_lost" and e["time"] <= start["time"] + 0.001][-1:]
-        struck = [e for e in before if e["event"] == "fault_injected" and e["time"] <= start["time"]][-1:]
-        first = max(values["first"] for values in survivors)
-        own_step = max(values["step_seconds"] for values in survivors)
-        pause = max(values["first"] - values["last"] for values in survivors)
-        if start["event"] == "world_interrupted":
-            kind = "drain" if "drains" in start["reason"] else "join"
-            resets.append(Reset(kind, None, {}, first - start["time"], pause - own_step))
-            continue
-        hung = "hung" in lost[0]["cause"] if lost else False
-        begin = start["time"] if hung or not struck else struck[0]["time"]
-        parts = {
-            "detect": start["time"] - begin,
-            "abort and come back": forming["time"] - start["time"],
-            "connect": world["time"] - forming["time"],
-            "sync and first step": first - world["time"],
-        }
-        resets.append(Reset("loss", struck[0]["rank"] if struck else None, parts, first - begin, pause))
-    return resets
+def parts(reset: Reset) -> dict[Part, float]:
+    """Where the time of a recovery goes; that of a hang begins when it is declared."""
+    return {**reset.parts, Part.DETECT: 0.0} if "hung" in reset.reason else reset.parts
 
 
 def back_to_full_size(events: list[dict[str, Any]], size: int) -> list[float]:
@@ -191,18 +145,17 @@ def draw(path: str, resets: dict[str, list[Reset]]) -> None:
     matplotlib.use("svg" if path.endswith("svg") else "agg")
     from matplotlib import pyplot
 
-    cases = [name for name, found in resets.items() if any(reset.parts for reset in found)]
+    losses = {name: [parts(reset) for reset in found if reset.kind is Kind.LOSS] for name, found in resets.items()}
+    cases = [name for name, found in losses.items() if found]
     figure, axes = pyplot.subplots(figsize=(8, 0.7 * len(cases) + 1.4), layout="constrained")
     starts = [0.0] * len(cases)
-    for part in ("detect", "abort and come back", "connect", "sync and first step"):
-        widths = [
-            1000 * summarize([reset.parts[part] for reset in resets[name] if reset.parts]).median for name in cases
-        ]
-        axes.barh(cases, widths, left=starts, label=part)
+    for part in Part:
+        widths = [1000 * summarize([each[part] for each in losses[name]]).median for name in cases]
+        axes.barh(cases, widths, left=starts, label=part.value)
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     axes.set_xlabel("milliseconds after the loss (a hang: after it was declared), median of each part")
     axes.invert_yaxis()
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     figure.savefig(path)
 
 
@@ -219,13 +172,13 @@ def main() -> None:
         for name in options.cases.split(","):
             case = CASES[name]
             resets[name], full = measure(spark, case, options.repeats)
-            losses = [reset for reset in resets[name] if reset.kind == "loss"]
+            losses = [reset for reset in resets[name] if reset.kind is Kind.LOSS]
             columns = {
-                "detect": [reset.parts["detect"] for reset in losses],
-                "next_step": [reset.next_step for reset in losses],
+                "detect": [parts(reset)[Part.DETECT] for reset in losses],
+                "next_step": [sum(parts(reset).values()) for reset in losses],
                 "full_size": full,
-                "join": [reset.pause for reset in resets[name] if reset.kind == "join"],
-                "drain": [reset.pause for reset in resets[name] if reset.kind == "drain"],
+                "join": [reset.lost for reset in resets[name] if reset.kind is Kind.JOIN and reset.lost is not None],
+                "drain": [reset.lost for reset in resets[name] if reset.kind is Kind.DRAIN and reset.lost is not None],
             }
             summaries: dict[str, Summary | None] = {key: summarize(v) if v else None for key, v in columns.items()}
             table.add(name, *(summary or "" for summary in summaries.values()))

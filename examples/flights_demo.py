@@ -2,7 +2,8 @@
 
 Spark writes the 336,776 flights of 2013 to Parquet. A small network learns on four executors to predict whether a flight
 arrives more than 15 minutes late from what is known when it is planned, while this script kills a worker, kills an
-executor, and lets another worker join. It prints what happened and exits with 0 only if all ranks ended with equal weights.
+executor, and lets another worker join. It shows the progress line, leaves a page that tells what happened, and exits with 0
+only if all ranks ended with equal weights and every row counted once an epoch.
 
     make demo
 """
@@ -16,12 +17,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 import spark_elastic
 from spark_elastic.testing import Point, inject, kill, kill_executor
+from spark_elastic.timeline.history import read_history
+from spark_elastic.timeline.page import html
+from spark_elastic.timeline.resets import Kind
+from spark_elastic.timeline.schema import choose_run, read_events
+from spark_elastic.timeline.summary import summary_text
 
 EPOCHS = 5
 GLOBAL_BATCH = 1024
 EXECUTORS = 4
+OUTPUT = Path("demo-output")
 
 
 def flights_csv() -> str:
@@ -68,7 +77,7 @@ def _by(name: str) -> Any:
     return Window.orderBy(name)
 
 
-def train(train_path: str, test_path: str, epochs: int, seconds: float) -> dict[str, Any]:
+def train(train_url: str, test_path: str, epochs: int, seconds: float) -> dict[str, Any]:
     """Runs in every worker."""
     import hashlib
     import time
@@ -79,26 +88,24 @@ def train(train_path: str, test_path: str, epochs: int, seconds: float) -> dict[
 
     import spark_elastic as se
 
-    def load(path: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        table = pq.read_table(path)
-        numbers = [
-            torch.from_numpy(table[name].to_numpy().copy()) for name in table.column_names if "_code" not in name
-        ]
-        codes = [
-            torch.from_numpy(table[name].to_numpy().copy()).long() for name in table.column_names if "_code" in name
-        ]
-        return torch.stack(numbers[1:], 1), torch.stack(codes, 1), numbers[0]
+    numeric = ("sin_hour", "cos_hour", "sin_day", "cos_day", "distance")
+    codes = {"carrier_code": 32, "origin_code": 8, "dest_code": 128}
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.tables = nn.ModuleList(nn.Embedding(size, 8) for size in (32, 8, 128))
+            self.tables = nn.ModuleDict({name: nn.Embedding(size, 8) for name, size in codes.items()})
             self.body = nn.Sequential(
-                nn.Linear(5 + 24, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+                nn.Linear(len(numeric) + 8 * len(codes), 128),
+                nn.ReLU(),
+                nn.Linear(128, 64),
+                nn.ReLU(),
+                nn.Linear(64, 1),
             )
 
-        def forward(self, numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-            embedded = [table(codes[:, place]) for place, table in enumerate(self.tables)]
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            embedded = [table(batch[name].long()) for name, table in self.tables.items()]
+            numbers = torch.stack([batch[name] for name in numeric], 1)
             return self.body(torch.cat([numbers, *embedded], 1)).squeeze(1)
 
     def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
@@ -109,76 +116,49 @@ def train(train_path: str, test_path: str, epochs: int, seconds: float) -> dict[
         return above / (positive * (len(labels) - positive))
 
     torch.manual_seed(0)
-    numbers, codes, late = load(train_path)
-    test_numbers, test_codes, test_late = load(test_path)
+    table = pq.read_table(test_path)
+    test = {name: torch.from_numpy(table[name].to_numpy().copy()) for name in table.column_names}
     model = se.DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     loss_of = nn.BCEWithLogitsLoss()
-    steps = len(late) // GLOBAL_BATCH
-    state = se.TorchState(model=model, optimizer=optimizer, epoch=0, step=0, total=0.0, rows=0, losses=[], aucs=[])
+    loader = se.data.ParquetLoader(train_url, global_batch_size=GLOBAL_BATCH, shuffle=True, seed=0)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader, rows=0, aucs=[])
 
     @se.elastic
     def loop(state: Any) -> None:
-        while state.epoch < epochs:
-            # The same rows at the same step, whatever the size of the world; each rank takes its even share of them.
-            order = torch.randperm(len(late), generator=torch.Generator().manual_seed(state.epoch))
-            while state.step < steps:
-                batch = order[state.step * GLOBAL_BATCH : (state.step + 1) * GLOBAL_BATCH]
-                mine = batch.tensor_split(se.size())[se.rank()]
-                model.set_rows(len(mine))
+        while state.loader.epoch < epochs:
+            for batch in state.loader:
                 optimizer.zero_grad()
-                loss = loss_of(model(numbers[mine], codes[mine]), late[mine])
+                loss = loss_of(model(batch), batch["late"])
                 loss.backward()
                 optimizer.step()
-                state.step += 1
-                state.rows += len(batch)
-                state.total += se.allreduce(loss.detach() * len(mine), op="sum").item() / GLOBAL_BATCH
+                state.rows += sum(state.loader.batch_rows)
+                state.report(loss=loss)
                 if seconds:
                     time.sleep(seconds)
                 state.commit()
             with torch.no_grad():
-                score = auc(model.module(test_numbers, test_codes), test_late)
-            state.losses.append(state.total / steps)
-            state.aucs.append(score)
-            state.report(epoch=state.epoch, loss=state.losses[-1], auc=score, rows=state.rows)
-            state.epoch, state.step, state.total = state.epoch + 1, 0, 0.0
+                state.aucs.append(auc(model.module(test), test["late"]))
+            state.report(epoch=state.loader.epoch, auc=state.aucs[-1])
+            state.loader.set_epoch(state.loader.epoch + 1)
             state.commit()
 
     loop(state)
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.module.state_dict().values()))
-    return {"weights": digest.hexdigest(), "losses": state.losses, "aucs": state.aucs, "rows": state.rows}
+    return {"weights": digest.hexdigest(), "aucs": state.aucs, "rows": state.rows, "total": loader.rows_total}
 
 
-class Story:
-    """Prints the events of the job as they happen, and times each recovery: from the loss to the next formed world."""
-
-    def __init__(self) -> None:
-        self.recoveries: list[float] = []
-        self._broken_at = 0.0
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "world_formed" if self._broken_at:
-                self.recoveries.append(event["time"] - self._broken_at)
-                print(
-                    f"    generation {event['generation']}: {event['size']} workers, {self.recoveries[-1]:.3f} s after the loss"
-                )
-                self._broken_at = 0.0
-            case "world_formed":
-                print(f"    generation {event['generation']}: {event['size']} workers")
-            case "fault_injected":
-                print(f"!!! fault {event['fault']} strikes rank {event['rank']}")
-            case "world_broken":
-                self._broken_at = event["time"]
-                print(f"    {event['reason']}")
-            case "world_interrupted":
-                print(f"    {event['reason']}")
-            case "metrics" if event["rank"] == 0:
-                values = event["values"]
-                print(
-                    f"epoch {values['epoch']}: loss {values['loss']:.4f}, AUC {values['auc']:.4f}, "
-                    f"{values['rows']:,} rows"
-                )
+def tell(event: dict[str, Any]) -> None:
+    """Print what strikes the job. tqdm's ``write`` leaves the progress line whole."""
+    match event["event"]:
+        case "fault_injected":
+            tqdm.write(f"!!! fault {event['fault']} strikes rank {event['rank']}")
+        case "world_broken" | "world_interrupted":
+            tqdm.write(f"    {event['reason']}")
+        case "world_formed":
+            tqdm.write(f"    generation {event['generation']}: {event['size']} workers")
+        case "metrics" if event["rank"] == 0 and "auc" in event["values"]:
+            tqdm.write(f"    epoch {event['values']['epoch']}: AUC {event['values']['auc']:.4f}")
 
 
 def main() -> int:
@@ -195,7 +175,8 @@ def main() -> int:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    story = Story()
+    OUTPUT.mkdir(exist_ok=True)
+    log = OUTPUT / "events.jsonl"
     with tempfile.TemporaryDirectory() as folder:
         train_path, test_path = write_parquet(spark, folder)
         # Three workers start and a fourth joins; a worker dies in the second epoch, an executor in the third.
@@ -211,16 +192,22 @@ def main() -> int:
                 min_np=2,
                 num_proc=EXECUTORS - 1,
                 max_np=EXECUTORS,
-                on_event=story,
+                event_log=log,
+                on_event=tell,
+                progress=True,
             )
     spark.stop()
     first = results[0]
     equal = len({result["weights"] for result in results}) == 1
-    expected = EPOCHS * (first["rows"] // EPOCHS)
-    print(f"\n{len(results)} ranks, weights {'equal' if equal else 'DIFFERENT'}; {first['rows']:,} rows trained")
-    print(f"seconds from a loss to the next world: {', '.join(f'{seconds:.3f}' for seconds in story.recoveries)}")
+    history = read_history(choose_run(read_events(log)))
+    losses = [reset for reset in history.resets if reset.kind is Kind.LOSS]
+    page = OUTPUT / "timeline.html"
+    page.write_text(html(history), encoding="utf-8")
+    print(f"\n{summary_text(history)}\n")
+    print(f"{len(results)} ranks, weights {'equal' if equal else 'DIFFERENT'}; {first['rows']:,} rows trained")
     print(f"held-out AUC by epoch: {', '.join(f'{value:.4f}' for value in first['aucs'])}")
-    healthy = equal and first["rows"] == expected and first["aucs"][-1] > 0.65 and len(story.recoveries) >= 2
+    print(f"what happened, as a page for the browser: {page.resolve()}")
+    healthy = equal and first["rows"] == EPOCHS * first["total"] and first["aucs"][-1] > 0.65 and len(losses) == 2
     return 0 if healthy else 1
 
 

@@ -161,12 +161,13 @@ def regression() -> list[Any]:
 
 
 def compare(title: str, train: Any, test: Any, models: dict[str, list[Any]]) -> dict[str, float]:
-    """Fit each model in a Pipeline and return its AUC on the test rows."""
+    """Fit each model in a Pipeline behind the same feature stages and return its AUC on the test rows."""
+    features = Pipeline(stages=feature_stages()).fit(train)
     evaluator = BinaryClassificationEvaluator(labelCol="late", rawPredictionCol="rawPrediction")
     found = {}
     for name, stages in models.items():
         started = time.monotonic()
-        fitted = Pipeline(stages=[*feature_stages(), *stages]).fit(train)
+        fitted = Pipeline(stages=[features, *stages]).fit(train)
         found[name] = evaluator.evaluate(fitted.transform(test))
         print(f"{title}: {name:24s} AUC {found[name]:.4f}   ({time.monotonic() - started:.0f} s)", flush=True)
     return found

@@ -139,8 +139,7 @@ class Group:
     # ------------------------------------------------------------------ for our code
 
     def build(self) -> None:
-        self._store.set(f"address/{self.rank}", str(self.process.number))
-        self._store.get_many([f"address/{rank}" for rank in range(self.size)])
+        self._store.gather("gloo/", str(self.process.number).encode(), self.size)
         simulation = self.simulation
         self._mesh = mesh = simulation.mesh(self.generation, self.size)
         mesh.groups[self.rank] = self

@@ -14,6 +14,7 @@ import torch
 from spark_elastic import faults
 from spark_elastic.control import ControlClient
 from spark_elastic.errors import NotInWorldError, SparkElasticError
+from spark_elastic.reporting import Reporter
 from spark_elastic.world import World
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Job:
         checkpoints: CheckpointWriter | None = None,
     ) -> None:
         self.control = control
+        self.reporter = Reporter(control.report)
         self.checkpoints = checkpoints
         self.world: World | None = None
         # The state that the elastic function was called with.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.sockets import GroupSockets, listening_addresses
-from spark_elastic.store import WorldStore
+from spark_elastic.store import MeshStore, WorldStore
 
 logger = logging.getLogger("spark_elastic")
 
@@ -49,6 +49,7 @@ class Group:
         self._timeout = timeout
         self._sockets = GroupSockets()
         self._device: Any = None
+        self._mesh: MeshStore | None = None
         self._aborted = threading.Event()
         self.gloo: Any = None
         self.nccl: Any = None
@@ -60,13 +61,10 @@ class Group:
         mine = [address for inode, address in listening_addresses().items() if inode not in before]
         self._sockets.addresses.update(mine)
         # A listener that user code opened meanwhile would be on another address, as a rule.
-        host, port = next((address for address in mine if address[0] == self._address), mine[0])
-        self._store.set(f"address/{self._rank}", f"{host} {port}")
-        self.gloo = self._new_gloo(dist.PrefixStore("gloo", self._store), self._rank, self._size, self._timeout)
-        # After the group is complete everybody has published, so this does not wait.
-        for value in self._store.get_many([f"address/{rank}" for rank in range(self._size)]):
-            peer, peer_port = value.decode().split()
-            self._sockets.addresses.add((peer, int(peer_port)))
+        listens = next((address for address in mine if address[0] == self._address), mine[0])
+        self._mesh = MeshStore(self._store, self._size, listens)
+        self.gloo = self._new_gloo(dist.PrefixStore("gloo", self._mesh), self._rank, self._size, self._timeout)
+        self._sockets.addresses.update(self._mesh.addresses)
         self._sockets.capture()
         self.gloo._set_default_timeout(COLLECTIVE_TIMEOUT)
         if self._backend == "nccl":

@@ -31,11 +31,11 @@ def load_state_dict(target: Any, kept: Any) -> None:
 
 
 def fits(present: Any, value: Any) -> bool:
-    """Whether a kept tensor can be copied into the present one, which others may hold, too."""
+    """Whether a kept tensor can be copied into the present one, which others may hold, too; it may be kept on another device."""
     return (
         isinstance(present, torch.Tensor)
         and isinstance(value, torch.Tensor)
-        and (present.shape, present.dtype, present.device) == (value.shape, value.dtype, value.device)
+        and (present.shape, present.dtype) == (value.shape, value.dtype)
     )
 
 

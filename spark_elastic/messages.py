@@ -235,7 +235,7 @@ class StoreRequest(Message, frozen=True):
 
     number: int
     generation: int
-    operation: Literal["set", "get", "add", "check", "delete", "set_default"]
+    operation: Literal["set", "get", "gather", "add", "check", "delete", "set_default"]
     keys: tuple[str, ...]
     values: tuple[bytes, ...] = ()
     amount: int = 0

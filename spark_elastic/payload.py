@@ -8,11 +8,15 @@ from spark_elastic.faults import Fault
 
 
 class CheckpointPlan(msgspec.Struct, frozen=True):
-    """Where commits are written, as which attempt of the job, and how many seconds apart."""
+    """Where commits are written, as which attempt of the job, and how many seconds apart.
+
+    storage_options: a pickled dict, or nothing.
+    """
 
     url: str
     attempt: int
     interval: float
+    storage_options: bytes = b""
 
 
 class Payload(msgspec.Struct, frozen=True):

@@ -98,8 +98,12 @@ def _is_plain(key: Any) -> bool:
 
 @dataclass(slots=True)
 class TensorBuffer:
-    """Kept room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor."""
+    """Kept room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor.
 
+    ``on_host`` keeps it in the memory of the CPU, pinned where CUDA is in use.
+    """
+
+    on_host: bool = False
     specs: tuple[TensorSpec, ...] = ()
     flats: list[torch.Tensor] = field(default_factory=list)
     views: list[torch.Tensor] = field(default_factory=list)
@@ -117,7 +121,10 @@ class TensorBuffer:
         self.flats = []  # the old room goes before the new comes
         self.views = []
         flats = {
-            (dtype, device): torch.empty(count, dtype=dtype, device=device) for (dtype, device), count in sizes.items()
+            (dtype, device): torch.empty(
+                count, dtype=dtype, device=device, pin_memory=self.on_host and torch.cuda.is_initialized()
+            )
+            for (dtype, device), count in sizes.items()
         }
         self.flats = list(flats.values())
         self.views = [
@@ -128,12 +135,16 @@ class TensorBuffer:
 
     def copy_from(self, tensors: list[torch.Tensor]) -> None:
         """Copy the tensors in. On CUDA, wait until the copies are complete: a copy that may still fail is no commit."""
-        specs = tuple(TensorSpec(tensor.dtype, str(tensor.device), tuple(tensor.shape)) for tensor in tensors)
-        self.fit(specs)
+        self.fit(
+            tuple(
+                TensorSpec(tensor.dtype, "cpu" if self.on_host else str(tensor.device), tuple(tensor.shape))
+                for tensor in tensors
+            )
+        )
         if tensors:
             with torch.no_grad():
-                torch._foreach_copy_(self.views, tensors)
-        if any(flat.is_cuda for flat in self.flats):
+                torch._foreach_copy_(self.views, tensors, non_blocking=True)
+        if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.current_stream().synchronize()
 
 
@@ -184,9 +195,10 @@ class SnapshotPair:
     when it is first needed, and kept.
     """
 
-    def __init__(self, current: Snapshot | None = None) -> None:
-        self._current = current or Snapshot()
-        self._spare = Snapshot()
+    def __init__(self, current: Snapshot | None = None, on_host: bool = False) -> None:
+        self._on_host = on_host
+        self._current = current or self._new()
+        self._spare = self._new()
         self._third: Snapshot | None = None
         self._lent: Snapshot | None = None
         self.is_empty = current is None
@@ -199,7 +211,7 @@ class SnapshotPair:
     @property
     def spare(self) -> Snapshot:
         if self._spare is self._lent:
-            self._spare, self._third = self._third or Snapshot(), self._spare
+            self._spare, self._third = self._third or self._new(), self._spare
         return self._spare
 
     def switch(self) -> None:
@@ -214,3 +226,6 @@ class SnapshotPair:
 
     def take_back(self) -> None:
         self._lent = None
+
+    def _new(self) -> Snapshot:
+        return Snapshot(TensorBuffer(self._on_host))

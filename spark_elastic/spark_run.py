@@ -21,8 +21,10 @@ from spark_elastic import testing
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.credentials import create_credentials
 from spark_elastic.driver.discovery import HostDiscovery
+from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.launcher import SlotLauncher
+from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
 from spark_elastic.payload import CheckpointPlan, Payload
@@ -56,6 +58,7 @@ def run(
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
     host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
@@ -86,9 +89,12 @@ def run(
         checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
             one goes on from the newest of them that is whole.
         checkpoint_interval: seconds between two such writes; 0 writes whenever the last write has ended.
+        storage_options: for the library that opens ``checkpoint``, on the driver and the workers; travels by cloudpickle.
         host_discovery_script: executable that prints the machines that may be used, ``host`` or ``host:slots`` a line; run every
             second. The workers of machines that it stops listing leave at their next commit.
-        event_log: file to which events are appended as JSON lines.
+        event_log: file to which events are appended as JSON lines; see docs/events.md.
+        progress: True shows how far the job is: a live line in terminals and notebooks, plain lines elsewhere; None only where
+            there is one of the former.
         on_event: called with each event as a dict, on a thread of its own.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
             ``yield_after``, see ``JobSettings``.
@@ -102,7 +108,6 @@ def run(
 
     Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
     """
-    _refuse_unavailable(progress=progress or None)
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
@@ -113,7 +118,7 @@ def run(
             raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
     if min_np is not None and max_np is not None and min_np > max_np:
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
-    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval)
+    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
     with ExitStack() as stack:
         session = spark if spark is not None else _find_session(stack)
         low, start, high = default_sizes(session, num_proc, min_np, max_np)
@@ -133,13 +138,19 @@ def run(
             durable=plan is not None,
             **timeouts,
         )
-        log = stack.enter_context(EventLog(os.fspath(event_log) if event_log is not None else None, on_event))
-        results = _run_job(session, settings, call, plan, log)
+        display = stack.enter_context(ProgressDisplay(progress))
+        log = stack.enter_context(EventLog(None if event_log is None else os.fspath(event_log), on_event, display.see))
+        results = _run_job(session, settings, call, plan, log, OutputPrinter(display.aside))
     return [pickle.loads(result) for result in results]
 
 
 def _run_job(
-    session: Any, settings: JobSettings, call: bytes, checkpoint: CheckpointPlan | None, log: EventLog
+    session: Any,
+    settings: JobSettings,
+    call: bytes,
+    checkpoint: CheckpointPlan | None,
+    log: EventLog,
+    printer: OutputPrinter,
 ) -> list[bytes]:
     run_id = secrets.token_hex(4)
     credentials = create_credentials(run_id)
@@ -172,6 +183,7 @@ def _run_job(
                 payload,
                 bind_address=session.sparkContext.getConf().get("spark.driver.bindAddress", ""),
                 event_log=log,
+                printer=printer,
                 faults=plan,
                 on_yield=give_back,
                 on_registered=registered,
@@ -245,13 +257,9 @@ def _pickle_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None)
     return bytes(cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
 
 
-def _refuse_unavailable(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}= is not available yet in this version")
-
-
-def _claim_checkpoint(checkpoint: str | os.PathLike[str], interval: float) -> CheckpointPlan:
+def _claim_checkpoint(
+    checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, Any] | None
+) -> CheckpointPlan:
     """Claim the next attempt in the checkpoint directory; a directory that cannot be written shows here."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
@@ -261,12 +269,13 @@ def _claim_checkpoint(checkpoint: str | os.PathLike[str], interval: float) -> Ch
     if "://" not in url and "::" not in url:
         url = os.path.abspath(url)  # workers have working directories of their own
     try:
-        attempt = CheckpointDirectory(url).claim()
+        attempt = CheckpointDirectory(url, storage_options).claim()
     except CheckpointError:
         raise
     except Exception as error:
         raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
-    return CheckpointPlan(url, attempt, float(interval))
+    options = cloudpickle.dumps(dict(storage_options)) if storage_options else b""
+    return CheckpointPlan(url, attempt, float(interval), options)
 
 
 def _check_linux() -> None:

@@ -20,6 +20,7 @@ from spark_elastic.in_place import SmallPart, load_small_part
 from spark_elastic.loading import fits, load_state_dict
 from spark_elastic.messages import CommitId
 from spark_elastic.repair import plan_repair, repair
+from spark_elastic.reporting import Values
 from spark_elastic.snapshot import Lender, SnapshotPair, StateDict, cloned
 from spark_elastic.world import LOADER_FIELDS, World
 
@@ -93,6 +94,7 @@ class State(ABC):
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._save_and_count()
         faults.reached(faults.Point.RECORDED, **where)
+        job.reporter.committed(self._steps, self._progress if world.rank == 0 else None)
         if job.checkpoints is not None and world.rank == 0:
             job.checkpoints.offer(CommitId(world.generation, self._index), self._durable_copies(), durable)
         if self._exchange(job, world):
@@ -128,10 +130,12 @@ class State(ABC):
             self._job.control.beat()
 
     def report(self, **metrics: Any) -> None:
-        """Send metrics (numbers, one-element tensors, strings) to the job's event log; never blocks."""
+        """Send metrics (numbers, one-element tensors, strings) to the job's event log and progress line; never blocks.
+
+        Call it as often as you like: a few reports a second are sent, the newest value of each name.
+        """
         if self._job is not None:
-            values = {name: _plain(name, value) for name, value in metrics.items()}
-            self._job.control.report("metrics", {"step": self._steps, **values})
+            self._job.reporter.metrics(self._steps, metrics)
 
     # ------------------------------------------------------------------ for @elastic
 
@@ -167,6 +171,7 @@ class State(ABC):
         self._index = -1
         self._steps -= 1  # the seal is no step of the user's
         self._save_and_count()
+        job.reporter.entered(self._steps, self._progress if world.rank == 0 else None)
 
     def _durable_copies(self) -> Lender:
         """Where a durable checkpoint is made from."""
@@ -217,7 +222,9 @@ class State(ABC):
         """
         self._read(world.finish_exchange(), world)
         job = self._job
-        if job is not None and job.checkpoints is not None and world.rank == 0:
+        assert job is not None
+        job.reporter.finished(self._steps, self._progress if world.rank == 0 else None)
+        if job.checkpoints is not None and world.rank == 0:
             job.checkpoints.finish(CommitId(world.generation, self._index), self._durable_copies(), world.is_broken)
 
     def _read(self, everybody: list[list[int]] | None, world: World) -> None:
@@ -232,6 +239,10 @@ class State(ABC):
             )
         self._confirm_loader([tuple(values[2:]) for values in everybody])
         self._interrupted = any(values[0] for values in everybody)
+
+    def _progress(self) -> Values:
+        """How far the data is, for people to see."""
+        return {}
 
     def _loader_report(self) -> Sequence[int]:
         return _NO_LOADER
@@ -394,15 +405,3 @@ class ObjectState(State):
 
 def _has_state_dict(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _plain(name: str, value: Any) -> float | int | str:
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**63 else float(value)
-    if isinstance(value, float):
-        return float(value)
-    if hasattr(value, "item"):
-        return _plain(name, value.item())
-    raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {type(value).__name__}")

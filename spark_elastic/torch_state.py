@@ -14,6 +14,7 @@ from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostEr
 from spark_elastic.in_place import StepGuard, WholeCopies, is_kept_in_place, small_part
 from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair
+from spark_elastic.reporting import Values
 from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair
 from spark_elastic.state import ObjectState, State
 from spark_elastic.world import World
@@ -28,10 +29,11 @@ class TorchState(ObjectState):
     saved with commits, never sent; a newcomer's, and those of a job that
     goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
 
-    ``commit="copy"`` keeps two copies of the state on the device that it is on. ``commit="in_place"`` keeps none of weights
-    and optimizer state, for loops with exactly one optimizer step per commit; see ``in_place.py`` for the rule that it rests
-    on. There must be no collective, and no other change of weights, between the optimizer's step and the commit: if all
-    ranks are lost or caught between these two, so is the state.
+    ``commit="copy"`` keeps two copies of the state on the device that it is on; ``commit="host"`` keeps them in pinned host
+    memory instead, for states that leave a GPU too little room. ``commit="in_place"`` keeps none of weights and optimizer
+    state, for loops with exactly one optimizer step per commit; see ``in_place.py`` for the rule that it rests on. There must
+    be no collective, and no other change of weights, between the optimizer's step and the commit: if all ranks are lost or
+    caught between these two, so is the state.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class TorchState(ObjectState):
         local: str | Iterable[str] | Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> None:
-        if commit not in ("copy", "in_place"):
-            raise ValueError(f'commit must be "copy" or "in_place", not {commit!r}')
+        if commit not in ("copy", "host", "in_place"):
+            raise ValueError(f'commit must be "copy", "host" or "in_place", not {commit!r}')
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
+        self._snapshots = SnapshotPair(on_host=commit == "host")
         self._guard = StepGuard(self._check_world) if commit == "in_place" else None
 
     def commit(self, durable: bool = False) -> None:
@@ -165,6 +168,12 @@ class TorchState(ObjectState):
                     f"a DistributedDataParallel around {type(model.module).__name__} is not in the State: nobody would keep "
                     "its weights equal, or give them to newcomers"
                 )
+
+    def _progress(self) -> Values:
+        loader: Any = vars(self).get("loader")
+        if not all(hasattr(loader, name) for name in ("epoch", "rows_processed", "rows_total")):
+            return {}
+        return {"epoch": loader.epoch, "rows": loader.rows_processed, "rows_total": loader.rows_total}
 
     def _loader_report(self) -> Sequence[int]:
         loader: Any = vars(self).get("loader")

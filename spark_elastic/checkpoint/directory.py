@@ -59,15 +59,15 @@ class Manifest(msgspec.Struct, frozen=True):
 class CheckpointDirectory:
     """The checkpoints of one job. Every method may block for as long as the store does, and raise what its library raises.
 
-    Raises ``CheckpointError`` where the URL cannot be opened.
+    storage_options: for the library that opens the URL. Raises ``CheckpointError`` where it cannot be opened.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.url = url
         try:
             from spark_elastic.data.filesystem import locate
 
-            self._location = locate(url)
+            self._location = locate(url, storage_options)
         except ImportError as error:
             raise CheckpointError(f"checkpoints need pyarrow (pip install 'spark-elastic[data]'): {error}") from error
         except DataError as error:

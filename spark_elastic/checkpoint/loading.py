@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_elastic.checkpoint.content import SavedState, decode
@@ -16,14 +16,14 @@ from spark_elastic.snapshot import StateDict
 logger = logging.getLogger("spark_elastic")
 
 
-def load_checkpoint(url: str | os.PathLike[str]) -> dict[str, Any]:
+def load_checkpoint(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what the newest whole checkpoint of ``url`` holds, by the names that the State gave it.
 
     Objects with a state dict come as that (a model's keys begin with ``module.`` where it was wrapped), tensors on the CPU. No
     code out of the checkpoint is run: for objects that would need it there is an ``OpaqueObject`` that names their type.
     Damaged checkpoints are skipped with a warning. Raises ``CheckpointError`` when there is none that is whole.
     """
-    directory = CheckpointDirectory(os.fspath(url))
+    directory = CheckpointDirectory(os.fspath(url), storage_options)
     saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
     if saved is None:
         raise CheckpointError(f"{directory.url} holds no complete checkpoint")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -39,6 +40,7 @@ class CheckpointWriter:
     def __init__(self, plan: CheckpointPlan, report: Report, beat: Callable[[], None]) -> None:
         self.attempt = plan.attempt
         self._url = plan.url
+        self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._report = report
         self._beat = beat
@@ -103,7 +105,8 @@ class CheckpointWriter:
     @cached_property
     def _directory(self) -> CheckpointDirectory:
         """Opened at the first use: what is wrong with it is then an error of the training function."""
-        return CheckpointDirectory(self._url)
+        options = pickle.loads(self._storage_options) if self._storage_options else None
+        return CheckpointDirectory(self._url, options)
 
     @property
     def _is_writing(self) -> bool:

@@ -1,8 +1,9 @@
 """Turns Arrow columns into numpy columns, and says which columns can be turned at all.
 
 Numbers, bools and dictionaries of them become [rows]; fixed-size lists, tensors and lists of one length [rows, …];
-other lists become `Ragged`. Strings, bytes, times, decimals, structs and maps have no tensor: they are left out unless
-a `transform` makes numbers of them. A null is an error, in a list too: no number stands for it.
+other lists become `Ragged`; Spark ML's vectors are lists. Strings, bytes, times, decimals, other structs and maps have
+no tensor: they are left out unless a `transform` makes numbers of them. A null is an error, in a list too: no number
+stands for it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pyarrow as pa
 import torch
 
 from spark_elastic.data.columns import Column, Ragged, as_ragged
+from spark_elastic.data.vectors import is_vector, unpack
 from spark_elastic.errors import DataError
 
 
@@ -26,7 +28,7 @@ def convertible(kind: pa.DataType) -> bool:
         return convertible(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _is_number(kind.value_type)
-    return _is_number(kind)
+    return _is_number(kind) or is_vector(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -54,18 +56,20 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
         assert isinstance(values, np.ndarray)
         return values.reshape(len(array), kind.list_size, *values.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _list_column(array, name, where)
+        values = to_column(array.flatten(), name, where)
+        assert isinstance(values, np.ndarray)
+        offsets = np.asarray(array.offsets.to_numpy(), np.int64)
+        return _dense_if_even(Ragged(values, offsets[:-1] - offsets[0], np.diff(offsets)))
+    if is_vector(kind):
+        return _dense_if_even(unpack(array))
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def _list_column(array: pa.Array, name: str, where: str) -> Column:
-    values = to_column(array.flatten(), name, where)
-    assert isinstance(values, np.ndarray)
-    offsets = np.asarray(array.offsets.to_numpy(), np.int64)
-    lengths = np.diff(offsets)
-    if len(lengths) and (lengths == lengths[0]).all():
-        return values.reshape(len(lengths), int(lengths[0]))
-    return Ragged(values, offsets[:-1] - offsets[0], lengths)
+def _dense_if_even(lists: Ragged) -> Column:
+    """Return lists whose values lie one after the other as [rows, n] where all have one length."""
+    if len(lists) and (lists.lengths == lists.lengths[0]).all():
+        return lists.values.reshape(len(lists), int(lists.lengths[0]))
+    return lists
 
 
 def from_transform(result: Any, rows: int, where: str) -> dict[str, Column]:

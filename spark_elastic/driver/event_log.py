@@ -20,14 +20,21 @@ SCHEMA_VERSION = 1
 class EventLog:
     """Takes events from the driver's event loop and hands them on from a thread of its own, in order.
 
-    A slow disk or a slow callable delays nobody. An ``on_event`` that raises is logged once and called no more.
+    A slow disk or a slow callable delays nobody. An ``on_event`` that raises is logged once and called no more. ``watch`` is
+    ours: it is called first, and neither blocks nor raises.
     """
 
-    def __init__(self, path: str | None, on_event: Callable[[dict[str, Any]], None] | None) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        on_event: Callable[[dict[str, Any]], None] | None,
+        watch: Callable[[dict[str, Any]], None] = lambda event: None,
+    ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event must be callable, not {on_event!r}")
         self._file = Path(path).open("a", encoding="utf-8") if path is not None else None  # noqa: SIM115
         self._on_event = on_event
+        self._watch = watch
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spark_elastic-events", daemon=True)
 
@@ -48,6 +55,7 @@ class EventLog:
 
     def _run(self) -> None:
         while (event := self._queue.get()) is not None:
+            self._watch(event)
             if self._file is not None:
                 self._write(event)
             if self._on_event is not None:

@@ -24,6 +24,8 @@ class HostListing:
 
     def plan(self, hosts: Iterable[Host]) -> tuple[list[Host], list[Host]]:
         """Return the hosts to drain, the youngest of each machine that has too many, and the drained ones to use again."""
+        if not self._known:
+            return [], []
         machines: dict[str, list[Host]] = {}
         for host in hosts:
             name = self._name_of(host)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -28,9 +30,11 @@ class OutputPrinter:
     """Prints from a thread of its own, from ``__enter__`` to ``__exit__``.
 
     A terminal, pager or pipe that takes no more must not hold up the job: what finds the backlog full is counted instead.
+    Each write happens inside ``aside(stream)``, which takes away what else is drawn there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, aside: Callable[[Any], AbstractContextManager[None]] = nullcontext) -> None:
+        self._aside = aside
         self._pages: queue.Queue[_Page | None] = queue.Queue(BACKLOG)
         self._dropped: dict[tuple[Stream, str], int] = {}
         self._abandoned = False
@@ -64,17 +68,21 @@ class OutputPrinter:
         while not self._abandoned and (page := self._pages.get()) is not None:
             lines = [f"{page.prefix} … {page.dropped:,} lines dropped\n"] if page.dropped else []
             lines += [f"{page.prefix} {line}\n" for line in page.lines]
-            _write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
+            self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
+
+    def _write(self, target: Any, text: str) -> None:
+        """Write to one of the driver's own streams. Whatever is wrong there is no trouble of the job's."""
+        try:
+            with self._aside(target):
+                _write(target, text)
+        except (OSError, ValueError, AttributeError):
+            pass  # closed, or none at all
 
 
 def _write(target: Any, text: str) -> None:
-    """Write to one of the driver's own streams. Whatever is wrong there is no trouble of the job's."""
     try:
-        try:
-            target.write(text)
-        except UnicodeError:
-            encoding = target.encoding or "ascii"
-            target.write(text.encode(encoding, "replace").decode(encoding))
-        target.flush()
-    except (OSError, ValueError, AttributeError):
-        pass  # closed, or none at all
+        target.write(text)
+    except UnicodeError:
+        encoding = target.encoding or "ascii"
+        target.write(text.encode(encoding, "replace").decode(encoding))
+    target.flush()

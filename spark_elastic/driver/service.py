@@ -74,6 +74,7 @@ class SparkDriverService:
         *,
         bind_address: str = "",
         event_log: EventLog | None = None,
+        printer: OutputPrinter | None = None,
         faults: Sequence[Fault] = (),
         on_yield: Callable[[], None] = lambda: None,
         on_registered: Callable[[int], None] = lambda slot: None,
@@ -86,7 +87,7 @@ class SparkDriverService:
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
         self._narrator = Narrator()
-        self._printer = OutputPrinter()
+        self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
         self._strikes = {fault.number: fault.times for fault in faults}
         self._on_yield = on_yield

@@ -6,6 +6,7 @@ generation, those of generation 0 as long as the job.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ Answer = Callable[[StoreReply], None]
 
 @dataclass(slots=True)
 class _Waiter:
-    """A ``get`` that waits for the keys that were missing when it was last looked at."""
+    """A ``get`` that waits for the keys that were missing when it was last looked at, or a ``gather`` that waits for others."""
 
     request: StoreRequest
     answer: Answer
@@ -28,7 +29,7 @@ class _Waiter:
 
     @property
     def size(self) -> int:
-        return WAITER_BYTES + sum(map(len, self.request.keys))
+        return WAITER_BYTES + sum(map(len, (*self.request.keys, *self.request.values)))
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class _Space:
 
     values: dict[str, bytes] = field(default_factory=dict)
     waiting: dict[str, list[_Waiter]] = field(default_factory=dict)
+    gathering: dict[str, list[_Waiter]] = field(default_factory=dict)
     size: int = 0
 
     def grow(self, size: int) -> None:
@@ -58,7 +60,11 @@ class _Space:
 
 
 class ControlStore:
-    """Used by the driver's event loop alone. A ``get`` of a missing key is answered once the key is set."""
+    """Used by the driver's event loop alone.
+
+    A ``get`` of a missing key is answered once the key is set; a ``gather``, with all values that were brought to its key in
+    order of arrival, once there are as many as its amount.
+    """
 
     def __init__(self) -> None:
         self._spaces: dict[int, _Space] = {JOB: _Space()}
@@ -71,12 +77,11 @@ class ControlStore:
 
     def close_generation(self, generation: int) -> None:
         space = self._spaces.pop(generation, _Space())
-        for waiters in space.waiting.values():
-            for waiter in waiters:
-                waiter.answer(StoreReply(waiter.request.number, gone=True))
+        for waiter in itertools.chain(*space.waiting.values(), *space.gathering.values()):
+            waiter.answer(StoreReply(waiter.request.number, gone=True))
 
     def handle(self, request: StoreRequest, answer: Answer) -> None:
-        """Execute a request; ``answer`` is called now, or for a ``get`` when all its keys exist."""
+        """Execute a request; ``answer`` is called now, or for a ``get`` or ``gather`` when all is there."""
         space = self._spaces.get(request.generation)
         if space is None:
             answer(StoreReply(request.number, gone=True))
@@ -84,6 +89,9 @@ class ControlStore:
         try:
             if request.operation == "get":
                 _get(_Waiter(request, answer), space)
+                return
+            if request.operation == "gather":
+                _gather(_Waiter(request, answer), space)
                 return
             reply = _execute(request, space)
         except (ValueError, IndexError) as error:
@@ -104,6 +112,20 @@ def _get(waiter: _Waiter, space: _Space) -> None:
         space.waiting.setdefault(next(iter(waiter.missing)), []).append(waiter)
     else:
         waiter.answer(StoreReply(waiter.request.number, tuple(map(values.__getitem__, keys))))
+
+
+def _gather(waiter: _Waiter, space: _Space) -> None:
+    """Answer all when the last one has come. Of ranks that know of each other by this, everybody asks once."""
+    request, name = waiter.request, waiter.request.keys[0]
+    space.grow(waiter.size)
+    gathered = space.gathering.setdefault(name, [])
+    gathered.append(waiter)
+    if len(gathered) >= request.amount:
+        del space.gathering[name]
+        space.size -= sum(each.size for each in gathered)
+        values = tuple(value for each in gathered for value in each.request.values)
+        for each in gathered:
+            each.answer(StoreReply(each.request.number, values))
 
 
 def _execute(request: StoreRequest, space: _Space) -> StoreReply:

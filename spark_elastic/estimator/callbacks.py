@@ -96,6 +96,7 @@ class EarlyStopping(_Monitor):
         else:
             self.waited += 1
             if self.waited >= self.patience:
+                self.waited = 0  # a fit that goes on is patient again
                 ctx.stop()
 
 

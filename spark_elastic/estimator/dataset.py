@@ -1,7 +1,8 @@
 """Writes a DataFrame's columns once to the store as Parquet, checked and spread over row groups for all workers.
 
 A folder of its own for each writer, and a last file that says that it is whole: writers of the same data do not
-collide, and no file system has to rename folders. In one process the same data are written by one fit at a time.
+collide, and no file system has to rename folders. In one process the same data are written by one fit at a time. What a
+writer that died has left is removed by the next one of the same data, once it is certain that nobody writes there any more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +28,8 @@ from spark_elastic.estimator.store import Store
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
+# Spark's tasks open files all the time: where none has changed for so long, the writer is dead.
+ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
 _SPLIT = "_split"
 _KEY = "__spark_elastic_key"
@@ -42,6 +46,9 @@ class Split:
     @property
     def is_wanted(self) -> bool:
         return self.fraction > 0 or self.indicator is not None
+
+    def __str__(self) -> str:
+        return f"validationIndicatorCol={self.indicator!r}" if self.indicator else f"validationFraction={self.fraction}"
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,10 @@ class Dataset:
         return f"{self.url}/{_SPLIT}=1" if self.validation_rows else None
 
 
-_locks: dict[str, threading.Lock] = {}
-_users: Counter[str] = Counter()
 _guard = threading.Lock()
+_locks: dict[str, threading.Lock] = {}
+"""One for each folder of an identity; who holds it may change ``_users`` of the data in it."""
+_users: Counter[str] = Counter()
 
 
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
@@ -99,7 +107,7 @@ def written(
     validate on, and where the data of ``known`` are gone.
     """
     parts = max(FILES_A_WORKER * max_np, int(frame.sparkSession.sparkContext.defaultParallelism))
-    folder = f"{store.data_url}/{identity}-{parts}"
+    folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}"
     with _guard:
         lock = _locks.setdefault(folder, threading.Lock())
     with lock:
@@ -111,23 +119,29 @@ def written(
                 )
         else:
             found = (_find(store, folder) if reuse else None) or _write(frame, names, store, folder, split, parts)
-        with _guard:
-            _users[found.url] += 1
+        _users[found.url] += 1
     failed = True
     try:
         yield found
         failed = False
     finally:
-        with _guard:
+        with lock:
             _users[found.url] -= 1
-            unused = not _users[found.url]
-        if unused and "data" not in store.keep and not (failed and keep_on_failure):
-            _delete(store, found.url)
+            if not _users[found.url] and "data" not in store.keep and not (failed and keep_on_failure):
+                _delete(store, found.url)
 
 
 def _find(store: Store, folder: str) -> Dataset | None:
-    found = (_read(store, f"{folder}/{token}") for token in store.files.names(store.spark_url(folder)))
-    return next((dataset for dataset in found if dataset is not None), None)
+    """Find data that stay: those that the store keeps, or that a fit of this process is using. Removes what was abandoned."""
+    for token in store.files.names(store.spark_url(folder)):
+        found = _read(store, url := f"{folder}/{token}")
+        if found is None:
+            with contextlib.suppress(OSError):  # its writer is at work
+                if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
+                    _delete(store, url)
+        elif "data" in store.keep or _users[url]:
+            return found
+    return None
 
 
 def _read(store: Store, url: str) -> Dataset | None:
@@ -211,14 +225,7 @@ def _checked(url: str, names: Sequence[str], seen: dict[str, Any], split: Split)
                 raise ValueError(
                     f"column {name!r} has {word} in {found[key]} of {rows} rows; fill them (Imputer, fillna) or drop the rows"
                 )
-    if split.is_wanted and not validation_rows:
-        what = (
-            f"validationIndicatorCol={split.indicator!r}" if split.indicator else f"validationFraction={split.fraction}"
-        )
-        raise ValueError(f"{what} leaves no row of {rows} for validation")
-    if validation_rows == rows:
-        what = (
-            f"validationIndicatorCol={split.indicator!r}" if split.indicator else f"validationFraction={split.fraction}"
-        )
-        raise ValueError(f"{what} leaves no row of {rows} for training")
+    for left, purpose in ((validation_rows, "validation"), (rows - validation_rows, "training")):
+        if split.is_wanted and not left:
+            raise ValueError(f"{split} leaves no row of {rows} for {purpose}")
     return Dataset(url, rows, validation_rows, facts)

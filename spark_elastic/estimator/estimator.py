@@ -32,12 +32,20 @@ from spark_elastic.estimator.planning import (
     Sizes,
     first_rows,
     made_up_batch,
+    own_randomness,
     plan_data,
     plan_lesson,
     plan_sizes,
     plan_split,
 )
-from spark_elastic.estimator.runs import RunRecord, check_run, describe_params, forget_run, record_run
+from spark_elastic.estimator.runs import (
+    RunRecord,
+    check_run,
+    describe_callbacks,
+    describe_params,
+    forget_run,
+    record_run,
+)
 from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import train
 
@@ -72,14 +80,14 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         lesson = plan_lesson(self, layout, self._default_loss())
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
-        plan_data(self, ("", None), {}, False)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
             lesson = lesson.tried(made_up)
         with self._opened_store(session) as store:
             run_id, resumable = self._run_id(), self.value("runId") is not None
-            known_data = resumable or self.value("reuseData")
-            identity = identity_of(dataset, layout.columns, split) if known_data else f"new-{secrets.token_hex(8)}"
+            # A temporary store has nothing to find again: the rows need not be hashed.
+            known_again = resumable or (self.value("reuseData") and not store.temporary)
+            identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
             record = RunRecord(run_id, identity, describe_params(self))
             known = check_run(store, record) if resumable else None
             with written(
@@ -127,8 +135,9 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)
             plan = plan_data(self, (url, validation_url), options, True)
-            identity = read_manifest(url, storage_options=options or None).fingerprint
-            record = RunRecord(self._run_id(), identity, describe_params(self))
+            urls = (url, validation_url) if validation_url else (url,)
+            prints = [read_manifest(each, storage_options=options or None).fingerprint for each in urls]
+            record = RunRecord(self._run_id(), "/".join(prints), describe_params(self))
             check_run(store, record)
             return self._train(session, store, record, plan, lesson, sizes, {})
 
@@ -150,6 +159,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         model._check(facts)
         if not store.temporary:
             record_run(store, record)
+        callbacks = self.value("callbacks") or []
         plan = TrainingPlan(
             run_id=run_id,
             model=lesson.network,
@@ -161,12 +171,17 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             steps_per_epoch=self.value("stepsPerEpoch"),
             checkpoint_steps=self.value("checkpointSteps"),
             seed=self.value("seed"),
-            callbacks=cloudpickle.dumps(self.value("callbacks") or []),
+            callbacks=cloudpickle.dumps(callbacks),
+            callbacks_given=describe_callbacks(callbacks),
             log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
             use_gpu=self.value("useGpu"),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
-        trained = self._run(session, plan, sizes, store.worker_url(store.checkpoint_url(run_id)) if durable else None)
+        checkpoint = {
+            "checkpoint": store.worker_url(store.checkpoint_url(run_id)),
+            "storage_options": store.storage_options,
+        }
+        trained = self._run(session, plan, sizes, checkpoint if durable else {})
         if not store.temporary:
             forget_run(store, run_id)
         network = copy.deepcopy(lesson.network)
@@ -176,7 +191,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
     def _untrained(self, lesson: Lesson, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
         """The model with its Params and shapes, but no network yet."""
         layout = lesson.layout
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_randomness(0), torch.no_grad():
             outputs = outputs_of(layout.call(copy.deepcopy(lesson.network).eval(), sample))
         widths = [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
@@ -184,7 +199,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
         return model
 
-    def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: str | None) -> Trained:
+    def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
@@ -198,8 +213,8 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
                 num_proc=min(sizes.start, granted),
                 max_np=granted,
                 reset_limit=self.value("resetLimit"),
-                checkpoint=checkpoint,
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
+                **checkpoint,
                 **settings,
             )
         trained: Trained = next(result for result in results if result is not None)

@@ -32,7 +32,7 @@ class HadoopFiles:
                 stream.close()
 
     def write(self, url: str, data: bytes) -> None:
-        """Write a small file whole or not at all, in place of what is there."""
+        """Write a small new file, whole or not at all."""
         partial = f"{url}.{secrets.token_hex(4)}.tmp"
         with _as_os_errors(url):
             stream = self._fs.create(self._path(partial), True)
@@ -40,7 +40,6 @@ class HadoopFiles:
                 stream.write(bytearray(data))
             finally:
                 stream.close()
-            self._fs.delete(self._path(url), False)
             if not self._fs.rename(self._path(partial), self._path(url)):
                 raise OSError(f"{partial} could not be renamed to {url}")
 
@@ -50,6 +49,15 @@ class HadoopFiles:
             return []
         with _as_os_errors(url):
             return sorted(status.getPath().getName() for status in self._fs.listStatus(self._path(url)))
+
+    def newest(self, url: str) -> float:
+        """Return when a folder or a file in it was last modified, in seconds since 1970."""
+        with _as_os_errors(url):
+            newest = self._fs.getFileStatus(self._path(url)).getModificationTime()
+            files = self._fs.listFiles(self._path(url), True)
+            while files.hasNext():
+                newest = max(newest, files.next().getModificationTime())
+            return float(newest) / 1000
 
     def state(self, url: str) -> tuple[int, int]:
         """Return a file's bytes and its time of modification."""

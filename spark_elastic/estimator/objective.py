@@ -13,7 +13,8 @@ import torch
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import meet
 
-_TINY = 1e-30
+TINY = 1e-30
+"""In place of a weight of zero."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _weighted_mean(loss: Any, output: torch.Tensor, label: torch.Tensor, weight:
     if values.shape[:1] != weight.shape:
         raise ValueError("weightCol needs a loss for each row: one with reduction=, or a function that returns [rows]")
     values = values.reshape(len(weight), -1).mean(1)
-    return (values * weight).sum() / weight.sum().clamp(min=_TINY)
+    return (values * weight).sum() / weight.sum().clamp(min=TINY)
 
 
 def _takes_reduction(loss: Any) -> bool:

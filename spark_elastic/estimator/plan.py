@@ -66,7 +66,10 @@ class StepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters."""
+    """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters.
+
+    callbacks: pickled. callbacks_given: says which they are, so that a run that goes on with others notices.
+    """
 
     run_id: str
     model: Any
@@ -79,6 +82,7 @@ class TrainingPlan:
     checkpoint_steps: int | None
     seed: int
     callbacks: bytes
+    callbacks_given: str
     log_url: str | None
     use_gpu: bool | None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,21 +52,37 @@ class Lesson:
         """
         if not self.on_cpu:
             return self
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with own_randomness(0):
             batch = self.transform(batch) if self.transform else batch
             layout, objective = try_model(self.network, self.layout, self.objective, batch)
         return replace(self, layout=layout, objective=objective)
 
 
+_one_generator = threading.Lock()
+
+
+@contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Draw random numbers from ``seed``, and leave torch's generator as it was.
+
+    It is one for all threads, so concurrent fits take turns: their networks would begin with each other's numbers.
+    """
+    with _one_generator, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def plan_lesson(params: Parameterized, layout: Layout, default_loss: Any) -> Lesson:
-    """Copy network and optimizer, and check losses and optimizer against them."""
+    """Copy network and optimizer, and check what does not go together."""
+    size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
+    if everywhere is not None and params.isSet("batchSize"):
+        raise ValueError(f"give batchSize={size} or globalBatchSize={everywhere}, not both")
     network, optimizer = cloudpickle.loads(cloudpickle.dumps((_network(params), params.value("optimizer"))))
     steps = _steps(params, optimizer)
     objective = _objective(params, layout, params.value("loss") or default_loss)
     if objective is None and steps.train_step is None:
         raise ValueError("give a loss, or a trainStep that computes it")
-    with torch.random.fork_rng(devices=[]):
+    with own_randomness(0):
         check_steps(network, steps)
     on_cpu = not params.value("useGpu") and steps.train_step is None
     return Lesson(network, layout, steps, objective, on_cpu, params.value("transform"))
@@ -90,8 +109,6 @@ def plan_sizes(params: Parameterized, session: Any) -> Sizes:
 
 def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check_nan: bool) -> DataPlan:
     everywhere = params.value("globalBatchSize")
-    if everywhere is not None and params.isSet("batchSize"):
-        raise ValueError(f"give batchSize={params.value('batchSize')} or globalBatchSize={everywhere}, not both")
     return DataPlan(
         training_url=urls[0],
         validation_url=urls[1],
@@ -139,8 +156,7 @@ def _network(params: Parameterized) -> torch.nn.Module:
         return model
     if isinstance(params.value("optimizer"), torch.optim.Optimizer):
         raise ValueError("an optimizer instance has the parameters of another model; with modelFn give its class")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(params.value("seed"))
+    with own_randomness(params.value("seed")):
         made = make(**(params.value("modelParams") or {}))
     if not isinstance(made, torch.nn.Module):
         raise TypeError(f"modelFn must return a torch.nn.Module, and returned a {type(made).__name__}")

@@ -37,7 +37,7 @@ class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol):
             check_scalars(schema, [layout.weight], "weightCol")
         return layout
 
-    def _layout_of_names(self, schema: StructType | None = None) -> Layout:
+    def _layout_of_names(self) -> Layout:
         features = Input(None, (self.value("featuresCol"),))
         return Layout((features,), (self.value("labelCol"),), self.value("weightCol"))
 

@@ -12,6 +12,7 @@ import torch
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import StepPlan
+from spark_elastic.estimator.shapes import shown_shape
 from spark_elastic.estimator.training import make_optimizer, make_scheduler
 
 # Odd, so that no layer takes the rows for its features.
@@ -50,7 +51,7 @@ def try_model(
         found = outputs_of(outputs, layout.labels) if not isinstance(error, TypeError) else []
         raise ValueError(
             f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "
-            f"outputs {', '.join(map(_shape, found))})"
+            f"outputs {', '.join(map(shown_shape, found))})"
         ) from error
     return layout, replace(objective, count=len(pairs))
 
@@ -72,8 +73,4 @@ def _try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.
 
 
 def _of(batch: Mapping[str, torch.Tensor], names: Any) -> list[str]:
-    return [f"{name} {_shape(batch[name])} {str(batch[name].dtype).removeprefix('torch.')}" for name in names]
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"[{', '.join(['rows', *map(str, tensor.shape[1:])])}]" if not tensor.is_nested else "[rows, lists]"
+    return [f"{name} {shown_shape(batch[name])} {str(batch[name].dtype).removeprefix('torch.')}" for name in names]

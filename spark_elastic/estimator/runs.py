@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -78,6 +78,11 @@ def describe_params(estimator: Any) -> dict[str, Any]:
     return {name: value for name, value in described.items() if name not in FREE and value is not None}
 
 
+def describe_callbacks(callbacks: Sequence[Any]) -> str:
+    """Describe callbacks by their classes and attributes, as they are before a fit."""
+    return json.dumps([[_name(type(each)), describe(getattr(each, "__dict__", {}))] for each in callbacks])
+
+
 def describe(value: Any) -> Any:
     """Say what a value is, as JSON without addresses and weights."""
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -117,9 +122,10 @@ def check_run(store: Store, record: RunRecord) -> RunRecord | None:
 
 
 def record_run(store: Store, record: RunRecord) -> None:
-    """Write the record of a run."""
-    content = json.dumps(asdict(record), indent=1).encode()
-    store.files.write(store.spark_url(f"{store.run_url(record.run_id)}/{_RECORD}"), content)
+    """Write the record of a run, once."""
+    url = store.spark_url(f"{store.run_url(record.run_id)}/{_RECORD}")
+    if not store.files.exists(url):
+        store.files.write(url, json.dumps(asdict(record), indent=1).encode())
 
 
 def find_run(store: Store, run_id: str) -> RunRecord | None:

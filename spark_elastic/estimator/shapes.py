@@ -72,9 +72,10 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: Any) -> tuple[torch.Te
 
 def _misfit(output: torch.Tensor, label: torch.Tensor, loss: Any, wanted: str) -> str:
     name = getattr(loss, "__name__", type(loss).__name__)
-    shapes = f"the label has shape {_shape(label)} and the output {_shape(output)}"
+    shapes = f"the label has shape {shown_shape(label)} and the output {shown_shape(output)}"
     return f"the label's shape does not fit the loss: {shapes}; {name} takes {wanted}"
 
 
-def _shape(tensor: torch.Tensor) -> str:
-    return f"[{', '.join(['rows', *map(str, tensor.shape[1:])])}]"
+def shown_shape(tensor: torch.Tensor) -> str:
+    """Return a batch's shape for messages."""
+    return f"[{', '.join(['rows', *map(str, tensor.shape[1:])])}]" if not tensor.is_nested else "[rows, lists]"

@@ -18,10 +18,10 @@ from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.callbacks import EpochContext
 from spark_elastic.estimator.layout import plain
+from spark_elastic.estimator.objective import TINY
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,20 @@ class Trainer:
             names=[],
             sizes=[],
             history=[],
-            stopped=False,
+            stopped=0,
             best=None,
             started=0.0,
             callbacks=self.plan.callbacks,
+            callbacks_given=self.plan.callbacks_given,
         )
 
     def run(self, state: Any) -> None:
+        if state.callbacks_given != self.plan.callbacks_given:  # the run goes on with others
+            state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
             torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
-        while state.epoch < self.plan.epochs and not state.stopped:
+        # Who stopped, did so for the epochs that were wanted then: a fit that wants more goes on.
+        while max(state.epoch, state.stopped) < self.plan.epochs:
             if not state.started:
                 state.started = time.time()
             if state.sizes[-1:] != [se.size()]:
@@ -134,7 +138,7 @@ class Trainer:
         weight = batch[self.plan.layout.weight].float() if self.plan.layout.weight else None
         amount = float(rows) if weight is None else float(weight.sum()) if rows else 0.0
         if weight is not None:
-            self.model.set_rows(max(amount, _TINY))
+            self.model.set_rows(max(amount, TINY))
         with self._precision():
             loss, pairs = self._forward(self.model, state, batch, rows, weight)
         values = {"loss": loss.detach(), **self.plan.objective.measure(self.plan.layout, pairs)}
@@ -222,7 +226,7 @@ class Trainer:
             state.best = {name: value.detach().clone() for name, value in self.model.module.state_dict().items()}
         state.history = [*state.history, metrics]
         state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
-        state.stopped = stop
+        state.stopped = self.plan.epochs if stop else 0
         self.loader.set_epoch(state.epoch)
         state.commit(durable=True)
         if se.rank() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Collection
 
 import psutil
@@ -13,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
-KILL_ROUNDS = 10
+KILL_SECONDS = 10.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,15 +48,14 @@ def is_exiting(pid: int) -> bool:
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
     """SIGKILL every descendant of this process and wait for their end; orphans are to be adopted first.
 
-    Children in ``spare``, and what is below them, are left alone. Gives up on what ``KILL_ROUNDS`` seconds do not end: the
+    Children in ``spare``, and what is below them, are left alone. Gives up after ``KILL_SECONDS`` on what does not end: the
     kernel holds it, in a broken file system for example.
     """
     me = psutil.Process()
-    for _ in range(KILL_ROUNDS):
-        children = [child for child in me.children() if child not in spare]
-        descendants = [process for child in children for process in _tree(child) if _is_alive(process)]
-        if not descendants:
-            return
+    end = time.monotonic() + KILL_SECONDS
+    # A child that has ended by itself counts, until it has been reaped: its own children may have come to us since we looked.
+    while time.monotonic() < end and (children := [child for child in me.children() if child not in spare]):
+        descendants = [process for child in children for process in _tree(child)]
         for process in descendants:
             _kill(process)
         psutil.wait_procs(descendants, timeout=1)
@@ -75,13 +75,6 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _kill(process: psutil.Process) -> None:

@@ -26,6 +26,7 @@ from standalone import Standalone
 
 import spark_elastic
 from spark_elastic.testing import Fault, inject
+from spark_elastic.timeline.schema import COMMON, fields_of
 
 HERE = Path(__file__).parent
 EXECUTORS = 4
@@ -56,6 +57,7 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.decommission.enabled", "true")
+        .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -136,6 +138,8 @@ def run(spark: Any) -> Callable[..., Any]:
         except BaseException as error:
             error.events = events  # type: ignore[attr-defined]
             raise
+        unknown = [event for event in events if set(event) - set(COMMON) != fields_of(event["event"])]
+        assert not unknown, "events that docs/events.md does not know"
         return Run(results, events)
 
     return call

@@ -51,7 +51,8 @@ def test_after_the_drivers_death_the_same_call_goes_on_and_counts_every_row_once
 
 
 def test_another_rank_writes_on_and_a_damaged_checkpoint_is_passed_over(run: Any, tmp_path: Path) -> None:
-    durable = {"checkpoint": str(tmp_path), "checkpoint_interval": 0, "min_np": 1, "max_np": 2, "num_proc": 2}
+    place = {"storage_options": {"path": str(tmp_path), "target_protocol": "file"}}
+    durable = {"checkpoint": "dir://", "checkpoint_interval": 0, "min_np": 1, "max_np": 2, "num_proc": 2, **place}
     result = run(training.count_steps, 30, 0.02, faults=[kill(rank=0, step=15)], **durable)
     check(result, 30)
     written = result.of("checkpoint_written")
@@ -59,7 +60,7 @@ def test_another_rank_writes_on_and_a_damaged_checkpoint_is_passed_over(run: Any
     assert {event["rank"] for event in written} == {0}
     assert len(checkpoints(tmp_path)) == 2
 
-    saved = load_checkpoint(str(tmp_path))
+    saved = load_checkpoint("dir://", **place)
     assert saved["step"] == 30
     assert saved["model"]["module.counter"].item() == 30
     assert saved["optimizer"]["param_groups"][0]["lr"] == 1.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,19 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors, VectorUDT
-from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.ml.tuning import (
+    CrossValidator,
+    CrossValidatorModel,
+    ParamGridBuilder,
+    TrainValidationSplit,
+    TrainValidationSplitModel,
+)
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, StructField, StructType
 
 from spark_elastic.errors import TrainingFailedError
-from spark_elastic.estimator import Store, TorchClassifier, TorchRegressor
-from spark_elastic.estimator.dataset import Split, identity_of
+from spark_elastic.estimator import Store, TorchClassifier, TorchRegressor, dataset
+from spark_elastic.estimator.dataset import Split, identity_of, written
 from spark_elastic.testing import inject, raise_error
 
 cloudpickle.register_pickle_by_value(networks)
@@ -29,8 +38,9 @@ ROWS = 600
 @pytest.fixture(scope="module")
 def frame(spark: Any) -> Any:
     kinds = f.array(*(f.lit(kind) for kind in ("low", "mid", "top")))
-    base = spark.range(ROWS, numPartitions=2).select("id", f.rand(1).alias("a"), f.rand(2).alias("b"))
-    return base.withColumn("y", 2 * f.col("a") - f.col("b")).withColumn("kind", kinds[(3 * f.col("a")).cast("int")])
+    base = spark.range(ROWS, numPartitions=1).select("id", f.rand(1).alias("a"), f.rand(2).alias("b"))
+    base = base.withColumn("y", 2 * f.col("a") - f.col("b")).withColumn("kind", kinds[(3 * f.col("a")).cast("int")])
+    return base.persist()  # in one partition and kept: one executor's Python imports torch to score it
 
 
 def regressor(**params: Any) -> TorchRegressor:
@@ -74,23 +84,34 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
 
 
 @pytest.mark.filterwarnings("ignore:loading")
-def test_concurrent_fits_of_a_grid_share_the_slots(spark: Any, frame: Any, tmp_path: Path) -> None:
-    estimator = regressor(minNp=3, maxNp=3, numProc=3)  # two of them never fit into four slots at once
+@pytest.mark.parametrize(
+    ("tuner", "tuned", "workers"),
+    [
+        (lambda **given: CrossValidator(numFolds=2, **given), CrossValidatorModel, 1),
+        # Two fits of three workers never fit into four slots at once.
+        (lambda **given: TrainValidationSplit(trainRatio=0.6, **given), TrainValidationSplitModel, 3),
+    ],
+    ids=["cross validation", "train validation split"],
+)
+def test_concurrent_fits_of_a_grid_share_the_slots(
+    spark: Any, frame: Any, tmp_path: Path, tuner: Any, tuned: Any, workers: int
+) -> None:
+    estimator = regressor(minNp=workers, maxNp=workers, epochs=2)
     stages = [VectorAssembler(inputCols=["a", "b"], outputCol="features"), estimator]
-    grid = ParamGridBuilder().addGrid(estimator.modelParams, [{"width": 2, "hidden": h} for h in (2, 16)]).build()
-    tuning = CrossValidator(
-        estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=RegressionEvaluator(labelCol="y"), numFolds=2,
-        parallelism=2,
-    )  # fmt: skip
+    sizes = [{"width": 2, "hidden": hidden} for hidden in (1, 16)]
+    grid = ParamGridBuilder().addGrid(estimator.modelParams, sizes).build()
+    evaluator = RegressionEvaluator(labelCol="y")
+    tuning = tuner(estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=evaluator, parallelism=2)
     tuning.save(str(tmp_path / "tuning"))
-    assert [
-        list(entry.values()) for entry in CrossValidator.load(str(tmp_path / "tuning")).getEstimatorParamMaps()
-    ] == [list(entry.values()) for entry in grid]
-    tuned = tuning.fit(frame)
-    assert all(metric > 0 for metric in tuned.avgMetrics)
-    tuned.save(str(tmp_path / "tuned"))
-    best = CrossValidatorModel.load(str(tmp_path / "tuned")).bestModel
-    assert set(best.stages[1].evaluate(best.stages[0].transform(frame))) == {"rmse", "mse", "mae", "r2"}
+    tuning = type(tuning).load(str(tmp_path / "tuning"))
+    assert [list(entry.values()) for entry in tuning.getEstimatorParamMaps()] == [[size] for size in sizes]
+    found = tuning.fit(frame)
+    found.save(str(tmp_path / "tuned"))
+    found = tuned.load(str(tmp_path / "tuned"))
+    metrics = found.avgMetrics if tuned is CrossValidatorModel else found.validationMetrics
+    best = found.bestModel
+    assert best.stages[1].model[0].out_features == sizes[metrics.index(min(metrics))]["hidden"]
+    assert evaluator.evaluate(best.transform(frame)) < max(metrics)
 
 
 def test_a_run_of_the_same_name_goes_on_where_the_last_one_stopped(frame: Any, tmp_path: Path) -> None:
@@ -138,6 +159,32 @@ def test_data_are_known_again_by_what_they_hold(spark: Any, frame: Any, tmp_path
     assert identity(spark.createDataFrame(rows[::-1], ["a", "b"])) == local
     assert identity(spark.createDataFrame(rows[1:], ["a", "b"])) != local
     assert identity(spark.createDataFrame([*rows, rows[0]], ["a", "b"])) != local
+
+
+def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left(
+    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path, keep=False)
+    folder = tmp_path / "data" / "same-4"
+    for name, age in (("dead", 2 * dataset.ABANDONED_SECONDS), ("alive", 0.0)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "part").touch()
+        for path in (folder / name / "part", folder / name):
+            os.utime(path, (time.time() - age,) * 2)
+
+    def write() -> Any:
+        return written(frame, ["a"], store, Split(), 1, "same")
+
+    with write() as first:
+        with write() as second:
+            assert second == first
+        assert {path.name for path in folder.iterdir()} == {"alive", first.url.rpartition("/")[2]}
+        with monkeypatch.context() as another_process:
+            another_process.setattr(dataset, "_users", Counter())  # it does not know how long these are used
+            with write() as other:
+                assert other.url != first.url
+        assert Path(first.url.removeprefix("file:")).exists()
+    assert {path.name for path in folder.iterdir()} == {"alive"}
 
 
 VECTORS = StructType([StructField("features", VectorUDT()), StructField("y", DoubleType())])

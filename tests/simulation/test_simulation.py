@@ -66,7 +66,7 @@ def test_a_schedule_is_played_the_same_way_every_time() -> None:
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in SOON_NOTICED], ids=lambda mutant: mutant.name)
 def test_a_mistake_in_the_product_is_noticed(mutant: Any) -> None:
-    count, violation = schedules_until_caught(mutant, limit=200)
+    count, violation = schedules_until_caught(mutant, limit=500)
     assert count, "not noticed"
     assert violation
 

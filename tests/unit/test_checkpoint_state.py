@@ -23,7 +23,7 @@ from spark_elastic.checkpoint.directory import CheckpointDirectory, FileEntry, M
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.errors import CheckpointError
-from spark_elastic.payload import CheckpointPlan
+from spark_elastic.spark_run import _claim_checkpoint
 from spark_elastic.state import ObjectState, State
 from spark_elastic.torch_state import TorchState
 
@@ -41,12 +41,12 @@ def stage() -> Iterator[Stage]:
             stage.checkpoints._pool.shutdown()
 
 
-def new_run(stage: Stage, url: str, state: Any, **others: Any) -> Any:
+def new_run(stage: Stage, url: str, state: Any, *, storage_options: Any = None, **others: Any) -> Any:
     """A run of its own, with the next attempt, whose every commit is written."""
     if stage.checkpoints is not None:
         stage.checkpoints._pool.shutdown()
     stage.control.commit, stage.control.generation = None, 0
-    plan = CheckpointPlan(url, CheckpointDirectory(url).claim(), 0.0)
+    plan = _claim_checkpoint(url, 0.0, storage_options)
     stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
     stage.begin(state, **others)
     return state
@@ -211,6 +211,14 @@ def test_load_checkpoint_returns_state_dicts_by_name(stage: Stage, url: str) -> 
     again.model.load_state_dict(loaded["model"])
     again.optimizer.load_state_dict(loaded["optimizer"])
     assert equal(values(again), values(state))
+
+
+def test_storage_options_reach_all_who_open_the_directory(stage: Stage, tmp_path: Path) -> None:
+    url, options = "dir://saved", {"path": str(tmp_path), "target_protocol": "file"}
+    commit(stage, new_run(stage, url, ObjectState(epoch=3), storage_options=options))
+    assert list((tmp_path / "saved").glob("*/manifest.json"))
+    assert new_run(stage, url, ObjectState(epoch=0), storage_options=options).epoch == 3
+    assert load_checkpoint(url, storage_options=options) == {"epoch": 3}
 
 
 def test_load_checkpoint_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:

@@ -66,6 +66,22 @@ def test_every_waiting_get_is_answered_once(client: Client) -> None:
     assert [client.answers[number].values for number in waiting] == [(b"1",)] * 3
 
 
+def test_a_gather_is_answered_with_all_values_once_all_have_come(client: Client) -> None:
+    first = client.ask("gather", "a", values=(b"1",), amount=3, generation=1)
+    second = client.ask("gather", "a", values=(b"2",), amount=3, generation=1)
+    other = client.ask("gather", "b", values=(b"4",), amount=3, generation=1)
+    assert client.answers == {}
+    third = client.ask("gather", "a", values=(b"3",), amount=3, generation=1)
+    assert client.answers == {number: StoreReply(number, (b"1", b"2", b"3")) for number in (first, second, third)}
+    client.store.close_generation(1)
+    assert client.answers[other] == StoreReply(other, gone=True)
+
+
+def test_a_key_may_be_gathered_again(client: Client) -> None:
+    assert client.answer("gather", "a", values=(b"1",), amount=1, generation=1).values == (b"1",)
+    assert client.answer("gather", "a", values=(b"2",), amount=1, generation=1).values == (b"2",)
+
+
 def test_add_counts_and_wakes(client: Client) -> None:
     waiting = client.ask("get", "n", generation=1)
     assert client.answer("add", "n", amount=2, generation=1).amount == 2
@@ -122,6 +138,8 @@ def test_the_jobs_own_keys_outlive_generations(client: Client) -> None:
         StoreRequest(1, 1, "add", ("n",), amount=1),
         StoreRequest(1, 1, "add", (), amount=1),
         StoreRequest(1, 1, "set", ("a", "b"), (b"1",)),
+        StoreRequest(1, 1, "gather", ("a",), (b"1",), amount=0),
+        StoreRequest(1, 1, "gather", (), (b"1",), amount=1),
         StoreRequest(1, 1, "set_default", ("a",), ()),
     ],
 )
@@ -133,7 +151,7 @@ def test_a_request_that_makes_no_sense_is_answered_and_not_raised(client: Client
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("operation", ["set", "set_default", "add", "get"])
+@pytest.mark.parametrize("operation", ["set", "set_default", "add", "get", "gather"])
 def test_a_full_store_refuses_more_and_takes_it_again_when_there_is_room(
     client: Client, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:

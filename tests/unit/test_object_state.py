@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -16,10 +17,10 @@ from spark_elastic.state import ObjectState, State
 from spark_elastic.torch_state import TorchState
 
 
-def trained(steps: int = 2) -> TorchState:
+def trained(steps: int = 2, commit: str = "copy") -> TorchState:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    state = TorchState(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), epoch=0)
+    state = TorchState(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), epoch=0, commit=commit)
     for _ in range(steps):
         step(state)
     return state
@@ -83,8 +84,9 @@ def test_names_that_are_taken_are_refused(name: str) -> None:
         ObjectState(**{name: 1})
 
 
-def test_models_and_optimizers_go_back_in_place_with_their_gradients_cleared() -> None:
-    state = trained()
+@pytest.mark.parametrize("commit", ["copy", "host"])
+def test_models_and_optimizers_go_back_in_place_with_their_gradients_cleared(commit: str) -> None:
+    state = trained(commit=commit)
     model, parameter = state.model, state.model.weight
     state.commit()
     before = values(state)
@@ -299,9 +301,21 @@ def test_reports_carry_plain_numbers_and_the_step() -> None:
         stage.begin(state)
         state.commit()
         state.report(loss=torch.tensor(1.5), name="x", count=numpy.int64(3))
-        assert stage.control.reported == [("metrics", {"step": 1, "loss": 1.5, "name": "x", "count": 3})]
+        assert stage.control.reported[-1] == ("metrics", {"step": 1, "loss": 1.5, "name": "x", "count": 3})
         with pytest.raises(TypeError, match="loss"):
             state.report(loss=[1])
+
+
+def test_who_enters_a_generation_says_so_and_rank_0_tells_how_far_the_job_is() -> None:
+    loader = SimpleNamespace(epoch=1, rows_processed=30, rows_total=100)
+    for rank, told in ((0, ["entered", "progress", "stepped"]), (1, ["entered", "stepped"])):
+        with on_stage() as stage:
+            state = TorchState(loader=loader)
+            stage.begin(state, rank=rank, others=[None])
+            state.commit()
+            assert [kind for kind, _ in stage.control.reported] == told
+            progress = [values for kind, values in stage.control.reported if kind == "progress"]
+            assert progress == [{"step": 0, "epoch": 1, "rows": 30, "rows_total": 100}] * (rank == 0)
 
 
 # ---------------------------------------------------------------- found in review

@@ -11,6 +11,7 @@ from spark_elastic import context
 from spark_elastic import state as state_module
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.messages import CommitId, Member
+from spark_elastic.reporting import Reporter
 
 
 class Stage:
@@ -20,6 +21,7 @@ class Stage:
         self.control = SimpleNamespace(commit=None, beats=0, is_interrupted=False, reported=[], generation=0)
         self.control.report = lambda kind, values: self.control.reported.append((kind, values))
         self.control.vote = lambda: None
+        self.reporter = Reporter(self.control.report)
         self.world: Any = None
         self.state: Any = None
         self.models: list[Any] = []

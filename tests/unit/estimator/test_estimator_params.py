@@ -18,9 +18,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from spark_elastic.estimator import Store, TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.estimator.frame import check_columns, is_index
-from spark_elastic.estimator.planning import made_up_batch, plan_data, plan_lesson
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe, describe_params
 from spark_elastic.estimator.slots import SlotLedger
 
@@ -54,15 +54,34 @@ def lesson(estimator: TorchEstimator) -> Any:
     return planned if batch is None else planned.tried(batch)
 
 
+SETTINGS = {
+    "model": torch.nn.Linear(1, 1), "modelFn": torch.nn.Linear, "modelParams": {"in_features": 1}, "optimizer": torch.optim.SGD,
+    "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "lossWeights": [1.0, 2.0],
+    "metrics": {"mae": torch.nn.L1Loss()}, "featureCols": ["x"], "inputs": {"x": ["x", "n"], "code": [["n"], "int64"]},
+    "labelCols": ["y"], "outputCols": ["score"], "weightCol": "n", "validationIndicatorCol": "n", "featuresCol": "f",
+    "labelCol": "l", "predictionCol": "p", "rawPredictionCol": "r", "probabilityCol": "pr", "thresholds": [0.4, 0.6],
+    "numClasses": 3, "batchSize": 7, "globalBatchSize": 8, "valBatchSize": 9, "transformBatchSize": 10, "epochs": 11,
+    "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
+    "elasticTimeout": 2.5, "hangTimeout": 3.5, "store": Store.create("/x"), "runId": "run", "reuseData": False,
+    "checkpointSteps": 6, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2, "gradientClipNorm": 4.5,
+    "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
+    "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
+    "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "verbose": 0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [TorchEstimator, TorchClassifier, TorchRegressor])
-def test_every_param_has_a_getter_a_setter_and_documentation(kind: Any) -> None:
-    estimator = kind()
-    for param in estimator.params:
-        title = param.name[0].upper() + param.name[1:]
-        assert callable(getattr(estimator, f"get{title}"))
-        assert callable(getattr(estimator, f"set{title}"))
-        assert param.doc
-    assert estimator.explainParams()
+def test_every_param_is_a_keyword_and_has_a_getter_a_setter_and_an_explanation(kind: Any) -> None:
+    given = {param.name: SETTINGS[param.name] for param in kind().params}
+    by_keyword, by_setter = kind(**given), kind()
+    for name, value in given.items():
+        title = name[0].upper() + name[1:]
+        assert getattr(by_keyword, f"get{title}")() == value, name
+        assert getattr(by_setter, f"set{title}")(value) is by_setter
+        assert getattr(by_setter, f"get{title}")() == value, name
+    explained = by_keyword.explainParams()
+    assert all(f"{param.name}: {param.doc}" in explained and param.doc for param in by_keyword.params)
+    assert "epochs: passes over the data (default: 1, current: 11)" in explained
     assert all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(kind).parameters.values())
 
 
@@ -127,7 +146,7 @@ def test_what_does_not_go_together_is_an_error_before_anything_is_started(params
 
 def test_both_batch_sizes_are_an_error() -> None:
     with pytest.raises(ValueError, match="batchSize=8 or globalBatchSize=16, not both"):
-        plan_data(make(batchSize=8, globalBatchSize=16), ("", None), {}, False)
+        lesson(make(batchSize=8, globalBatchSize=16))
 
 
 def test_a_scalar_becomes_a_matrix_only_for_models_that_want_one() -> None:
@@ -149,6 +168,27 @@ def test_the_estimators_model_and_optimizer_are_copied_together() -> None:
     assert planned.network is not model
     parameters = planned.steps.optimizer.param_groups[0]["params"]
     assert parameters[0] is next(planned.network.parameters())
+
+
+def test_concurrent_fits_do_not_draw_each_others_random_numbers() -> None:
+    def draw() -> None:
+        with own_randomness(2):
+            inside.set()
+            left.wait()
+
+    with own_randomness(1):
+        expected = torch.rand(1)
+    inside, left = threading.Event(), threading.Event()
+    other = threading.Thread(target=draw)
+    before = torch.get_rng_state()
+    with own_randomness(1):
+        other.start()
+        assert not inside.wait(0.2), "the other waits for its turn"
+        assert torch.equal(torch.rand(1), expected)
+    left.set()
+    other.join()
+    assert inside.is_set()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_lists_have_no_shape_that_the_schema_tells() -> None:

@@ -14,15 +14,17 @@ import pytest
 import torch
 from torch import nn
 
+import spark_elastic as se
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
-from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow
+from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.persistence import _names, _Pickler, _Unpickler
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
-from spark_elastic.estimator.training import train
+from spark_elastic.estimator.runs import describe_callbacks
+from spark_elastic.estimator.training import Trainer, train
 
 ROWS = 100
 
@@ -50,7 +52,8 @@ def plan(dataset: str, **changes: Any) -> TrainingPlan:
         "steps_per_epoch": None,
         "checkpoint_steps": None,
         "seed": 1,
-        "callbacks": cloudpickle.dumps(changes.pop("callbacks", [])),
+        "callbacks": cloudpickle.dumps(callbacks := changes.pop("callbacks", [])),
+        "callbacks_given": describe_callbacks(callbacks),
         "log_url": None,
         "use_gpu": None,
         **changes,
@@ -167,6 +170,39 @@ def test_early_stopping_waits_for_its_patience_and_keeps_the_best() -> None:
     assert [ctx.kept for ctx in seen] == [True, True, False, False]
     assert [ctx.stopped for ctx in seen] == [False, False, False, True]
     assert (callback.best, callback.best_epoch) == (2.0, 1)
+    assert callback.waited == 0, "a fit that goes on is patient again"
+
+
+class StopAfter:
+    """Stops after some epochs of this object's life."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = self.left = epochs
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        self.left -= 1
+        ctx.metrics["left"] = self.left
+        if not self.left:
+            ctx.stop()
+
+
+def go_on(state: Any, plan: TrainingPlan) -> list[int]:
+    """Let another plan's trainer go on with a state, as from a checkpoint; return what the callbacks have noted in all."""
+    trainer = Trainer(plan)
+    trainer.model, trainer.optimizer, trainer.loader = state.model, state.optimizer, state.loader
+    se.elastic(trainer.run)(state)
+    return [entry["left"] for entry in state.history]
+
+
+def test_a_run_that_a_callback_has_stopped_goes_on_where_more_epochs_are_wanted_and_with_the_callbacks_given(
+    dataset: str,
+) -> None:
+    state = Trainer(plan(dataset, epochs=5, callbacks=[StopAfter(2)])).make_state()
+    assert go_on(state, plan(dataset, epochs=5, callbacks=[StopAfter(2)])) == [1, 0]
+    assert go_on(state, plan(dataset, epochs=5, callbacks=[StopAfter(2)])) == [1, 0], "nobody wants more"
+    assert go_on(state, plan(dataset, epochs=4, callbacks=[StopAfter(2)])) == [1, 0]
+    assert go_on(state, plan(dataset, epochs=6, callbacks=[StopAfter(2)])) == [1, 0, -1, -2, -3, -4]
+    assert go_on(state, plan(dataset, epochs=9, callbacks=[StopAfter(1)])) == [1, 0, -1, -2, -3, -4, 0]
 
 
 def test_the_best_model_is_the_result(dataset: str) -> None:
@@ -183,15 +219,25 @@ def test_a_monitor_that_is_missing_is_named() -> None:
         BestModel("auc").on_epoch_end(contexts(1.0)[0])
 
 
-def test_mlflow_logs_all_epochs_to_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_logs_all_epochs_to_one_run(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     tracking = pytest.importorskip("mlflow.tracking")
-    callback = MLflow(tmp_path.as_uri(), params={"lr": 0.1})
-    for ctx in contexts(3.0, 2.0):
-        callback.on_epoch_end(ctx)
-        callback = cloudpickle.loads(cloudpickle.dumps(callback))
-    client = tracking.MlflowClient(callback.tracking_uri)
-    assert [entry.value for entry in client.get_metric_history(callback.mlflow_run_id, "loss")] == [3.0, 2.0]
+    found = train(plan(dataset, callbacks=[MLflow(tmp_path.as_uri(), "flights", params={"lr": 0.1})]))
+    assert found is not None
+    client = tracking.MlflowClient(tmp_path.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("flights").experiment_id])
+    assert run.data.params == {"lr": "0.1"}
+    logged = [entry.value for entry in client.get_metric_history(run.info.run_id, "val_loss")]
+    assert logged == pytest.approx([entry["val_loss"] for entry in found.history])
+
+
+def test_tensorboard_writes_all_epochs_to_the_runs_logs(dataset: str, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = train(plan(dataset, callbacks=[TensorBoard()], log_url=tmp_path.as_uri()))
+    assert found is not None
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    logged = [entry.value for entry in events.Scalars("val_loss")]
+    assert logged == pytest.approx([entry["val_loss"] for entry in found.history])
 
 
 # ---------------------------------------------------------------- what models are made of

@@ -1,0 +1,28 @@
+"""``spark-elastic``: run scripts, look at what happened to them, at data sets, and at what is wrong with a set-up."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from spark_elastic.cli import doctor, inspect, run, summary, timeline
+from spark_elastic.errors import SparkElasticError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status: 0, 1 where it found fault, 2 where it could not do its work."""
+    parser = argparse.ArgumentParser(prog="spark-elastic", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for module in (run, timeline, summary, inspect, doctor):
+        module.add_to(commands)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # What follows "--" is the script's; argparse would look into it.
+    split = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:split])
+    options.arguments = given[split + 1 :]
+    try:
+        return int(options.call(options))
+    except (SparkElasticError, ValueError, OSError, ImportError) as error:
+        print(f"spark-elastic: {error}", file=sys.stderr)
+        return 2

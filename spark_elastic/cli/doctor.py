@@ -1,0 +1,363 @@
+"""``spark-elastic doctor``: finds what in a set-up keeps jobs from running, or hurts them, and says what to do about it.
+
+Looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spark_elastic.cli.run import make_session, pairs
+
+ASK_SECONDS = 60.0
+# What a worker cannot do without.
+_NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
+
+Version = tuple[int, ...]
+
+
+class Level(str, Enum):
+    FINE = "fine"
+    WARNING = "warning"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was looked at: what there is, and what to do where that is not fine."""
+
+    level: Level
+    topic: str
+    what: str
+    fix: str = ""
+
+
+fine = partial(Finding, Level.FINE)
+warning = partial(Finding, Level.WARNING)
+fault = partial(Finding, Level.FAULT)
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("doctor", help="look for faults in the set-up", description=__doc__)
+    parser.add_argument("--master", help="start Spark there and look at its executors, too")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.add_argument("--driver-port", type=int, default=0, help="the one that run(driver_port=) is to use")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(call=examine)
+
+
+def examine(options: argparse.Namespace) -> int:
+    """Print the findings; return 1 where one is a fault."""
+    conf = {**spark_defaults(), **pairs(options.conf, "--conf")}
+    master = options.master or conf.get("spark.master", "")
+    spark = installed("pyspark")
+    findings = [
+        check_system(),
+        check_java(spark),
+        *check_packages(spark),
+        check_python(conf),
+        *check_network(conf, master, options.driver_port),
+        *check_gpus(conf, shutil.which("nvidia-smi") is not None),
+        *check_settings(conf, master),
+    ]
+    if options.master and not any(finding.level is Level.FAULT for finding in findings):
+        findings += check_executors(options.master, conf)
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            mark = {Level.FINE: "  ok     ", Level.WARNING: "? warning", Level.FAULT: "! FAULT  "}[finding.level]
+            print(f"{mark} {finding.topic}: {finding.what}" + (f"\n            → {finding.fix}" if finding.fix else ""))
+    return int(any(finding.level is Level.FAULT for finding in findings))
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def check_system() -> Finding:
+    """The operating system."""
+    what = f"{platform.system()}, Python {platform.python_version()}"
+    if not sys.platform.startswith("linux"):
+        return fault("system", what, "spark_elastic runs on Linux only")
+    return fine("system", what)
+
+
+def check_java(spark: Version | None) -> Finding:
+    """The Java that pyspark starts, against what the installed Spark wants."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
+    fix = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and let JAVA_HOME point to it"
+    if java is None or not os.path.exists(java):
+        return fault("Java", f"there is no {java or 'java'}", fix)
+    said = _output([java, "-version"])
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None:
+        return fault("Java", f"{java} does not say its version: {said[:200]!r}", fix)
+    what = f"{java} is Java {found[1]}"
+    least, most = (17, 99) if spark is None or spark >= (4,) else (8, 17)
+    if not least <= int(found[1]) <= most:
+        name = f"Spark {_dotted(spark)}" if spark else "Spark 4"
+        return fault("Java", f"{what}, {name} needs {wanted}", fix)
+    return fine("Java", what)
+
+
+def check_packages(spark: Version | None) -> list[Finding]:
+    """The versions of packages, against each other."""
+    found = [
+        _package("pyspark", (3, 5), (5,), "pip install 'spark-elastic[spark]', or use the cluster's with PYTHONPATH")
+    ]
+    found += [_package("torch", (2, 6), (3,), "pip install 'torch>=2.6'")]
+    arrow_least = (14,) if spark is None or spark < (4, 1) else (15,) if spark < (4, 2) else (18,)
+    petastorm = installed("petastorm")
+    arrow_most = (15,) if petastorm else (999,)
+    fix = f"pip install 'pyarrow>={_dotted(arrow_least)}" + (",<15'" if petastorm else "'")
+    if petastorm and arrow_least >= arrow_most:
+        fix = "petastorm needs pyarrow<15, and this Spark a later one: pip install 'pyspark<4.1' 'pyarrow<15'"
+    found.append(_package("pyarrow", arrow_least, arrow_most, fix))
+    if petastorm:
+        found += _check_petastorm(petastorm)
+    return found
+
+
+def _check_petastorm(version: Version) -> list[Finding]:
+    name = f"petastorm {_dotted(version)}"
+    fix = "pip install petastorm==0.12.1 'pyarrow>=14,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
+    if version >= (0, 13):
+        what = f"{name} loses rows in its thread pool, and pins setuptools below what torch needs"
+        return [fault("petastorm", what, fix)]
+    numpy, pandas = installed("numpy"), installed("pandas")
+    for other, found, most in (("numpy", numpy, (2,)), ("pandas", pandas, (3,))):
+        if found and found >= most:
+            return [fault("petastorm", f"{name} does not work with {other} {_dotted(found)}", fix)]
+    return [fine("petastorm", name)]
+
+
+def check_python(conf: Mapping[str, str]) -> Finding:
+    """The Python that executors are told to use, as far as it can be tried here."""
+    name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    mine = platform.python_version()
+    fix = f"set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or to what has the same version on executors"
+    path = shutil.which(name or "python3")
+    if path is None:
+        return warning(
+            "Python", f"executors run {name or 'python3'}, which is not on this machine", "ask them: --master"
+        )
+    program = (
+        "import importlib.util as u, platform; print(platform.python_version(), "
+        f"*[m for m in {(*_NEEDED, 'spark_elastic')!r} if u.find_spec(m) is None])"
+    )
+    said = _output([path, "-c", program])
+    what = f"executors run {path}" + ("" if name else " (PYSPARK_PYTHON is not set)")
+    if not re.match(r"\d+\.\d+", said):
+        return fault("Python", f"{what}, which does not run: {said[:200]!r}", fix)
+    version, *missing = said.split()
+    what = f"{what}, Python {version}"
+    if version.split(".")[:2] != mine.split(".")[:2]:
+        return fault("Python", f"{what}; the driver runs {mine}: functions cannot travel between them", fix)
+    if missing:
+        return fault("Python", f"{what}, which lacks {', '.join(missing)}", f"install it there, or {fix}")
+    return fine("Python", what)
+
+
+def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Finding]:
+    """Whether the driver can listen, and whether executors elsewhere could find it."""
+    found = []
+    address = conf.get("spark.driver.bindAddress", "")
+    where = f"{address or 'any address'}, port {port or 'any'}"
+    try:
+        socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+        found.append(fine("port", f"the driver can listen on {where}"))
+    except OSError as error:
+        fix = "choose another driver_port, or set spark.driver.bindAddress to an address of this machine"
+        found.append(fault("port", f"the driver cannot listen on {where}: {error}", fix))
+    host = conf.get("spark.driver.host") or socket.gethostname()
+    try:
+        addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
+    except OSError as error:
+        fix = "add it to DNS or /etc/hosts, or set spark.driver.host to an address that executors reach"
+        return [*found, fault("host name", f"{host} does not resolve: {error}", fix)]
+    what = f"{host} is {', '.join(addresses)}"
+    if not master.startswith("local") and all(each.startswith("127.") or each == "::1" for each in addresses):
+        fix = "set spark.driver.host to an address that executors reach (Debian's /etc/hosts says 127.0.1.1)"
+        return [*found, warning("host name", f"{what}: executors on other machines would look at themselves", fix)]
+    return [*found, fine("host name", what)]
+
+
+# ---------------------------------------------------------------- settings
+
+
+def check_gpus(conf: Mapping[str, str], present: bool) -> list[Finding]:
+    """How many GPUs a worker gets."""
+    amount = conf.get("spark.task.resource.gpu.amount")
+    if amount is None:
+        if present:
+            fix = "set spark.task.resource.gpu.amount=1 and spark.executor.resource.gpu.amount, with a discovery script"
+            return [warning("GPU", "this machine has GPUs, but tasks ask for none: workers train on CPUs", fix)]
+        return []
+    fix = "set spark.task.resource.gpu.amount=1"
+    if float(amount) > 1:
+        return [fault("GPU", f"tasks ask for {amount} GPUs, a worker uses one", f"{fix} and run more workers")]
+    if float(amount) < 1:
+        what = f"tasks ask for {amount} GPUs: workers share one, and talk over gloo, not nccl"
+        return [warning("GPU", what, fix)]
+    return [fine("GPU", "one for each task")]
+
+
+def check_settings(conf: Mapping[str, str], master: str) -> list[Finding]:
+    """Settings of Spark's that keep workers from coming back, or that end them."""
+    excluding = [
+        f"{name}{which}.enabled"
+        for name in ("spark.excludeOnFailure", "spark.blacklist")
+        for which in ("", ".application", ".taskAndStage")
+        if _is_on(conf, f"{name}{which}.enabled")
+    ]
+    unbounded = _is_on(conf, "spark.dynamicAllocation.enabled") and "spark.dynamicAllocation.maxExecutors" not in conf
+    cores, cpus = (float(conf.get(name, "1")) for name in ("spark.executor.cores", "spark.task.cpus"))
+    by_default = not any(name.startswith("spark.executor.memoryOverhead") for name in conf)
+    found = {
+        fault(
+            "settings",
+            f"{', '.join(excluding)} is on: for an hour Spark uses no executor again on which a few workers have died",
+            "unset it: spark_elastic waits by itself before it tries a place again",
+        ): excluding,
+        warning(
+            "settings",
+            "spark.speculation is on: workers run long, so Spark starts second tasks for them, which hold slots and idle",
+            "unset spark.speculation",
+        ): _is_on(conf, "spark.speculation"),
+        warning(
+            "settings",
+            "spark.executor.pyspark.memory limits the address space of workers; torch reserves far more than it uses",
+            "unset it and raise spark.executor.memoryOverhead",
+        ): conf.get("spark.executor.pyspark.memory"),
+        warning(
+            "settings",
+            "dynamic allocation has no upper limit, so run() cannot tell how many workers there may be",
+            "set spark.dynamicAllocation.maxExecutors, or give max_np",
+        ): unbounded,
+        fault(
+            "settings",
+            f"spark.task.cpus={cpus:g} is more than spark.executor.cores={cores:g}: no task ever starts",
+            "raise spark.executor.cores",
+        ): "spark.executor.cores" in conf and cores < cpus,
+        warning(
+            "settings",
+            "workers live in spark.executor.memoryOverhead, by default a tenth of the executor; beyond it they are killed",
+            "set spark.executor.memoryOverhead to what a worker needs, say 4g",
+        ): master.startswith(("yarn", "k8s")) and by_default,
+    }
+    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none that hurts")]
+
+
+# ---------------------------------------------------------------- executors
+
+
+def check_executors(master: str, conf: dict[str, str]) -> list[Finding]:
+    """Start Spark and ask its executors what they run."""
+    try:
+        session = make_session(master, conf)
+    except Exception as error:
+        return [fault("Spark", f"it does not start at {master}: {_line(error)}", "see its log above")]
+    try:
+        context = session.sparkContext
+        tasks = max(context.defaultParallelism, 1)
+        facts = context.parallelize(range(tasks), tasks).map(_facts).collect()
+    except Exception as error:
+        fix = "executors need spark_elastic and its packages, and the driver's Python version"
+        return [fault("executors", _line(error), fix)]
+    finally:
+        session.stop()
+    return compare(facts, _facts(0))
+
+
+def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Finding]:
+    """What executors have, against the driver."""
+    found = []
+    for facts in {each["host"]: each for each in executors}.values():
+        for name, mine in driver.items():
+            theirs = facts.get(name, "")
+            if name != "host" and theirs != mine:
+                level = Level.FAULT if not theirs or name == "spark-elastic" else Level.WARNING
+                what = f"{facts['host']} has {name} {theirs or 'not at all'}, the driver {mine}"
+                found.append(Finding(level, "executors", what, f"install {name} {mine} there"))
+    return found or [fine("executors", "they have what the driver has")]
+
+
+def _facts(_: int) -> dict[str, str]:
+    names = (*_NEEDED, "spark-elastic")
+    versions = {name: _dotted(installed(name) or ()) for name in names}
+    return {"host": socket.gethostname(), "Python": platform.python_version(), **versions}
+
+
+# ---------------------------------------------------------------- small things
+
+
+def installed(name: str) -> Version | None:
+    """The version of a package, as far as it is numbers; None where it is not installed."""
+    try:
+        return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(name).partition("+")[0])[:3]))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def spark_defaults() -> dict[str, str]:
+    """The settings of spark-defaults.conf, where Spark would look for it."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
+    path = Path(folder or ".", "spark-defaults.conf")
+    if not folder or not path.is_file():
+        return {}
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    entries = (re.split(r"\s*=\s*|\s+", line, maxsplit=1) for line in lines if line and not line.startswith("#"))
+    return {entry[0]: entry[1] for entry in entries if len(entry) == 2}
+
+
+def _package(name: str, least: Version, below: Version, fix: str) -> Finding:
+    version = installed(name)
+    if version is None:
+        return fault(name, "is not installed", fix)
+    if not least <= version < below:
+        what = f"{_dotted(version)}, but {_dotted(least)} or later" + (
+            f" and below {_dotted(below)}" if below < (999,) else ""
+        )
+        return fault(name, f"{what} is needed here", fix)
+    return fine(name, _dotted(version))
+
+
+def _is_on(conf: Mapping[str, str], name: str) -> bool:
+    return conf.get(name, "").lower() == "true"
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout or done.stderr
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if re.match(r"[\w.]*(Error|Exception|MISMATCH)", line)]
+    return (telling or lines or [type(error).__name__])[-1][:300]

@@ -1,0 +1,119 @@
+"""``spark-elastic inspect``: what a Parquet dataset is made of, and what about it will slow training down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from spark_elastic.data.manifest import Manifest, read_manifest
+
+# Of memory: a rank holds a window of several row groups.
+HUGE_BYTES = 512 * 2**20
+TINY_BYTES = 2**20
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "inspect", help="look at a Parquet dataset's files and row groups", description=__doc__
+    )
+    parser.add_argument("dataset", help="a directory, a file, or a URL")
+    parser.add_argument("--workers", type=int, default=8, help="that will read it (default 8)")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.set_defaults(call=inspect)
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Print the dataset's figures, and warnings about them."""
+    manifest = read_manifest(options.dataset)
+    facts = {**figures(manifest), "warnings": warnings(manifest, options.workers)}
+    if options.json:
+        groups = [
+            {"path": g.path, "row_group": g.ordinal, "rows": g.rows, "bytes": g.uncompressed_bytes} for g in manifest
+        ]
+        print(json.dumps({**facts, "columns": _columns(manifest), "row_group_list": groups}))
+        return 0
+    low, middle, high = facts["rows_per_group"]
+    small, usual, big = facts["bytes_per_group"]
+    print(f"{options.dataset}: {facts['files']:,} files, {facts['row_groups']:,} row groups, {facts['rows']:,} rows")
+    print(f"  {size(facts['stored_bytes'])} stored, {size(facts['bytes'])} in memory")
+    print(f"  rows in a group: {low:,} to {high:,}, median {middle:,}")
+    print(f"  bytes in a group: {size(small)} to {size(big)}, median {size(usual)}")
+    for name, kind in _columns(manifest).items():
+        print(f"  {name}: {kind}")
+    for warning in facts["warnings"]:
+        print(f"! {warning}")
+    return 0
+
+
+def figures(manifest: Manifest) -> dict[str, Any]:
+    """Count files, row groups, rows and bytes; of a group the least, the median and the most."""
+    rows = sorted(group.rows for group in manifest)
+    sizes = sorted(group.uncompressed_bytes for group in manifest)
+    return {
+        "files": len(manifest.files),
+        "row_groups": len(manifest),
+        "rows": sum(rows),
+        "stored_bytes": sum(file.size for file in manifest.files),
+        "bytes": sum(sizes),
+        "rows_per_group": _spread(rows),
+        "bytes_per_group": _spread(sizes),
+        "petastorm": bool(manifest.unischema),
+    }
+
+
+def warnings(manifest: Manifest, workers: int) -> list[str]:
+    """Say what will slow ``workers`` workers down, and what to do about it."""
+    found = []
+    rows = manifest.rows
+    total = int(rows.sum())
+    if not total:
+        return ["there are no rows"]
+    biggest = max(range(len(manifest)), key=lambda number: manifest[number].rows)
+    share = int(rows[biggest]) / total
+    if len(manifest) < workers:
+        found.append(
+            f"{len(manifest)} row groups for {workers} workers: several workers read the same group. Write more and smaller "
+            "ones (parquet.block.size, or repartition before writing)"
+        )
+    elif len(manifest) > 1 and share > 2 / workers:
+        found.append(
+            f"{manifest.where(biggest)}, holds {share:.0%} of all rows: the workers that read it hold all of it. "
+            "Write it as several groups (parquet.block.size)"
+        )
+    huge = [number for number, group in enumerate(manifest) if group.uncompressed_bytes > HUGE_BYTES]
+    if huge:
+        worst = max(huge, key=lambda number: manifest[number].uncompressed_bytes)
+        most = size(manifest[worst].uncompressed_bytes)
+        found.append(
+            f"{len(huge)} row groups take more than {size(HUGE_BYTES)} in memory, the largest {most} "
+            f"({manifest.where(worst)}): a worker holds several at a time. Write smaller ones (parquet.block.size)"
+        )
+    median = _spread(sorted(group.uncompressed_bytes for group in manifest))[1]
+    if len(manifest) > 100 * workers and median < TINY_BYTES:
+        found.append(
+            f"{len(manifest):,} row groups of {size(median)}: opening them costs more than reading. Coalesce before writing"
+        )
+    empty = sum(not group.rows for group in manifest)
+    if empty:
+        found.append(f"{empty} row groups are empty; they are skipped")
+    return found
+
+
+def size(count: float) -> str:
+    """Bytes for people, as 12.3 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
+def _columns(manifest: Manifest) -> dict[str, str]:
+    stored = {field.name: str(field.type) for field in manifest.schema}
+    return {**stored, **{name: f"{kind}, of the path" for name, kind in manifest.partition_types.items()}}
+
+
+def _spread(ordered: list[int]) -> tuple[int, int, int]:
+    return (ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else (0, 0, 0)

@@ -1,0 +1,26 @@
+"""``spark-elastic summary``: the figures of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from spark_elastic.cli.timeline import add_log, history_of
+from spark_elastic.timeline.summary import summarize, summary_text
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "summary", help="print availability, speed, and what each reset cost", description=__doc__
+    )
+    add_log(parser)
+    parser.set_defaults(call=show)
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print them."""
+    history = history_of(options)
+    print(json.dumps(summarize(history)) if options.json else summary_text(history))
+    return 0

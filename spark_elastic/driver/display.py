@@ -1,0 +1,128 @@
+"""Shows a job's progress to whoever started it: a live line in terminals and notebooks, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from spark_elastic.driver.progress import JobView
+
+LIVE_SECONDS = 0.25
+# Plain lines come so far apart, or at once where the job begins to do something else.
+LINE_SECONDS = 10.0
+END_SECONDS = 2.0
+
+
+class ProgressDisplay:
+    """Draws on a thread of its own, from ``__enter__`` to ``__exit__``: a terminal that takes no more delays nobody.
+
+    ``see`` takes an event and does not block. Who else writes to the terminal does it inside ``aside``, or the line would be
+    torn.
+    """
+
+    def __init__(self, progress: bool | None) -> None:
+        if progress not in (True, False, None):
+            raise TypeError(f"progress must be True, False or None, not {progress!r}")
+        self._view = JobView()
+        self._changed = threading.Condition()
+        self._is_new = self._ending = False
+        self._bar: Any = None if progress is False else _make_bar()
+        # What the last plain line said, and when the next is due.
+        self._shown, self._due = "", 0.0
+        self._thread: threading.Thread | None = None
+        if self._bar is not None or progress:
+            self._thread = threading.Thread(target=self._run, name="spark_elastic-progress", daemon=True)
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(END_SECONDS)
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take an event into account."""
+        with self._changed:
+            self._view.see(event)
+            self._is_new = True
+            self._changed.notify()
+
+    def aside(self, target: Any) -> AbstractContextManager[None]:
+        """Take the line away while something else is written to ``target``."""
+        return nullcontext() if self._bar is None else self._bar.external_write_mode(target)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._bar is not None:
+                    self._changed.wait_for(lambda: self._ending, LIVE_SECONDS)
+                self._changed.wait_for(lambda: self._ending or self._has_news())
+                if not self._has_news():
+                    break
+                self._is_new = False
+                self._shown, self._due = self._view.doing, time.monotonic() + LINE_SECONDS
+                head, tail, share = self._view.head, self._view.tail, self._view.share
+            if self._bar is not None:
+                self._bar.head, self._bar.tail, self._bar.n = head, tail, 1.0 if share is None else share
+                self._bar.bar_format = "{head} {tail}" if share is None else "{head}|{bar}| {tail}"
+                _quietly(self._bar.refresh)
+            else:
+                _quietly(print, f"spark_elastic: {head}, {tail}", file=sys.stderr, flush=True)
+        if self._bar is not None:
+            _quietly(self._bar.close)
+
+    def _has_news(self) -> bool:
+        if self._bar is not None:
+            return self._is_new
+        return self._view.doing != self._shown or (self._is_new and time.monotonic() >= self._due)
+
+
+def _quietly(write: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Write to a terminal; a closed or broken one is no trouble of the job's."""
+    try:
+        write(*args, **kwargs)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _make_bar() -> Any:
+    """A tqdm bar for this terminal or notebook; None where there is neither, or the notebook has no widgets."""
+    notebook = _in_notebook()
+    if not notebook and (sys.stderr is None or not sys.stderr.isatty()):
+        return None
+    if notebook:
+        from tqdm.notebook import tqdm
+    else:
+        from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc, valid-type]
+        monitor_interval = 0  # or tqdm would start a thread that outlives the job
+        head = tail = ""
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            return {**super().format_dict, "head": self.head, "tail": self.tail}
+
+    if not hasattr(tqdm, "_lock"):
+        tqdm.set_lock(threading.RLock())  # its own would be one between processes, too
+    try:
+        return Bar(total=1.0, bar_format="{head} {tail}", dynamic_ncols=True, leave=True)
+    except ImportError:  # ipywidgets
+        return None
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config

@@ -1,0 +1,95 @@
+"""Reporter: what a worker tells the job's event log and progress line, few enough messages that no step feels them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+Values = dict[str, float | int | str]
+
+# Rank 0 says how far the job is no more often than this.
+PROGRESS_SECONDS = 0.5
+# A rank's metrics: so many reports at once, so many a second on and on. What comes in between is merged, the newest value
+# of each name.
+BURST = 20
+REPORTS_PER_SECOND = 4.0
+
+
+class Reporter:
+    """Sends events by ``send(kind, values)``, which does not block. Used by the user's thread alone."""
+
+    def __init__(self, send: Callable[[str, Values], None]) -> None:
+        self._send = send
+        self._active_at: float | None = None
+        self._has_stepped = True
+        self._progress_at = 0.0
+        self._allowed = float(BURST)
+        self._counted_at = 0.0
+        self._waiting: dict[str, Any] = {}
+
+    def entered(self, step: int, progress: Callable[[], Values] | None) -> None:
+        """Note that this rank is about to enter the user's function in a new generation.
+
+        ``progress`` tells how far the data is; here and below it is given on the one rank that speaks for all.
+        """
+        now = time.monotonic()
+        idle: Values = {} if self._active_at is None else {"idle": round(now - self._active_at, 4)}
+        self._send("entered", {"step": step, **idle})
+        if progress is not None:
+            self._progress_at = now + PROGRESS_SECONDS
+            self._send("progress", {"step": step, **progress()})
+        self._active_at, self._has_stepped = now, False
+
+    def committed(self, step: int, progress: Callable[[], Values] | None) -> None:
+        """Note a commit of the user's."""
+        now = self._active_at = time.monotonic()
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._send("stepped", {"step": step})
+        if progress is not None and now >= self._progress_at:
+            self._progress_at = now + PROGRESS_SECONDS
+            self._send("progress", {"step": step, **progress()})
+        if self._waiting:
+            self.metrics(step, {})
+
+    def finished(self, step: int, progress: Callable[[], Values] | None) -> None:
+        """Send what is left: this rank has left the user's function."""
+        if progress is not None:
+            self._send("progress", {"step": step, **progress()})
+        if self._waiting:
+            self._send_metrics(step)
+
+    def metrics(self, step: int, values: dict[str, Any]) -> None:
+        """Send metrics, at once or with the next ones. Raises ``TypeError`` for what is no number, tensor of one, or string."""
+        now = time.monotonic()
+        self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
+        self._counted_at = now
+        self._waiting.update({name: _kept(name, value) for name, value in values.items()})
+        if self._allowed >= 1:
+            self._allowed -= 1
+            self._send_metrics(step)
+
+    def _send_metrics(self, step: int) -> None:
+        # A tensor becomes a number only now: on a GPU that waits for what computes it.
+        waiting, self._waiting = self._waiting, {}
+        self._send("metrics", {"step": step, **{name: _plain(value) for name, value in waiting.items()}})
+
+
+def _kept(name: str, value: Any) -> Any:
+    """Check a metric; let go of what hangs on it, such as the graph of a loss, and of later changes in place."""
+    if isinstance(value, (str, int, float)):
+        return _plain(value)
+    if hasattr(value, "detach") and value.numel() == 1:
+        return value.detach().clone()
+    if hasattr(value, "item") and not hasattr(value, "detach") and value.size == 1:
+        return _plain(value.item())
+    raise TypeError(f"report({name}=…) takes numbers, one-element tensors and strings, not {type(value).__name__}")
+
+
+def _plain(value: Any) -> float | int | str:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else float(value)
+    return float(value) if isinstance(value, float) else _plain(value.item())

@@ -1,0 +1,1 @@
+"""What happened to a job, read from its event log: for people as a page, a picture or a table, for programs as facts."""

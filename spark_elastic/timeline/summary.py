@@ -1,0 +1,100 @@
+"""The figures of a run, as a table for people and as plain data for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_elastic.timeline.history import History
+from spark_elastic.timeline.resets import Kind, Part, Reset
+
+
+def summarize(history: History) -> dict[str, Any]:
+    """The figures as plain data. Seconds throughout, ``at`` from the beginning of the run."""
+    return {
+        "run_id": history.run_id,
+        "outcome": history.outcome,
+        "seconds": round(history.seconds, 3),
+        "seconds_to_first_step": round(history.trained_from, 3),
+        "availability": round(history.availability, 5),
+        "seconds_lost": round(history.seconds_lost, 3),
+        "steps": history.steps,
+        "steps_lost": sum(reset.steps_lost for reset in history.resets),
+        f"{history.unit}_done": history.work,
+        f"{history.unit}_per_second": round(history.per_second, 3),
+        "generations": len(history.generations),
+        "workers": len(history.workers),
+        "workers_lost": sum(bool(line.cause) for line in history.workers),
+        "resets": [reset_facts(reset) for reset in history.resets],
+    }
+
+
+def reset_facts(reset: Reset) -> dict[str, Any]:
+    """One reset as plain data."""
+    return {
+        "kind": reset.kind.value,
+        "at": round(reset.begin, 3),
+        "reason": reset.reason,
+        "generation": reset.generation,
+        "old_size": reset.old_size,
+        "new_size": reset.new_size,
+        "seconds_lost": None if reset.lost is None else round(reset.lost, 4),
+        "steps_lost": reset.steps_lost,
+        "parts": {part.value: reset.parts[part] for part in Part if part in reset.parts},
+    }
+
+
+def summary_text(history: History) -> str:
+    """The figures as lines of text."""
+    unit = history.unit
+    lines = [
+        f"run {history.run_id}: {history.outcome}",
+        f"  {clock(history.seconds)} in all, {history.trained_from:.1f} s to the first step, "
+        f"{len(history.generations)} generations, {len(history.workers)} workers, "
+        f"{sum(bool(line.cause) for line in history.workers)} of them lost",
+        f"  availability {history.availability:.2%}: {history.seconds_lost:.2f} s lost in "
+        f"{len(history.resets)} resets, {sum(reset.steps_lost for reset in history.resets)} committed steps lost",
+        f"  {history.work:,} {unit}, {history.per_second:,.{0 if history.per_second >= 10 else 1}f} {unit}/s",
+    ]
+    if history.resets:
+        rows = [("at", "what", "workers", "seconds lost", "of which")]
+        rows += [_reset_row(reset) for reset in history.resets]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines.append("")
+        lines += ["  " + "  ".join([*map(str.ljust, row, widths), row[4]]).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def headline(history: History) -> str:
+    """Say in a sentence how it went."""
+    kinds = [reset.kind for reset in history.resets]
+    counts = [
+        _count(kinds.count(Kind.LOSS), "failure"),
+        _count(kinds.count(Kind.JOIN), "arrival"),
+        _count(kinds.count(Kind.DRAIN), "planned departure"),
+    ]
+    through = " and ".join(count for count in counts if count)
+    trained = f" It trained {history.availability:.1%} of the time" + (f", through {through}." if through else ".")
+    return f"The run {history.outcome.rstrip('.')}." + (trained if history.generations else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""
+
+
+def _reset_row(reset: Reset) -> tuple[str, str, str, str, str]:
+    parts = [f"{part.value} {seconds:.3f}" for part, seconds in reset.parts.items() if seconds >= 0.0005]
+    lost = "did not go on" if reset.new_generation is None else "nobody survived" if reset.lost is None else ""
+    return (
+        clock(reset.begin),
+        reset.reason if reset.kind is Kind.LOSS else f"{reset.kind.value}: {reset.reason}",
+        f"{reset.old_size} → {reset.new_size}",
+        lost or f"{reset.lost:.3f}",
+        ", ".join(parts),
+    )
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, as 1:02.5."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02}:{rest:04.1f}" if hours else f"{minutes}:{rest:04.1f}"

@@ -1,0 +1,96 @@
+"""What people see of real jobs: Spark's names for them, the log and its page, scripts run from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import training
+
+from spark_elastic.cli import main
+from spark_elastic.testing import kill
+from spark_elastic.timeline.history import Doing, read_history
+from spark_elastic.timeline.resets import Kind, Part
+from spark_elastic.timeline.schema import choose_run, read_events
+
+HERE = Path(__file__).parent
+
+
+def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_path: Path, capfd: Any) -> None:
+    names: set[tuple[str, str]] = set()
+
+    def look(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            store = spark.sparkContext._jsc.sc().statusStore()
+            for job in spark.sparkContext.statusTracker().getActiveJobsIds():
+                names.add((store.job(job).jobGroup().get(), store.job(job).description().get()))
+
+    log = tmp_path / "events.jsonl"
+    faults = [kill(rank=1, step=40)]
+    run(
+        training.count_steps,
+        80,
+        0.02,
+        min_np=1,
+        max_np=2,
+        num_proc=2,
+        faults=faults,
+        event_log=log,
+        on_event=look,
+        progress=True,
+    )
+    history = read_history(choose_run(read_events(log)))
+    run_id = history.run_id
+    assert names == {(f"spark_elastic-{run_id}", f"spark_elastic run {run_id}, slot {slot}") for slot in (0, 1)}
+    loss = next(reset for reset in history.resets if reset.kind is Kind.LOSS)
+    assert (loss.old_size, loss.victim, loss.steps_lost) == (2, 1, 0)
+    assert set(loss.parts) == set(Part)
+    assert loss.lost is not None
+    assert 0 < loss.lost <= sum(loss.parts.values()) + 1
+    assert 0.5 < history.availability < 1
+    assert (history.outcome, history.unit, history.steps) == ("finished", "steps", 80)
+    assert [line.cause for line in history.workers if line.cause] == ["its process died"]
+    assert all(Doing.TRAINING in {span.doing for span in line.spans} for line in history.workers[:2])
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("spark_elastic: ")]
+    assert "finished" in lines[-1]
+    assert any("recovering: rank 1 on" in line for line in lines)
+
+
+def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
+    spark: Any, nothing_left: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "events.jsonl"
+    sizes = ["--min-np", "1", "--num-proc", "1", "--max-np", "2"]
+    options = ["--restart-on-change", *sizes, "--no-progress", "--json", "--event-log", str(log)]
+    (tmp_path / "own").mkdir()
+    status = main(["run", str(HERE / "torchrun_script.py"), *options, "--", str(tmp_path / "own"), "6"])
+    output = capfd.readouterr()
+    assert status == 0, output.err
+    assert json.loads(output.out.splitlines()[-1])["workers"] == 2
+    assert sorted(line for line in output.out.splitlines() if "through" in line) == ["[0] through", "[1] through"]
+    epochs = [json.loads(line) for line in (tmp_path / "own" / "epochs").read_text().splitlines()]
+    assert sorted({each["epoch"] for each in epochs}) == list(range(6))
+    assert len({each["TORCHELASTIC_RESTART_COUNT"] for each in epochs}) == 3
+    assert {each["LOCAL_RANK"] + each["LOCAL_WORLD_SIZE"] for each in epochs} == {"02"}
+    worlds = [event["size"] for event in read_events(log) if event["event"] == "world_formed"]
+    assert worlds[0] == 1
+    assert worlds.count(2) == 3
+    causes = [event["cause"] for event in read_events(log) if event["event"] == "worker_lost"]
+    assert len(causes) == 2
+    assert "its process died" in causes[0]
+    assert "the script ended with exit code 3" in causes[1]
+
+
+def test_a_script_that_fails_fails_the_command(
+    spark: Any, nothing_left: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('arguments', sys.argv[1:])\nsys.exit(len(sys.argv) - 1)\n")
+    run = ["run", str(script), "--min-np", "1", "--max-np", "1", "--no-progress"]
+    assert main(run) == 0
+    assert main([*run, "--", "--one", "two"]) == 2
+    output = capfd.readouterr()
+    assert "[worker 0] arguments ['--one', 'two']" in output.out
+    assert "SystemExit: 2" in output.err

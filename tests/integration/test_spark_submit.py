@@ -1,0 +1,49 @@
+"""A pipeline script by spark-submit on a standalone cluster; a second application goes on with the run of the first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+import spark_elastic
+
+SCRIPT = Path(__file__).parent / "pipeline_script.py"
+PACKAGE = Path(spark_elastic.__file__).parent
+
+
+def submit(master: str, *arguments: str) -> dict[str, Any]:
+    """Run spark-submit and return what the script has printed in its last line."""
+    home = Path(pyspark.__file__).parent
+    settings = {"spark.ui.enabled": "false", "spark.cores.max": "2", "spark.executor.memory": "800m"}
+    command = [str(home / "bin" / "spark-submit"), "--master", master]
+    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_pipeline_script_runs_with_the_package_shipped_and_goes_on_with_it_installed(
+    standalone: str, tmp_path: Path
+) -> None:
+    archive, store = tmp_path / "package.zip", str(tmp_path / "store")
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for file in PACKAGE.rglob("*.py"):
+            zipped.write(file, file.relative_to(PACKAGE.parent))
+    shipped = submit(standalone, "--py-files", str(archive), str(SCRIPT), store, "2")
+    assert all(archive.name in home for home in shipped["homes"])
+    assert shipped["rows"] == [400] * 2
+    assert shipped["auc"] > 0.9
+
+    installed = submit(standalone, str(SCRIPT), store, "3")
+    assert not any(archive.name in home for home in installed["homes"])
+    assert installed["rows"] == [400] * 3, "the run goes on with its data and checkpoints in another application"
+    assert installed["auc"] > 0.9

@@ -1,0 +1,186 @@
+"""doctor: a broken set-up is named with its remedy, a good one passes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_elastic.cli import doctor, main
+from spark_elastic.cli.doctor import Finding, Level, check_gpus, check_settings, compare
+
+
+def executable(folder: Path, name: str, *lines: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(["#!/bin/sh", *lines]))
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+def java(folder: Path, version: str) -> None:
+    executable(folder, "java", f"echo 'openjdk version \"{version}\" 2020-01-01' >&2")
+
+
+@pytest.fixture
+def fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A set-up in which there is nothing to find; its folder of programs is first on PATH."""
+    java(tmp_path / "bin", "17.0.9")
+    for name in ("JAVA_HOME", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    versions = {"pyspark": (4, 3, 0), "torch": (2, 13, 0), "pyarrow": (26, 0, 1), "numpy": (2, 4, 0)}
+    monkeypatch.setattr(doctor, "installed", versions.get)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    return tmp_path
+
+
+def examined(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit status of doctor, and its findings that are not fine, by topic."""
+    status = main(["doctor", "--json", *arguments])
+    found = json.loads(capsys.readouterr().out)
+    return status, {each["topic"]: each for each in found if each["level"] != "fine"}
+
+
+def test_a_good_set_up_passes(fine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert examined(capsys, "--conf", "spark.master=local[2]") == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("1.8.0_392", "Java 8"), ("11.0.20", "Java 11")], ids=["eight", "eleven"]
+)
+def test_an_old_java_is_named_with_what_this_spark_needs(
+    version: str, said: str, fine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    java(fine / "bin", version)
+    status, found = examined(capsys)
+    assert status == 1
+    assert f"{fine}/bin/java is {said}, Spark 4.3.0 needs 17 or 21" in found["Java"]["what"]
+    assert "JAVA_HOME" in found["Java"]["fix"]
+
+
+def test_java_home_goes_before_the_path_as_it_does_for_spark(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fine / "nowhere"))
+    assert f"{fine}/nowhere/bin/java" in examined(capsys)[1]["Java"]["what"]
+
+
+def test_petastorm_0_13_is_a_fault_with_the_versions_that_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = tmp_path / "petastorm-0.13.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: petastorm\nVersion: 0.13.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, found = examined(capsys)
+    assert status == 1
+    assert "loses rows" in found["petastorm"]["what"]
+    assert "petastorm==0.12.1" in found["petastorm"]["fix"]
+
+
+def test_a_petastorm_that_works_wants_an_old_pyarrow_and_numpy(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {
+        "pyspark": (3, 5, 9),
+        "torch": (2, 13, 0),
+        "pyarrow": (26, 0, 1),
+        "petastorm": (0, 12, 1),
+        "numpy": (2, 4),
+    }
+    monkeypatch.setattr(doctor, "installed", versions.get)
+    found = examined(capsys)[1]
+    assert "pyarrow>=14,<15" in found["pyarrow"]["fix"]
+    assert "numpy 2.4" in found["petastorm"]["what"]
+
+
+def test_another_python_for_executors_is_a_fault(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", str(executable(fine / "old", "python3", "echo 3.9.2")))
+    status, found = examined(capsys)
+    assert status == 1
+    assert f"{fine}/old/python3, Python 3.9.2; the driver runs" in found["Python"]["what"]
+    assert sys.executable in found["Python"]["fix"]
+
+
+def test_a_python_without_our_packages_is_a_fault(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = ".".join(map(str, sys.version_info[:3]))
+    monkeypatch.setenv("PYSPARK_PYTHON", str(executable(fine / "bare", "python3", f"echo {version} torch msgspec")))
+    assert "lacks torch, msgspec" in examined(capsys)[1]["Python"]["what"]
+
+
+def test_a_port_that_is_taken_is_a_fault(fine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("", 0)) as taken:
+        _, found = examined(capsys, "--driver-port", str(taken.getsockname()[1]))
+    assert "driver_port" in found["port"]["fix"]
+
+
+def test_a_host_name_that_is_a_loopback_address_misleads_other_machines(
+    fine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = examined(capsys, "--conf", "spark.master=spark://elsewhere:7077")
+    assert (status, found["host name"]["level"]) == (0, "warning")
+    assert "spark.driver.host" in found["host name"]["fix"]
+
+
+def test_settings_are_also_read_where_spark_reads_them(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fine / "spark-defaults.conf").write_text("# ours\nspark.excludeOnFailure.enabled  true\nspark.speculation=true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(fine))
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "! FAULT   settings: spark.excludeOnFailure.enabled is on" in text
+    assert "? warning settings: spark.speculation is on" in text
+
+
+@pytest.mark.parametrize(
+    ("conf", "master", "level", "named"),
+    [
+        ({"spark.excludeOnFailure.enabled": "true"}, "", Level.FAULT, "excludeOnFailure"),
+        ({"spark.executor.pyspark.memory": "2g"}, "", Level.WARNING, "pyspark.memory"),
+        ({"spark.dynamicAllocation.enabled": "true"}, "", Level.WARNING, "maxExecutors"),
+        ({"spark.executor.cores": "1", "spark.task.cpus": "2"}, "", Level.FAULT, "task.cpus"),
+        ({}, "yarn", Level.WARNING, "memoryOverhead"),
+        ({}, "", Level.FINE, "none"),
+    ],
+)
+def test_settings_that_hurt_are_found(conf: dict[str, str], master: str, level: Level, named: str) -> None:
+    (finding,) = check_settings(conf, master)
+    assert finding.level is level
+    assert named in finding.what + finding.fix
+    assert bool(finding.fix) == (level is not Level.FINE)
+
+
+@pytest.mark.parametrize(
+    ("amount", "present", "levels"),
+    [
+        (None, False, []),
+        (None, True, [Level.WARNING]),
+        ("1", True, [Level.FINE]),
+        ("2", True, [Level.FAULT]),
+        ("0.5", True, [Level.WARNING]),
+    ],
+)
+def test_each_worker_gets_one_gpu(amount: str | None, present: bool, levels: list[Level]) -> None:
+    conf = {} if amount is None else {"spark.task.resource.gpu.amount": amount}
+    assert [finding.level for finding in check_gpus(conf, present)] == levels
+
+
+def test_executors_are_compared_with_the_driver() -> None:
+    mine = {"host": "driver", "Python": "3.11.7", "torch": "2.13.0", "spark-elastic": "0.1.0"}
+    other = {**mine, "host": "east", "torch": "2.12.0"}
+    bare = {**mine, "host": "west", "torch": ""}
+    assert [(f.level, f.what.split()[0]) for f in compare([mine, other, bare, bare], mine)] == [
+        (Level.WARNING, "east"),
+        (Level.FAULT, "west"),
+    ]
+    assert compare([mine], mine) == [Finding(Level.FINE, "executors", "they have what the driver has")]

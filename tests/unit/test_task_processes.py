@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# A child with a child of its own in another session; the former dies just after the list of children was made.
+DIES_WHILE_LOOKED_AT = """
+import os, subprocess, sys
+import psutil
+from spark_elastic.task import processes
+
+processes.adopt_orphans()
+child = subprocess.Popen(
+    [sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True).wait()"]
+)
+while not (grandchildren := psutil.Process(child.pid).children()):
+    pass
+look_below = processes._tree
+
+def die_first(process):
+    processes._tree = look_below
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return look_below(process)
+
+processes._tree = die_first
+processes.kill_descendants()
+left = [process for process in grandchildren if process.is_running()]
+print(left, psutil.Process().children())
+for process in left:
+    process.kill()
+"""
+
+
+def test_what_a_child_leaves_behind_is_killed_also_when_the_child_dies_between_two_looks() -> None:
+    found = subprocess.run([sys.executable, "-c", DIES_WHILE_LOOKED_AT], capture_output=True, text=True, timeout=60)
+    assert (found.stdout, found.stderr) == ("[] []\n", "")
