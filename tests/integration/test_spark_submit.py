@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from standalone import Standalone
 
 import spark_elastic
 
@@ -32,18 +33,20 @@ def submit(master: str, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_pipeline_script_runs_with_the_package_shipped_and_goes_on_with_it_installed(
-    standalone: str, tmp_path: Path
+    standalone: Standalone, tmp_path: Path
 ) -> None:
+    for _ in range(2):
+        standalone.add_worker()
     archive, store = tmp_path / "package.zip", str(tmp_path / "store")
     with zipfile.ZipFile(archive, "w") as zipped:
         for file in PACKAGE.rglob("*.py"):
             zipped.write(file, file.relative_to(PACKAGE.parent))
-    shipped = submit(standalone, "--py-files", str(archive), str(SCRIPT), store, "2")
+    shipped = submit(standalone.url, "--py-files", str(archive), str(SCRIPT), store, "2")
     assert all(archive.name in home for home in shipped["homes"])
     assert shipped["rows"] == [400] * 2
     assert shipped["auc"] > 0.9
 
-    installed = submit(standalone, str(SCRIPT), store, "3")
+    installed = submit(standalone.url, str(SCRIPT), store, "3")
     assert not any(archive.name in home for home in installed["homes"])
     assert installed["rows"] == [400] * 3, "the run goes on with its data and checkpoints in another application"
     assert installed["auc"] > 0.9
