@@ -22,7 +22,7 @@ Mistakes in arguments are ``ValueError`` and ``TypeError``. ``WorkerLostError`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "CheckpointError",
@@ -79,7 +79,12 @@ class TrainingFailedError(SparkElasticError):
         self.failures = failures
 
     def __str__(self) -> str:
-        return "\n\n".join([self.message, *map(str, self.failures)])
+        parts, shown = [self.message], set()
+        for failure in self.failures:
+            known = failure.traceback != "" and failure.traceback in shown
+            shown.add(failure.traceback)
+            parts.append(str(replace(failure, traceback="    (the same traceback)") if known else failure))
+        return "\n\n".join(parts)
 
 
 class ResetLimitExceededError(TrainingFailedError):

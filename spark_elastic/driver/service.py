@@ -342,9 +342,7 @@ class SparkDriverService:
             case m.WorkerReturned():
                 self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
             case m.WorkerRaised():
-                logger.warning(
-                    "rank %s (worker %d) raised\n%s", self._ranks.get(worker), worker, message.traceback.rstrip()
-                )
+                logger.warning("%s raised\n%s", self._name(worker), message.traceback.rstrip())
                 self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
             case m.ResultFollows():
                 link.elastic_result = message.elastic
@@ -387,9 +385,12 @@ class SparkDriverService:
         return True
 
     def _print(self, message: m.OutputLines) -> None:
-        rank = self._ranks.get(message.worker)
-        prefix = f"[{rank}]" if rank is not None else f"[worker {message.worker}]"
+        prefix = f"[{self._name(message.worker).removeprefix('rank ')}]"
         self._printer.show(message.stream, prefix, message.lines, message.dropped)
+
+    def _name(self, worker: int) -> str:
+        rank = self._ranks.get(worker)
+        return f"worker {worker}" if rank is None else f"rank {rank}"
 
     # ------------------------------------------------------------------ events → commands
 

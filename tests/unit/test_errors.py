@@ -70,6 +70,17 @@ def test_a_failure_shows_its_traceback_and_its_last_lines() -> None:
     ]
 
 
+def test_a_traceback_that_many_workers_share_is_shown_once() -> None:
+    failures = tuple(
+        WorkerFailure(n, n, "node7", "raised ValueError: x", "Traceback …\nValueError: x") for n in range(3)
+    )
+    text = str(TrainingFailedError("it failed", failures))
+    assert text.count("Traceback …") == 1
+    assert text.count("(the same traceback)") == 2
+    quiet = TrainingFailedError("it failed", (WorkerFailure(0, 0, "a", "killed"), WorkerFailure(1, 1, "a", "killed")))
+    assert "the same" not in str(quiet)
+
+
 def test_the_drawn_tree_names_every_class() -> None:
     for name in errors.__all__:
         if name != "WorkerFailure":
