@@ -97,5 +97,5 @@ def pairs(given: list[str], option: str) -> dict[str, str]:
     """Take ``NAME=VALUE`` arguments apart."""
     for each in given:
         if "=" not in each:
-            raise ValueError(f"{option} {each}: it has to be NAME=VALUE")
+            raise ValueError(f"{option} must be NAME=VALUE, not {each!r}")
     return dict(each.split("=", 1) for each in given)

@@ -268,7 +268,7 @@ def test_a_differing_python_fails_the_job_and_names_both(service: SparkDriverSer
         return answer
 
     assert play(service, scene) == m.ReleaseTask()
-    with pytest.raises(TrainingFailedError, match=r"host old runs Python 3\.7\.1"):
+    with pytest.raises(TrainingFailedError, match=r"a task on old runs Python 3\.7\.1"):
         service.outcome.result(SECONDS)
 
 

@@ -55,7 +55,7 @@ def test_a_failure_says_who_where_and_why() -> None:
 def test_a_failure_without_a_traceback_shows_the_last_lines() -> None:
     failure = WorkerFailure(3, None, "node7", "killed by SIGSEGV", last_lines=("loading", "Segfault"))
     assert str(failure) == (
-        "a worker without a rank (worker 3) on node7: killed by SIGSEGV\n"
+        "worker 3 (no rank yet) on node7: killed by SIGSEGV\n"
         "    the last lines of its output:\n    | loading\n    | Segfault"
     )
 
