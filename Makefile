@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-.PHONY: setup demo test schedules simulate fuzz chaos lint bench java clean
+.PHONY: setup demo test docs schedules simulate fuzz chaos lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -27,6 +27,10 @@ demo: java setup
 test: java setup $(PETASTORM)/.installed
 	$(BIN)/python -m pytest
 	$(PETASTORM)/bin/python -m pytest tests/petastorm tests/unit/data
+
+# The documentation as a site in site/; broken links are errors. `mkdocs serve` shows it while you write.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Long runs of the randomized schedules: SEED=… for others, JOBS=… for more.
 schedules: java setup
@@ -68,4 +72,4 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(PETASTORM) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PETASTORM) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache

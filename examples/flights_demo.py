@@ -31,6 +31,11 @@ EPOCHS = 5
 GLOBAL_BATCH = 1024
 EXECUTORS = 4
 OUTPUT = Path("demo-output")
+COLUMNS = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT, "
+    "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, distance INT, "
+    "hour INT, minute INT, time_hour STRING"
+)
 
 
 def flights_csv() -> str:
@@ -49,11 +54,15 @@ def write_parquet(spark: Any, folder: str) -> tuple[str, str]:
 
     with zipfile.ZipFile(flights_csv()) as archive:
         archive.extractall(folder)
-    flights = spark.read.csv(os.path.join(folder, "flights.csv"), header=True, inferSchema=True, nullValue="NA")
-    print(f"{flights.count():,} flights")
+    flights = spark.read.csv(os.path.join(folder, "flights.csv"), header=True, schema=COLUMNS, nullValue="NA").cache()
+    names = ("carrier", "origin", "dest")
+    seen = flights.agg(
+        f.count("*").alias("rows"), *(f.sort_array(f.collect_set(name)).alias(name) for name in names)
+    ).first()
+    print(f"{seen['rows']:,} flights")
+    codes = [f.array_position(f.array(*map(f.lit, seen[name])), f.col(name)).alias(f"{name}_code") for name in names]
     flights = flights.where(f.col("arr_delay").isNotNull())
     wheel = {"minute": f.col("hour") + f.col("minute") / 60, "day": f.dayofyear(f.make_date("year", "month", "day"))}
-    codes = [f.dense_rank().over(_by(name)).alias(f"{name}_code") for name in ("carrier", "origin", "dest")]
     table = flights.select(
         (f.col("arr_delay") > 15).cast("float").alias("late"),
         f.sin(2 * 3.14159265 * wheel["minute"] / 24).cast("float").alias("sin_hour"),
@@ -63,18 +72,11 @@ def write_parquet(spark: Any, folder: str) -> tuple[str, str]:
         (f.col("distance") / 1000).cast("float").alias("distance"),
         *codes,
         f.rand(seed=7).alias("split"),
-    ).cache()
+    )
     paths = os.path.join(folder, "train"), os.path.join(folder, "test")
     table.where("split >= 0.2").drop("split").repartition(8, "sin_day").write.parquet(paths[0])
     table.where("split < 0.2").drop("split").repartition(2, "sin_day").write.parquet(paths[1])
-    table.unpersist()
     return paths
-
-
-def _by(name: str) -> Any:
-    from pyspark.sql import Window
-
-    return Window.orderBy(name)
 
 
 def train(train_url: str, test_path: str, epochs: int, seconds: float) -> dict[str, Any]:
@@ -165,6 +167,8 @@ def main() -> int:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Five JVMs that live for a minute: a second compiler costs them more than it brings on few cores.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     spark = (
         SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1024]")
         .appName("spark_elastic demo")

@@ -142,6 +142,7 @@ class Spark:
         if failed:
             slot.failures += 1
             if slot.attempts:
+                clock.after(random.uniform(0.2, 1.0), self.schedule)  # others may want its core
                 return
             if slot.failures < MAX_FAILURES and slot.is_submitted and not self.is_closing:
                 slot.is_queued = True

@@ -52,7 +52,9 @@ class Job:
     def enter_elastic(self) -> None:
         """Note that the one elastic function of the job has been called."""
         if self._entered:
-            raise SparkElasticError("a job has one elastic function, and it has been called already")
+            raise SparkElasticError(
+                "a job has one elastic function, and it has been called already; put all that is to be elastic into one"
+            )
         self._entered = True
         faults.reached(faults.Point.READY)
 

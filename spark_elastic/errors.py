@@ -22,7 +22,7 @@ Mistakes in arguments are ``ValueError`` and ``TypeError``. ``WorkerLostError`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "CheckpointError",
@@ -45,6 +45,11 @@ class SparkElasticError(Exception):
     """Base of all errors that end a job or refuse an operation."""
 
 
+def name_worker(worker: int, rank: int | None) -> str:
+    """Say which worker it is, in errors and logs."""
+    return f"rank {rank} (worker {worker})" if rank is not None else f"worker {worker} (no rank yet)"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
     """What is known of one worker's end: where it ran, how it ended, and its last words.
@@ -61,8 +66,7 @@ class WorkerFailure:
     last_lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}" if self.rank is not None else "a worker without a rank"
-        lines = [f"{who} (worker {self.worker}) on {self.host}: {self.cause}"]
+        lines = [f"{name_worker(self.worker, self.rank)} on {self.host}: {self.cause}"]
         if self.traceback:
             lines.append(self.traceback.rstrip())
         if self.last_lines:
@@ -79,7 +83,12 @@ class TrainingFailedError(SparkElasticError):
         self.failures = failures
 
     def __str__(self) -> str:
-        return "\n\n".join([self.message, *map(str, self.failures)])
+        parts, shown = [self.message], set()
+        for failure in self.failures:
+            known = failure.traceback != "" and failure.traceback in shown
+            shown.add(failure.traceback)
+            parts.append(str(replace(failure, traceback="    (the same traceback)") if known else failure))
+        return "\n\n".join(parts)
 
 
 class ResetLimitExceededError(TrainingFailedError):

@@ -99,7 +99,7 @@ class DistributedDataParallel(nn.Module):
         allowed where not all ranks say so.
         """
         if rows < 0:
-            raise ValueError(f"rows must not be negative, and is {rows!r}")
+            raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
         world: World | None = self._world
         if world is None or world.size == 1:
             return

@@ -46,7 +46,7 @@ class RestartOnChange:
         def supervise(state: ObjectState) -> None:
             job = current_job()
             if job is None or job.world is None:
-                raise SparkElasticError("scripts are restarted by jobs only")
+                raise SparkElasticError("RestartOnChange works inside a job only; outside, start the script itself")
             _supervise(job, job.world, self.call)
 
         supervise(ObjectState())

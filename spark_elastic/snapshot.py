@@ -69,7 +69,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
     def take(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            tensors.append(value.detach())
+            tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(tensors) - 1)
         return value if type(value) in PLAIN else copy.deepcopy(value)
 
@@ -135,17 +135,25 @@ class TensorBuffer:
 
     def copy_from(self, tensors: list[torch.Tensor]) -> None:
         """Copy the tensors in. On CUDA, wait until the copies are complete: a copy that may still fail is no commit."""
-        self.fit(
-            tuple(
-                TensorSpec(tensor.dtype, "cpu" if self.on_host else str(tensor.device), tuple(tensor.shape))
-                for tensor in tensors
+        if not self._has_room_for(tensors):
+            self.fit(
+                tuple(
+                    TensorSpec(tensor.dtype, "cpu" if self.on_host else str(tensor.device), tuple(tensor.shape))
+                    for tensor in tensors
+                )
             )
-        )
         if tensors:
             with torch.no_grad():
                 torch._foreach_copy_(self.views, tensors, non_blocking=True)
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.current_stream().synchronize()
+
+    def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether these are like those of the last time, as they nearly always are; specs take longer to compare."""
+        return len(tensors) == len(self.views) and all(
+            tensor.dtype is view.dtype and tensor.shape == view.shape and (self.on_host or tensor.device == view.device)
+            for tensor, view in zip(tensors, self.views, strict=True)
+        )
 
 
 @dataclass(slots=True)

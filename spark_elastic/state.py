@@ -270,7 +270,7 @@ class ObjectState(State):
             objects = {**objects, **local}
         for name, value in objects.items():
             if name.startswith("_") or hasattr(type(self), name):
-                raise ValueError(f"{name!r} cannot be the name of an object of a {type(self).__name__}")
+                raise ValueError(f"{name!r} cannot be the name of an object of a {type(self).__name__}; choose another")
             setattr(self, name, value)
 
     def save(self) -> None:

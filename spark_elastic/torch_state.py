@@ -47,7 +47,7 @@ class TorchState(ObjectState):
         **objects: Any,
     ) -> None:
         if commit not in ("copy", "host", "in_place"):
-            raise ValueError(f'commit must be "copy", "host" or "in_place", not {commit!r}')
+            raise ValueError(f"commit must be one of copy, host, in_place, not {commit!r}")
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
         self._snapshots = SnapshotPair(on_host=commit == "host")
@@ -69,7 +69,7 @@ class TorchState(ObjectState):
         if self._guard is not None and self._guard.dirty:
             if self._job is None:
                 raise SparkElasticError(
-                    'commit="in_place" keeps no copy to restore once the optimizer has made its step'
+                    'commit="in_place" keeps no copy to restore once the optimizer has made its step; use commit="copy"'
                 )
             # The weights are of no commit; a holder of the newest one sends it.
             self._job.control.commit = None
@@ -97,7 +97,7 @@ class TorchState(ObjectState):
     def _leave(self, world: World) -> None:
         if self._has_stepped_in_place():
             raise SparkElasticError(
-                'commit="in_place": the function returned after an optimizer step without a commit()'
+                'commit="in_place": the function returned after an optimizer step without a commit(); commit after each'
             )
         super()._leave(world)
 
@@ -122,7 +122,10 @@ class TorchState(ObjectState):
     def _restore_durable(self, world: World) -> int:
         size = super()._restore_durable(world)
         if not size and self._has_stepped_in_place():
-            raise StateLostError('commit="in_place": all ranks were caught between optimizer step and commit', ())
+            raise StateLostError(
+                'commit="in_place": all ranks were caught between optimizer step and commit, and there is no durable '
+                'checkpoint (see checkpoint=, or use commit="copy")'
+            )
         return size
 
     def _copies_for_repair(self, world: World) -> SnapshotPair:
@@ -165,8 +168,8 @@ class TorchState(ObjectState):
             parameters = list(model.parameters())
             if parameters and not any(id(parameter) in kept for parameter in parameters):
                 raise SparkElasticError(
-                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State: nobody would keep "
-                    "its weights equal, or give them to newcomers"
+                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State; put it there, or "
+                    "nobody keeps its weights equal and gives them to newcomers"
                 )
 
     def _progress(self) -> Values:

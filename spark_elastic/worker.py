@@ -22,6 +22,7 @@ from spark_elastic.control import WHOLE_JOB, ControlClient
 from spark_elastic.data.pinning import set_pin
 from spark_elastic.payload import Payload
 from spark_elastic.ticket import Ticket
+from spark_elastic.tracebacks import format_for_user
 
 logger = logging.getLogger("spark_elastic")
 
@@ -82,11 +83,10 @@ def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...]
 
 
 def _report(control: ControlClient, error: BaseException) -> None:
-    """Tell the driver of a failure in user code; frames of this file are no news to the user."""
+    """Tell the driver of a failure in user code."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    control.raised("".join(traceback.format_exception_only(type(error), error)).strip(), place, text)
+    control.raised("".join(traceback.format_exception_only(type(error), error)).strip(), place, format_for_user(error))
     sys.stderr.flush()
 
 

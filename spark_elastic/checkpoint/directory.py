@@ -71,7 +71,7 @@ class CheckpointDirectory:
         except ImportError as error:
             raise CheckpointError(f"checkpoints need pyarrow (pip install 'spark-elastic[data]'): {error}") from error
         except DataError as error:
-            raise CheckpointError(f"the checkpoint directory cannot be opened: {error}") from error
+            raise CheckpointError(f"checkpoint={url!r} cannot be opened: {error}") from error
         self._files = self._location.filesystem
 
     def list(self) -> Listing:
@@ -104,7 +104,7 @@ class CheckpointDirectory:
                     self._delete(str(claim))
                 return mine.attempt
             self._delete(str(mine))
-        raise CheckpointError(f"{self.url} does not show in its listing what was written there")
+        raise CheckpointError(f"{self.url} does not list what was written there; checkpoint= needs a place that does")
 
     def check_claim(self, attempt: int) -> Listing:
         """Return what is there. Raises ``SupersededError`` when a later run has claimed the directory.
@@ -165,7 +165,10 @@ class CheckpointDirectory:
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DamagedError(f"checkpoint {name} of {self.url} is damaged: its manifest: {error}") from error
         if manifest.version != VERSION:
-            raise CheckpointError(f"checkpoint {name} of {self.url} has format {manifest.version}, not {VERSION}")
+            raise CheckpointError(
+                f"checkpoint {name} of {self.url} has format {manifest.version}, not {VERSION}: another version of "
+                "spark_elastic wrote it. Use that one, or give another checkpoint= to begin anew"
+            )
         return manifest
 
     def read(

@@ -98,7 +98,9 @@ class CheckpointWriter:
             self._begin(commit, snapshots)
             self._wait(is_over)
         if self._durable_steps != steps and not self._superseded and not is_over():
-            logger.warning("the job's last commit could not be written to %s", self._url)
+            logger.warning(
+                "the job's last commit could not be written to %s; the next run goes on from the one before", self._url
+            )
 
     # ------------------------------------------------------------------ inside
 
@@ -142,7 +144,9 @@ class CheckpointWriter:
             self._failures += 1
             self._due_at = min(self._due_at, time.monotonic() + 2.0 ** (self._failures - 1))
             text = f"{type(error).__name__}: {error}"
-            logger.warning("checkpoint %s could not be written, training goes on: %s", name, text)
+            logger.warning(
+                "checkpoint %s could not be written; training goes on, and the next commits try again: %s", name, text
+            )
             self._report("checkpoint_failed", {"name": str(name), "step": steps, "error": text})
             return
         finally:
@@ -154,7 +158,9 @@ class CheckpointWriter:
         try:
             self._directory.prune(self.attempt, self._damaged)
         except Exception as error:
-            logger.warning("old checkpoints of %s could not be removed: %s", self._url, error)
+            logger.warning(
+                "old checkpoints of %s could not be removed; the next write tries again: %s", self._url, error
+            )
 
     def _progress(self) -> None:
         self._pieces += 1

@@ -1,4 +1,4 @@
-"""``spark-elastic``: run scripts, look at what happened to them, at data sets, and at what is wrong with a set-up."""
+"""spark-elastic: run scripts, look at what happened to them, at data sets, and at what is wrong with a set-up."""
 
 from __future__ import annotations
 

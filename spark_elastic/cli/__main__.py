@@ -1,4 +1,4 @@
-"""``python -m spark_elastic.cli``."""
+"""python -m spark_elastic.cli."""
 
 import sys
 

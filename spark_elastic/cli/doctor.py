@@ -1,4 +1,4 @@
-"""``spark-elastic doctor``: finds what in a set-up keeps jobs from running, or hurts them, and says what to do about it.
+"""spark-elastic doctor: finds what in a set-up keeps jobs from running, or hurts them, and says what to do about it.
 
 Looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors.
 """

@@ -1,4 +1,4 @@
-"""``spark-elastic inspect``: what a Parquet dataset is made of, and what about it will slow training down."""
+"""spark-elastic inspect: what a Parquet dataset is made of, and what about it will slow training down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_elastic.data.manifest import Manifest, read_manifest
 
-# Of memory: a rank holds a window of several row groups.
+# Uncompressed, as encoded; decoded it may be more, and a rank holds a window of several row groups.
 HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
 
@@ -37,7 +37,7 @@ def inspect(options: argparse.Namespace) -> int:
     low, middle, high = facts["rows_per_group"]
     small, usual, big = facts["bytes_per_group"]
     print(f"{options.dataset}: {facts['files']:,} files, {facts['row_groups']:,} row groups, {facts['rows']:,} rows")
-    print(f"  {size(facts['stored_bytes'])} stored, {size(facts['bytes'])} in memory")
+    print(f"  {size(facts['stored_bytes'])} stored, {size(facts['bytes'])} uncompressed")
     print(f"  rows in a group: {low:,} to {high:,}, median {middle:,}")
     print(f"  bytes in a group: {size(small)} to {size(big)}, median {size(usual)}")
     for name, kind in _columns(manifest).items():
@@ -77,7 +77,7 @@ def warnings(manifest: Manifest, workers: int) -> list[str]:
             f"{len(manifest)} row groups for {workers} workers: several workers read the same group. Write more and smaller "
             "ones (parquet.block.size, or repartition before writing)"
         )
-    elif len(manifest) > 1 and share > 2 / workers:
+    if share > 2 / min(workers, len(manifest)):
         found.append(
             f"{manifest.where(biggest)}, holds {share:.0%} of all rows: the workers that read it hold all of it. "
             "Write it as several groups (parquet.block.size)"
@@ -87,7 +87,7 @@ def warnings(manifest: Manifest, workers: int) -> list[str]:
         worst = max(huge, key=lambda number: manifest[number].uncompressed_bytes)
         most = size(manifest[worst].uncompressed_bytes)
         found.append(
-            f"{len(huge)} row groups take more than {size(HUGE_BYTES)} in memory, the largest {most} "
+            f"{len(huge)} row groups take more than {size(HUGE_BYTES)} uncompressed, the largest {most} "
             f"({manifest.where(worst)}): a worker holds several at a time. Write smaller ones (parquet.block.size)"
         )
     median = _spread(sorted(group.uncompressed_bytes for group in manifest))[1]

@@ -1,6 +1,6 @@
-"""``spark-elastic run script.py --min-np 2 --max-np 8 -- arguments``: runs a script, or module:function, in every worker.
+"""spark-elastic run script.py --min-np 2 --max-np 8 -- arguments: runs a script, or module:function, in every worker.
 
-The script calls ``@elastic`` functions itself. One that was written for torchrun runs as it is with --restart-on-change.
+The script calls @elastic functions itself. One that was written for torchrun runs as it is with --restart-on-change.
 """
 
 from __future__ import annotations
@@ -97,5 +97,5 @@ def pairs(given: list[str], option: str) -> dict[str, str]:
     """Take ``NAME=VALUE`` arguments apart."""
     for each in given:
         if "=" not in each:
-            raise ValueError(f"{option} {each}: it has to be NAME=VALUE")
+            raise ValueError(f"{option} must be NAME=VALUE, not {each!r}")
     return dict(each.split("=", 1) for each in given)

@@ -1,4 +1,4 @@
-"""What ``spark-elastic run`` has called in the workers: a script, whose text travels, or a function of a module."""
+"""What spark-elastic run has called in the workers: a script, whose text travels, or a function of a module."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def find_target(target: str, arguments: Sequence[str]) -> Script | Function:
     path = Path(target)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
-            raise ValueError(f"there is no script {target}")
+            raise ValueError(f"script {target!r} does not exist")
         return Script(str(path.resolve()), path.read_bytes(), tuple(arguments))
     name, colon, attribute = target.partition(":")
     if not colon:
-        raise ValueError(f"{target!r} is neither a script nor module:function")
+        raise ValueError(f"the target must be a script or module:function, not {target!r}")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(name)
         function = getattr(module, attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{target!r} cannot be had: {error}") from error
+        raise ValueError(f"{target!r} cannot be imported: {error}") from error
     file = module.__file__ or ""
     if file and not any(
         Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")

@@ -1,4 +1,4 @@
-"""``spark-elastic timeline``: draws what happened to a run."""
+"""spark-elastic timeline: draws what happened to a run."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def draw(options: argparse.Namespace) -> int:
 
         save(history, output)
     else:
-        raise ValueError(f"--output {output}: the name has to end in .html or .png")
+        raise ValueError(f"--output must end in .html or .png, not {str(output)!r}")
     print(json.dumps({"output": str(output), **summarize(history)}) if options.json else f"{output} written")
     return 0

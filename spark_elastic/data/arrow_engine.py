@@ -29,7 +29,7 @@ def select_columns(manifest: Manifest, columns: Sequence[str] | None, *, transfo
     if columns is None:
         return [field.name for field in schema if transformed or convertible(field.type)]
     if isinstance(columns, str):
-        raise ValueError(f"columns={columns!r} must be a list of names")
+        raise ValueError(f"columns must be a list of names, not {columns!r}")
     for name in columns:
         if name not in schema.names:
             raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(schema.names)}")

@@ -76,7 +76,10 @@ class ElasticDataLoader(PositionedLoader[Any]):
     def _open(self) -> Iterator[Iterator[tuple[Step, int, Any]]]:
         tracker = self._tracker
         if len(self.dataset) != tracker.total:
-            raise DataError(f"the dataset had {tracker.total} items when the loader was made, now {len(self.dataset)}")
+            raise DataError(
+                f"the dataset had {tracker.total} items when the loader was made, now {len(self.dataset)}; it must not "
+                "change its length"
+            )
         generator = self._given_generator
         if generator is None:
             generator = torch.Generator()

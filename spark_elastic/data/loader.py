@@ -102,7 +102,7 @@ class PositionedLoader(Generic[T]):
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch at row 0; for the current one do nothing, wherever it stands."""
         if not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch={epoch!r} must be a whole number from 0")
+            raise ValueError(f"epoch must be a whole number from 0 on, not {epoch!r}")
         if epoch != self._tracker.epoch:
             self._end_iteration()
             self._tracker.seek(epoch, 0)
@@ -129,7 +129,10 @@ class PositionedLoader(Generic[T]):
         Raises DataError where it was saved for another dataset, ValueError where this loader has another order.
         """
         if state.get("version") != _VERSION:
-            raise DataError(f"the loader's state has version {state.get('version')}, not {_VERSION}")
+            raise DataError(
+                f"the loader's state has version {state.get('version')}, not {_VERSION}: another version of spark_elastic "
+                "saved it. Use that one, or begin anew"
+            )
         for key, ours in self._identity.items():
             if state.get(key) == ours:
                 continue
@@ -138,7 +141,8 @@ class PositionedLoader(Generic[T]):
                     f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}"
                 )
             raise ValueError(
-                f"the loader's state was saved with {key}={state.get(key)!r}, this loader has {key}={ours!r}"
+                f"the loader's state was saved with {key}={state.get(key)!r}, this loader has {key}={ours!r}; give it "
+                f"the same {key}"
             )
         self._end_iteration()
         self._tracker.seek(state["epoch"], state["position"])

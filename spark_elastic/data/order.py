@@ -37,7 +37,7 @@ class OrderSpec:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
+            raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
         assert self.lanes >= 1, self.lanes
         assert self.window >= 1, self.window
 
@@ -58,7 +58,7 @@ def choose_spec(
     all lanes together, None for 32768, or fewer where those would take more than `budget` bytes at `row_bytes` a row.
     """
     if shuffle_rows is not None and shuffle_rows < 0:
-        raise ValueError(f"shuffle_rows={shuffle_rows} must not be negative")
+        raise ValueError(f"shuffle_rows must be a whole number from 0 on, not {shuffle_rows!r}")
     mix = shuffle and shuffle_rows not in (0, 1)
     affordable = max(1, int(min(32_768, budget / max(row_bytes, 1.0))))
     rows = shuffle_rows if mix and shuffle_rows is not None else affordable
@@ -88,7 +88,7 @@ class EpochOrder:
 
     def __init__(self, rows: np.ndarray, epoch: int, spec: OrderSpec) -> None:
         if epoch < 0:
-            raise ValueError(f"epoch={epoch} must not be negative")
+            raise ValueError(f"epoch must be a whole number from 0 on, not {epoch!r}")
         self.spec = spec
         self.epoch = epoch
         self.groups = np.flatnonzero(rows)

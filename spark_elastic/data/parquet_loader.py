@@ -74,11 +74,11 @@ class ParquetLoader(PositionedLoader[Batch]):
     ) -> None:
         plan = BatchPlan(batch_size, global_batch_size, drop_last)
         if prefetch is not None and prefetch < 1:
-            raise ValueError(f"prefetch={prefetch} must be at least 1")
+            raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
         if engine_options and engine != "petastorm":
             raise ValueError(f"engine_options are for engine='petastorm', not {engine!r}")
         if engine not in ENGINES:
-            raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         key = f"data/manifest/{os.fspath(url)}"
         packed = pin(key, lambda: read_manifest(url, storage_options=storage_options).encode())
         self.manifest = Manifest.decode(packed)

@@ -175,7 +175,7 @@ class PetastormEngine:
     ) -> None:
         unknown = sorted(set(options or {}) - set(_OPTIONS))
         if unknown:
-            raise ValueError(f"engine_options: {', '.join(unknown)} must be among {', '.join(_OPTIONS)}")
+            raise ValueError(f"engine_options must be among {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
         if transform is not None and not hasattr(transform, "edit_fields"):
             raise ValueError("engine='petastorm' takes a petastorm.transform.TransformSpec as its transform=")
         names = [*manifest.schema.names, *manifest.partition_types]
@@ -353,7 +353,7 @@ def _pool(options: Mapping[str, Any], own_format: bool) -> Any:
         return ProcessPool(workers, serializer, zmq_copy_buffers=options.get("zmq_copy_buffers", True))
     if kind == "dummy":
         return DummyPool()
-    raise ValueError(f"reader_pool_type={kind!r} must be 'thread', 'process' or 'dummy'")
+    raise ValueError(f"reader_pool_type must be one of thread, process, dummy, not {kind!r}")
 
 
 def _cache(options: Mapping[str, Any]) -> Any:
@@ -367,4 +367,4 @@ def _cache(options: Mapping[str, Any]) -> Any:
             options.get("cache_row_size_estimate"),
             **(options.get("cache_extra_settings") or {}),
         )
-    raise ValueError(f"cache_type={kind!r} must be 'null' or 'local-disk'")
+    raise ValueError(f"cache_type must be one of null, local-disk, not {kind!r}")

@@ -29,11 +29,12 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if (self.per_worker is None) == (self.overall is None):
             raise ValueError(
-                f"exactly one of batch_size={self.per_worker} and global_batch_size={self.overall} must be given"
+                f"give exactly one of batch_size and global_batch_size, not batch_size={self.per_worker} and "
+                f"global_batch_size={self.overall}"
             )
         for name, value in (("batch_size", self.per_worker), ("global_batch_size", self.overall)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r} must be a whole number from 1")
+                raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
 
     @property
     def smallest(self) -> int:

@@ -146,7 +146,7 @@ class Decoder:
             known = [name for name in self.fields if name in stored]
             return [name for name in known if self._transformed or self.fields[name].dtype is not None]
         if isinstance(columns, str):
-            raise ValueError(f"columns={columns!r} must be a list of names")
+            raise ValueError(f"columns must be a list of names, not {columns!r}")
         for name in columns:
             if name not in self.fields or name not in stored:
                 raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(self.fields)}")

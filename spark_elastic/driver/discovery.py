@@ -35,7 +35,7 @@ def parse_hosts(text: str) -> dict[str, int | None]:
             host, number = line, ""
         host = host.strip("[]")
         if not host or " " in host or (colon and number and not number.isdigit()):
-            raise DiscoveryError(f"a host discovery script prints 'host' or 'host:slots' a line, not {line!r}")
+            raise DiscoveryError(f"host_discovery_script must print 'host' or 'host:slots' a line, not {line!r}")
         slots[host] = int(number) if number else None
     return slots
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -118,9 +119,18 @@ def _make_bar() -> Any:
     if not hasattr(tqdm, "_lock"):
         tqdm.set_lock(threading.RLock())  # its own would be one between processes, too
     try:
-        return Bar(total=1.0, bar_format="{head} {tail}", dynamic_ncols=True, leave=True)
+        return Bar(total=1.0, bar_format="{head} {tail}", leave=True, **_size())
     except ImportError:  # ipywidgets
         return None
+
+
+def _size() -> dict[str, Any]:
+    """How large tqdm is to take the terminal for. Some do not know, as in containers; it would draw nothing there."""
+    try:
+        is_known = min(os.get_terminal_size(sys.stderr.fileno())) > 0
+    except OSError:
+        is_known = False
+    return {"dynamic_ncols": True} if is_known else {"ncols": 120, "nrows": 24}
 
 
 def _in_notebook() -> bool:

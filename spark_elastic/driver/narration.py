@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
+from spark_elastic.errors import name_worker
 
 
 class Narrator:
@@ -23,9 +24,7 @@ class Narrator:
         match kind:
             case "worker_lost":
                 rank, worker, cause = fields["rank"], fields["worker"], fields["cause"]
-                who = (
-                    f"rank {rank} (worker {worker})" if rank is not None else f"worker {worker}, which had no rank yet,"
-                )
+                who = name_worker(worker, rank)
                 if cause in (PROCESS_DIED, CONNECTION_BROKE):
                     self._unexplained[worker] = f"{who} on {fields['host']}"
                 return logging.WARNING, f"{who} on {fields['host']} was lost: {cause}"

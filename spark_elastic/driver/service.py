@@ -30,7 +30,7 @@ from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.store import JOB, ControlStore
-from spark_elastic.errors import SparkElasticError, TrainingFailedError
+from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
 from spark_elastic.faults import Action, Fault
 from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
 from spark_elastic.settings import JobSettings
@@ -211,7 +211,9 @@ class SparkDriverService:
             elif isinstance(hello, m.WorkerHello):
                 await self._serve_worker(hello, connection)
             else:
-                logger.warning("%s opened with %s; refused", connection.peer_address, type(hello).__name__)
+                logger.warning(
+                    "a connection from %s was refused: it began with %s", connection.peer_address, type(hello).__name__
+                )
         except (ConnectionLostError, asyncio.TimeoutError, ConnectionError) as error:
             logger.debug("connection from %s ended: %s", connection.peer_address, error)
         finally:
@@ -234,7 +236,7 @@ class SparkDriverService:
         self._slots[host] = slot
         connection.send(m.Welcome(host, dict(self.settings.env)))
         for warning in hello.facts.warnings:
-            logger.warning("host %s: %s", hello.facts.name, warning)
+            logger.warning("host %d on %s: %s", host, hello.facts.name, warning)
         self._on_registered(slot)
         place = f"{hello.facts.name}/{hello.facts.executor_pid}"
         self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
@@ -275,7 +277,7 @@ class SparkDriverService:
         if facts.python.split(".")[:2] != mine.split(".")[:2]:
             self._cancel(
                 TrainingFailedError(
-                    f"host {facts.name} runs Python {facts.python}, the driver {mine}: functions cannot travel between "
+                    f"a task on {facts.name} runs Python {facts.python}, the driver {mine}: functions cannot travel between "
                     "them. Set PYSPARK_PYTHON (spark.pyspark.python) to the same minor version everywhere"
                 )
             )
@@ -283,7 +285,12 @@ class SparkDriverService:
             return False
         others = {task.facts.torch for task in self._tasks.values()} - {facts.torch}
         if others:
-            logger.warning("host %s has torch %s, others have %s", facts.name, facts.torch, ", ".join(sorted(others)))
+            logger.warning(
+                "a task on %s has torch %s, others have %s; install the same everywhere",
+                facts.name,
+                facts.torch,
+                ", ".join(sorted(others)),
+            )
         return True
 
     async def _serve_worker(self, hello: m.WorkerHello, connection: Connection) -> None:
@@ -342,9 +349,8 @@ class SparkDriverService:
             case m.WorkerReturned():
                 self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
             case m.WorkerRaised():
-                logger.warning(
-                    "rank %s (worker %d) raised\n%s", self._ranks.get(worker), worker, message.traceback.rstrip()
-                )
+                who = name_worker(worker, self._ranks.get(worker))
+                logger.warning("%s raised\n%s", who, message.traceback.rstrip())
                 self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
             case m.ResultFollows():
                 link.elastic_result = message.elastic
@@ -354,7 +360,10 @@ class SparkDriverService:
                 if len(link.result) > RESULT_LIMIT:
                     limit = RESULT_LIMIT // 2**30
                     self._cancel(
-                        TrainingFailedError(f"the result of rank {self._ranks.get(worker)} exceeds {limit} GiB")
+                        TrainingFailedError(
+                            f"the result of rank {self._ranks.get(worker)} exceeds {limit} GiB; write it to a file and "
+                            "return its path"
+                        )
                     )
                 elif message.last:
                     self._results[worker] = bytes(link.result)
@@ -412,7 +421,9 @@ class SparkDriverService:
         except Exception as error:
             logger.exception("the driver failed at %s", what)
             if not self.outcome.done():
-                problem = SparkElasticError(f"internal error at {what}: {type(error).__name__}: {error}")
+                problem = SparkElasticError(
+                    f"a fault of spark_elastic itself, at {what}: {type(error).__name__}: {error}"
+                )
                 problem.__cause__ = error
                 self.outcome.set_exception(problem)
 

@@ -19,10 +19,6 @@ WAITER_BYTES = 1024
 Answer = Callable[[StoreReply], None]
 
 
-class FullError(ValueError):
-    """A name space holds as much as it may."""
-
-
 @dataclass(slots=True)
 class _Waiter:
     """A ``get`` that waits for the keys that were missing when it was last looked at, or a ``gather`` that waits for others."""
@@ -47,7 +43,7 @@ class _Space:
 
     def grow(self, size: int) -> None:
         if self.size + size > SPACE_LIMIT:
-            raise FullError(f"the store is full, it takes {SPACE_LIMIT:,} bytes a generation")
+            raise ValueError(f"the store is full, it takes {SPACE_LIMIT:,} bytes a generation")
         self.size += size
 
     def put(self, key: str, value: bytes) -> None:

@@ -53,7 +53,7 @@ class _Monitor(Callback):
 
     def __init__(self, monitor: str | None = None, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
-            raise ValueError(f"mode must be auto, min or max, not {mode!r}")
+            raise ValueError(f"mode must be one of auto, min, max, not {mode!r}")
         self.monitor, self.mode, self.min_delta = monitor, mode, float(min_delta)
         self.best: float | None = None
         self.best_epoch: int | None = None

@@ -68,7 +68,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
         roles = {self.value(f"{role}Col"): role for role in ("rawPrediction", "probability", "prediction")}
         thresholds = self.value("thresholds")
         if thresholds is not None and len(thresholds) != self.numClasses:
-            raise ValueError(f"thresholds={thresholds} must have one number for each of {self.numClasses} classes")
+            raise ValueError(f"thresholds must have one number for each of {self.numClasses} classes, not {thresholds}")
         return Classes({name: roles.get(name, "prediction") for name in outputs}, thresholds, self.is_probability)
 
     def _metadata(self, name: str) -> dict[str, Any]:

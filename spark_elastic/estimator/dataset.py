@@ -214,7 +214,7 @@ def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
 def _checked(url: str, names: Sequence[str], seen: dict[str, Any], split: Split) -> Dataset:
     rows, validation_rows = int(seen["rows"]), int(seen["validation_rows"] or 0)
     if not rows:
-        raise ValueError("the DataFrame is empty")
+        raise ValueError("the DataFrame has no rows")
     facts = {
         name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "min", "max")}
         for place, name in enumerate(names)

@@ -133,7 +133,9 @@ class TorchModel(ElasticModel):
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         if len(self.value("outputCols")) != len(self.widths):
-            raise ValueError(f"outputCols={self.value('outputCols')} must name the model's {len(self.widths)} outputs")
+            raise ValueError(
+                f"outputCols must name the model's {len(self.widths)} outputs, not {self.value('outputCols')}"
+            )
 
     def _finish(self, outputs: Mapping[str, int]) -> Any:
         return Flat(tuple(outputs.items()))

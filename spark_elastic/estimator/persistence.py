@@ -83,7 +83,7 @@ class EstimatorReader(MLReader[Any]):
         found = metadata["class"]
         own = f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:
-            raise ValueError(f"{path} holds a {found}, not a {own}")
+            raise ValueError(f"{path} holds a {found}, not a {own}; load it by that class")
         warnings.warn(f"loading {path} runs the code that is saved in it; load only what you trust", stacklevel=3)
         instance = self.cls()
         instance._resetUid(metadata["uid"])

@@ -196,7 +196,9 @@ def _objective(params: Parameterized, layout: Layout, loss: Any) -> Objective | 
     if len(losses) not in (1, labels):
         raise ValueError(f"give one loss, or one for each label: {len(losses)} losses, labels {list(layout.labels)}")
     if weights and len(weights) != labels:
-        raise ValueError(f"lossWeights={list(weights)} must have one entry for each label of {list(layout.labels)}")
+        raise ValueError(
+            f"lossWeights must have one number for each label of {list(layout.labels)}, not {list(weights)}"
+        )
     if layout.weight is not None and params.value("trainStep") is None:
         for one in losses:
             if not can_weight(one):

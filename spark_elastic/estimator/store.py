@@ -74,7 +74,7 @@ class Store:
     def run_url(self, run_id: str) -> str:
         """The folder of one run. Raises ValueError for an id that is no plain file name."""
         if not _RUN_ID.fullmatch(run_id) or not run_id.strip("."):
-            raise ValueError(f"runId={run_id!r} must consist of letters, digits, '_', '-' and '.'")
+            raise ValueError(f"runId must consist of letters, digits, '_', '-' and '.', not {run_id!r}")
         return f"{self.url}/runs/{run_id}"
 
     def checkpoint_url(self, run_id: str) -> str:

@@ -173,7 +173,7 @@ class Chaos:
                 self._for_a_while(slow, seconds, f"tc qdisc del dev {cable} root")
             case Kind.FILL_DISK:
                 filler = self._cluster.disk / "filler"
-                self._for_a_while(f"cat /dev/zero > {filler}", seconds, f"rm {filler}")
+                self._for_a_while(f"cat /dev/zero > {filler}", 1.0 + seconds, f"rm {filler}")
             case Kind.PAUSE_DRIVER:
                 self._for_a_while(f"kill -STOP {os.getpid()}", seconds, f"kill -CONT {os.getpid()}")
 

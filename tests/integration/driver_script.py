@@ -21,10 +21,6 @@ from spark_elastic import spark_run
 from spark_elastic.credentials import Credentials, create_credentials
 from spark_elastic.testing import hang, inject, kill, kill_executor, kill_task
 
-EXCLUDING = {
-    "spark.excludeOnFailure.enabled": "true",
-    "spark.excludeOnFailure.application.maxFailedTasksPerExecutor": "1",
-}
 SECURED = {
     "spark.authenticate": "true",
     "spark.authenticate.secret": "a secret of Spark's own",
@@ -47,7 +43,7 @@ def main(master: str, folder: str, *acts: str) -> None:
         Path(folder, "events").mkdir()
         builder = builder.config(map=SECURED).config("spark.eventLog.dir", Path(folder, "events").as_uri())
     if acts == ("excluded",):
-        builder = builder.config(map=EXCLUDING)
+        builder = builder.config("spark.excludeOnFailure.enabled", "true")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("INFO" if acts == ("secured",) else "OFF")
     for act in acts:
@@ -83,13 +79,13 @@ def main(master: str, folder: str, *acts: str) -> None:
 
 
 def _train_with_too_few_executors(spark: Any) -> None:
-    """Of two executors Spark uses one no more after a task has failed there; nobody takes its slot."""
-    for least in (1, 2):  # the second job begins with the one executor that is left
+    """Spark does not start a task that has failed on one of two executors there again, and the other is busy."""
+    for least in (1, 2):
         try:
             with inject(kill_task(rank=1, step=10)):
                 results = spark_elastic.run(
                     training.count_steps, args=(30, 0.02), spark=spark, min_np=least, max_np=2, num_proc=2,
-                    start_timeout=10.0,
+                    elastic_timeout=5.0,
                 )  # fmt: skip
             print("workers left", len(results), "steps", results[0]["counter"], flush=True)
         except spark_elastic.NotEnoughHostsError as error:

@@ -50,7 +50,7 @@ class Fuzzer:
         self._stranger = create_credentials("another job")
 
     async def run(self, frames: int) -> None:
-        acts = [self._be_a_stranger, self._open_wrongly, self._be_a_host]
+        acts = [self.be_a_stranger, self.open_wrongly, self.be_a_host]
         while (left := frames - self.sent.total()) > 0:
             # The cheap acts send most of the frames, the expensive ones make most of the connections.
             act = self._dice.choices(acts, (1, 4, 2))[0]
@@ -61,7 +61,7 @@ class Fuzzer:
 
     # ------------------------------------------------------------------ without the key
 
-    async def _be_a_stranger(self, left: int) -> None:
+    async def be_a_stranger(self, left: int) -> None:
         context = self._dice.choice([None, self._anonymous, self._other, self._old])
         name = "plain text" if context is None else context.__name__.strip("_")
         frames = [self._damaged() if self._dice.random() < 0.5 else self._stale(0) for _ in range(min(BURST, left))]
@@ -92,7 +92,7 @@ class Fuzzer:
 
     # ------------------------------------------------------------------ with the key
 
-    async def _open_wrongly(self, left: int) -> None:
+    async def open_wrongly(self, left: int) -> None:
         connection = await connect([self._address], self._credentials, m.ToTask)
         try:
             self.sent["member: wrong opening"] += 1
@@ -100,7 +100,7 @@ class Fuzzer:
         finally:
             await connection.close()
 
-    async def _be_a_host(self, left: int) -> None:
+    async def be_a_host(self, left: int) -> None:
         """Offer every slot: duplicates of the real ones wait, the free one is taken and told to start a worker."""
         count = min(left, self._dice.randint(1, 8) * BURST * 4)
         offers = [await self._offer(slot) for slot in range(self._slots)]

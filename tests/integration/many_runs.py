@@ -59,7 +59,8 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     cloudpickle.register_pickle_by_value(training)
-    spark = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false").getOrCreate()
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     for number in range(1, given.runs + 1):
         held = run_once(spark)

@@ -141,7 +141,7 @@ def test_on_local_threads_a_paused_driver_is_no_hang_losses_are_survived_and_a_s
 def test_with_too_few_executors_left_after_exclude_on_failure_a_job_goes_on_or_ends_in_time(script: Any) -> None:
     out = finish(script("local-cluster[2,1,1024]", "excluded"))
     assert "workers left 1 steps 30" in out
-    assert "only 1 of min_np=2 hosts had registered after 10 s (start_timeout)" in out
+    assert "only 1 of min_np=2 workers were left 5 s (elastic_timeout)" in out
 
 
 def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> None:

@@ -195,7 +195,7 @@ VECTORS = StructType([StructField("features", VectorUDT()), StructField("y", Dou
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        ([], "the DataFrame is empty"),
+        ([], "the DataFrame has no rows"),
         ([(None, 1.0)], "column 'features' has nulls in 1 of 1 rows"),
         ([(Vectors.dense(1, float("nan")), 1.0)], "column 'features' has NaN in 1 of 1 rows"),
         ([(Vectors.dense(1, 2), None), (Vectors.sparse(2, [0], [1.0]), 1.0)], "column 'y' has nulls in 1 of 2 rows"),

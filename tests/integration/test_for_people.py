@@ -59,7 +59,7 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_pat
 
 
 def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
-    spark: Any, nothing_left: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "events.jsonl"
     sizes = ["--min-np", "1", "--num-proc", "1", "--max-np", "2"]
@@ -83,9 +83,7 @@ def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
     assert "the script ended with exit code 3" in causes[1]
 
 
-def test_a_script_that_fails_fails_the_command(
-    spark: Any, nothing_left: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_that_fails_fails_the_command(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint('arguments', sys.argv[1:])\nsys.exit(len(sys.argv) - 1)\n")
     run = ["run", str(script), "--min-np", "1", "--max-np", "1", "--no-progress"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import subprocess
@@ -16,10 +17,13 @@ import pytest
 import training
 from conftest import HERE, ours
 from driver_script import fragments_of
+from fuzzer import BURST, Bomb, Fuzzer
 from standalone import free_port
 
 from spark_elastic import spark_run
 from spark_elastic.credentials import Credentials, create_credentials
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.settings import JobSettings
 from spark_elastic.task.warm_parent import encode_ticket
 from spark_elastic.ticket import Ticket
 
@@ -118,6 +122,7 @@ def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
     assert {generation for _, generation in result.results} == {1}
     assert not result.of("world_broken")
     assert not listeners, "tasks have no port of their own"
+    print(f"the driver grew by {(memory[1] - memory[0]) / 2**20:.1f} MiB over the last three quarters")
     assert memory[1] - memory[0] < GROWTH_LIMIT
     assert not (tmp_path / "unpickled").exists()
     assert watched == []
@@ -132,6 +137,25 @@ def _supervisors() -> list[psutil.Process]:
 
 def _listens(process: psutil.Process) -> bool:
     return any(entry.status == psutil.CONN_LISTEN for entry in process.net_connections())
+
+
+def test_nothing_that_strangers_send_is_unpickled(watched: list[str], tmp_path: Path) -> None:
+    made, trap = create_credentials("test"), tmp_path / "unpickled"
+
+    async def attack(port: int) -> None:
+        fuzzer = Fuzzer("127.0.0.1", port, 1, made, pickle.dumps(Bomb(str(trap))), seed=1)
+        while fuzzer.sent.total() < 2000:
+            try:
+                await fuzzer.be_a_stranger(BURST)
+            except (OSError, asyncio.TimeoutError):
+                pass
+
+    settings = JobSettings(min_np=1, max_np=1, num_proc=1)
+    with SparkDriverService(settings, made, b"", bind_address="127.0.0.1") as service:
+        asyncio.run(attack(service.port))
+        assert not service.outcome.done()
+    assert watched == []
+    assert not trap.exists()
 
 
 def test_the_watch_over_unpickling_sees_it(watched: list[str]) -> None:

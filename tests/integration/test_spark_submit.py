@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from standalone import Standalone
 
 import spark_elastic
 
@@ -33,18 +34,20 @@ def submit(master: str, *options: str, store: str, epochs: int, workers: int) ->
 
 
 def test_a_pipeline_script_runs_with_the_package_shipped_and_goes_on_with_it_installed(
-    standalone: str, tmp_path: Path
+    standalone: Standalone, tmp_path: Path
 ) -> None:
+    for _ in range(2):
+        standalone.add_worker()
     archive, store = tmp_path / "package.zip", str(tmp_path / "store")
     with zipfile.ZipFile(archive, "w") as zipped:
         for file in PACKAGE.rglob("*.py"):
             zipped.write(file, file.relative_to(PACKAGE.parent))
-    shipped = submit(standalone, "--py-files", str(archive), store=store, epochs=2, workers=2)
+    shipped = submit(standalone.url, "--py-files", str(archive), store=store, epochs=2, workers=2)
     assert all(archive.name in home for home in (shipped["driver"], *shipped["workers"]))
     assert shipped["rows"] == [400] * 2
     assert shipped["right"] > 320
 
-    installed = submit(standalone, store=store, epochs=3, workers=1)
+    installed = submit(standalone.url, store=store, epochs=3, workers=1)
     assert archive.name not in installed["driver"]
     assert [archive.name in home for home in installed["workers"]] == [True, True, False], "the run has gone on"
     assert installed["rows"] == [400] * 3

@@ -229,7 +229,7 @@ def test_wrong_arguments_are_value_errors(tmp_path: Path) -> None:
     root = write_dataset(tmp_path / "d", [3])
     with pytest.raises(ValueError, match="takes a petastorm"):
         ParquetLoader(root, 1, engine="petastorm", transform=lambda table: table)
-    with pytest.raises(ValueError, match="engine_options: nope must be among"):
+    with pytest.raises(ValueError, match="not nope"):
         ParquetLoader(root, 1, engine="petastorm", engine_options={"nope": 1})
     with pytest.raises(ValueError, match="'nope' is not in the dataset"):
         ParquetLoader(root, 1, engine="petastorm", columns=["nope"])

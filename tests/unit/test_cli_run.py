@@ -52,11 +52,11 @@ def test_a_function_travels_to_where_its_module_is_not(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nothing.py"], "there is no script nothing.py"),
-        (["nothing"], "neither a script nor module:function"),
+        (["nothing.py"], "script 'nothing.py' does not exist"),
+        (["nothing"], "must be a script or module:function, not 'nothing'"),
         (["nothing:go"], "No module named 'nothing'"),
         (["json:nothing"], "has no attribute 'nothing'"),
-        (["json:dumps", "--conf", "x"], "--conf x: it has to be NAME=VALUE"),
+        (["json:dumps", "--conf", "x"], "--conf must be NAME=VALUE, not 'x'"),
     ],
 )
 def test_a_mistake_is_named_before_anything_starts(

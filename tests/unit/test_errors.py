@@ -55,7 +55,7 @@ def test_a_failure_says_who_where_and_why() -> None:
 def test_a_failure_without_a_traceback_shows_the_last_lines() -> None:
     failure = WorkerFailure(3, None, "node7", "killed by SIGSEGV", last_lines=("loading", "Segfault"))
     assert str(failure) == (
-        "a worker without a rank (worker 3) on node7: killed by SIGSEGV\n"
+        "worker 3 (no rank yet) on node7: killed by SIGSEGV\n"
         "    the last lines of its output:\n    | loading\n    | Segfault"
     )
 
@@ -68,6 +68,17 @@ def test_a_failure_shows_its_traceback_and_its_last_lines() -> None:
         "    the last lines of its output:",
         "    | loading",
     ]
+
+
+def test_a_traceback_that_many_workers_share_is_shown_once() -> None:
+    failures = tuple(
+        WorkerFailure(n, n, "node7", "raised ValueError: x", "Traceback …\nValueError: x") for n in range(3)
+    )
+    text = str(TrainingFailedError("it failed", failures))
+    assert text.count("Traceback …") == 1
+    assert text.count("(the same traceback)") == 2
+    quiet = TrainingFailedError("it failed", (WorkerFailure(0, 0, "a", "killed"), WorkerFailure(1, 1, "a", "killed")))
+    assert "the same" not in str(quiet)
 
 
 def test_the_drawn_tree_names_every_class() -> None:

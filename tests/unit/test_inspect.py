@@ -45,6 +45,7 @@ def test_all_of_it_can_be_had_as_json(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ([100], 4, "1 row groups for 4 workers"),
         ([10, 10, 10, 200], 4, "a.parquet, row group 3, holds 87% of all rows"),
+        ([10, 10], 4, "2 row groups for 4 workers"),
         ([5, 0, 5], 2, "1 row groups are empty"),
         ([1] * 301, 3, "301 row groups of"),
         ([0], 1, "there are no rows"),
@@ -53,6 +54,12 @@ def test_all_of_it_can_be_had_as_json(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_what_slows_training_down_is_warned_of(groups: list[int], workers: int, warning: str, tmp_path: Path) -> None:
     (found,) = warnings(read_manifest(write(tmp_path / "d", *groups)), workers)
     assert warning in found
+
+
+def test_one_huge_row_group_is_warned_of_where_there_are_few_others(tmp_path: Path) -> None:
+    few, huge = warnings(read_manifest(write(tmp_path / "d", 10, 10, 500)), 8)
+    assert "3 row groups for 8 workers" in few
+    assert "row group 2, holds 96% of all rows" in huge
 
 
 def test_a_row_group_that_fills_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_the_loss_of_a_newcomer_is_told_and_breaks_nothing() -> None:
     script = running("a")
     newcomer: Any = script.worker_on(script.register("c"))
     script.kill(newcomer)
-    assert warnings(script)[0] == "worker 1, which had no rank yet, on c was lost: its process died"
+    assert warnings(script)[0] == "worker 1 (no rank yet) on c was lost: its process died"
 
 
 def test_planned_changes_are_no_warnings() -> None:

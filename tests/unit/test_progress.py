@@ -115,9 +115,12 @@ def test_nothing_is_shown_where_nobody_asked_and_there_is_no_terminal(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_live_line_and_output_of_workers_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [(24, 120), (0, 0), (0, 120)])
+def test_a_terminal_gets_a_live_line_and_output_of_workers_stays_whole(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     master, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
     monkeypatch.setattr(display, "LIVE_SECONDS", 0.001)
     seen: list[bytes] = []
     reader = threading.Thread(target=lambda: seen.extend(iter(lambda: _read(master), b"")))

@@ -195,13 +195,13 @@ def test_shares_are_contiguous_and_even(rows: int, size: int) -> None:
 
 
 def test_arguments_that_do_not_fit_name_their_values() -> None:
-    with pytest.raises(ValueError, match="exactly one of batch_size=None"):
+    with pytest.raises(ValueError, match="not batch_size=None and"):
         BatchPlan(None, None)
-    with pytest.raises(ValueError, match="exactly one of batch_size=3"):
+    with pytest.raises(ValueError, match="not batch_size=3 and global_batch_size=4"):
         BatchPlan(3, 4)
-    with pytest.raises(ValueError, match="batch_size=0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number from 1 on, not 0"):
         BatchPlan(0, None)
-    with pytest.raises(ValueError, match="shuffle_rows=-1"):
+    with pytest.raises(ValueError, match="shuffle_rows must be a whole number from 0 on, not -1"):
         choose_spec(groups=3, batch=1, seed=0, shuffle=True, shuffle_rows=-1, row_bytes=1)
 
 

@@ -299,7 +299,7 @@ def test_set_epoch_for_the_current_epoch_does_nothing_and_another_starts_it_at_r
     loader.set_epoch(2)
     assert (loader.epoch, loader.rows_processed, loader.steps_left) == (2, 0, 13)
     assert len(ids(loader)) == 203
-    with pytest.raises(ValueError, match="epoch=-1"):
+    with pytest.raises(ValueError, match="epoch must be a whole number from 0 on, not -1"):
         loader.set_epoch(-1)
 
 
@@ -759,11 +759,11 @@ def test_a_huge_row_group_is_not_held_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1 on, not 0"),
         ({"batch_size": 1, "global_batch_size": 1}, "exactly one"),
-        ({"batch_size": 1, "prefetch": 0}, "prefetch=0"),
-        ({"batch_size": 1, "engine": "duckdb"}, "engine='duckdb' must be one of arrow, petastorm"),
-        ({"batch_size": 1, "seed": -1}, "seed=-1"),
+        ({"batch_size": 1, "prefetch": 0}, "prefetch must be a whole number from 1 on, not 0"),
+        ({"batch_size": 1, "engine": "duckdb"}, "engine must be one of arrow, petastorm, not 'duckdb'"),
+        ({"batch_size": 1, "seed": -1}, "seed must be a whole number from 0 on, not -1"),
         ({"batch_size": 1, "shard": (3, 3)}, "rank=3 must be from 0 and below size=3"),
     ],
 )
