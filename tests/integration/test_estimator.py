@@ -207,13 +207,14 @@ def test_existing_parquet_is_trained_on_where_it_lies_vectors_included(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path)  # executors have other working directories
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     vectors = [Vectors.dense(float(i), 1.0) if i % 2 else Vectors.sparse(2, [1], [1.0]) for i in range(100)]
     frame = spark.createDataFrame([(vector, float(vector[0] != 0)) for vector in vectors], ["features", "y"]).coalesce(
         1
     )
     frame.write.parquet(str(tmp_path / "data"))
-    model = make(model=networks.dense(2), numProc=1).fit_on_parquet(str(tmp_path / "data"), str(tmp_path / "data"))
+    model = make(model=networks.dense(2), numProc=1).fit_on_parquet("data", "data")
     assert model.history[0]["rows"] == 100
     assert model.history[0]["val_loss"] > 0
     assert not list((tmp_path / "temporary").glob("spark_elastic-*")), "the store of a fit without one is removed"
