@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -12,6 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from spark_elastic.driver.progress import JobView
+
+logger = logging.getLogger("spark_elastic")
 
 LIVE_SECONDS = 0.25
 # Plain lines come so far apart, or at once where the job begins to do something else.
@@ -40,6 +43,8 @@ class ProgressDisplay:
             self._thread = threading.Thread(target=self._run, name="spark_elastic-progress", daemon=True)
 
     def __enter__(self) -> ProgressDisplay:
+        if self._bar is not None:
+            logger.addFilter(self._make_room)
         if self._thread is not None:
             self._thread.start()
         return self
@@ -52,6 +57,7 @@ class ProgressDisplay:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(END_SECONDS)
+        logger.removeFilter(self._make_room)
 
     def see(self, event: dict[str, Any]) -> None:
         """Take an event into account."""
@@ -63,6 +69,11 @@ class ProgressDisplay:
     def aside(self, target: Any) -> AbstractContextManager[None]:
         """Take the line away while something else is written to ``target``."""
         return nullcontext() if self._bar is None else self._bar.external_write_mode(target)
+
+    def _make_room(self, record: logging.LogRecord) -> bool:
+        """Wipe the line ahead of a log message. Takes no lock: who logs waits for nobody."""
+        _quietly(self._bar.clear, nolock=True)
+        return True
 
     def _run(self) -> None:
         while True:

@@ -191,13 +191,13 @@ def document() -> str:
         "# The event log\n\n"
         "`run(event_log=path)` appends one JSON object a line, `run(on_event=call)` calls with the same as dicts. Made from\n"
         "`spark_elastic/timeline/schema.py`; within a version events and fields are added, none is changed or removed.\n\n"
-        "Every event has:\n",
+        "Every event has:\n\n",
         _listed(COMMON),
     ]
     for kind, (meaning, fields, values) in EVENTS.items():
         parts.append(f"\n## {kind}\n\n{meaning}\n\n{_listed(fields)}")
         if values is not None:
-            parts.append(f"- `values`: object\n{_listed(values, indent='  ')}")
+            parts.append(f"- `values`: object\n{_listed(values, indent='    ')}")
     return "".join(parts)
 
 

@@ -95,7 +95,8 @@ def listening() -> set[Any]:
 
 def open_files() -> set[str]:
     """Files that this process has open, and temporary ones that anybody in these tests has left lying about."""
-    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith("pytest-of-")}
+    # The second is a cache that torch makes when it is imported.
+    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith(("pytest-of-", "torchinductor_"))}
     return left | {file.path for file in psutil.Process().open_files() if not file.path.startswith("/proc/")}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import logging
 import os
 import pty
 import struct
@@ -173,6 +174,18 @@ def test_a_terminal_that_takes_nothing_holds_up_neither_events_nor_the_end(monke
     gate.set()
     shown._thread.join(10)
     assert not shown._thread.is_alive()
+
+
+def test_a_log_message_does_not_begin_at_the_end_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with ProgressDisplay(None) as shown:
+        shown._bar.tail = "live"
+        shown._bar.refresh()
+        logging.getLogger("spark_elastic").warning("a rank was lost")
+        before = terminal.getvalue()
+    assert before.endswith("\r"), "the line is wiped; where the message goes is up to logging"
+    assert not logging.getLogger("spark_elastic").filters
 
 
 def test_progress_is_true_false_or_none() -> None:
