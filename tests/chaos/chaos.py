@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -91,6 +92,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="run the job of this number alone")
     given = parser.parse_args()
     cloudpickle.register_pickle_by_value(chaos_training)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and leave nothing behind
     total: Counter[str] = Counter()
     failed = 0
     with tempfile.TemporaryDirectory() as name, Cluster(Path(name), HOSTS) as cluster:

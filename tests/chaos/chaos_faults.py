@@ -139,7 +139,7 @@ class Chaos:
         if self._dice.random() < 0.15 and self.struck:
             return
         if self._dice.random() < 0.5:
-            self._view.wait_for_world(self._size, 10.0)
+            self._view.wait_for_world(self._size, 5.0)
         if not self._view.wait_for_world(min(2, self._size), PATIENCE) and not self._view.is_over:
             raise Stuck(f"no world trains {PATIENCE:.0f} s after {self.struck[-1:]}; {self._view.events[-12:]}")
 

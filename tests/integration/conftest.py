@@ -40,6 +40,8 @@ MARK = "SPARK_ELASTIC_TEST_RUN"
 os.environ[MARK] = uuid.uuid4().hex
 # Temporary files of these tests, their executors and workers, so that those left behind are told from other people's.
 TEMPORARY = Path(tempfile.mkdtemp(prefix="spark_elastic-tests-"))
+# pytest's folder, torch's cache of compiled code, and what Python's multiprocessing leaves when a DataLoader is killed.
+NOT_OURS = ("pytest-of-", "torchinductor_", "pymp-")
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
 os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 
@@ -95,8 +97,7 @@ def listening() -> set[Any]:
 
 def open_files() -> set[str]:
     """Files that this process has open, and temporary ones that anybody in these tests has left lying about."""
-    # The second is a cache that torch makes when it is imported.
-    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith(("pytest-of-", "torchinductor_"))}
+    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith(NOT_OURS)}
     return left | {file.path for file in psutil.Process().open_files() if not file.path.startswith("/proc/")}
 
 
