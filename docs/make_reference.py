@@ -124,9 +124,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
         if not isinstance(action, argparse._HelpAction):
             shown = ", ".join(action.option_strings) or (action.metavar or action.dest)
             rows.append((f"`{shown}`", _prose(action.help or f"as `{action.dest}` of `run`")))
-    return f"### spark-elastic {name}\n\n{_prose(parser.description or '')}\n\n" + _table(
-        ("Option", "Meaning"), rows
-    )
+    return f"### spark-elastic {name}\n\n{_prose(parser.description or '')}\n\n" + _table(("Option", "Meaning"), rows)
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
