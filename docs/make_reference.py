@@ -40,7 +40,7 @@ OURS = {
 def document() -> str:
     """The reference as Markdown."""
     sections = [
-        "# Settings reference\n\nMade from the code by `docs/make_reference.py`.\n",
+        "# Settings reference\n\nMade from the code by `docs/make_reference.py`. A dash is None.\n",
         "## run\n\n" + _table(("Argument", "Default", "Meaning"), _run_arguments()),
         "Raises:\n\n" + "".join(f"- `{names}`: {text}\n" for names, text in _entries("Raises")),
         "## Timeouts that few need to change\n\nKeyword arguments of `run`, in seconds.\n\n"
@@ -49,7 +49,7 @@ def document() -> str:
         "Scripts that are started by `spark-elastic run --restart-on-change` find, as under torchrun: "
         + ", ".join(f"`{name}`" for name in _script_variables())
         + ".\n",
-        "## Params of the estimators\n\nWhat they mean in practice is told in [Estimators](estimator.md). A dash is None.\n\n"
+        "## Params of the estimators\n\nWhat they mean in practice is told in [Estimators](estimator.md).\n\n"
         + _table(("Param", "Default", "Meaning"), _params(TorchEstimator)),
         "In place of `featureCols`, `inputs`, `labelCols` and `outputCols` the others have Spark ML's shared columns:\n\n"
         + "".join(f"- `{kind.__name__}`: {_further_params(kind)}\n" for kind in (TorchClassifier, TorchRegressor)),
@@ -124,9 +124,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
         if not isinstance(action, argparse._HelpAction):
             shown = ", ".join(action.option_strings) or (action.metavar or action.dest)
             rows.append((f"`{shown}`", _prose(action.help or f"as `{action.dest}` of `run`")))
-    return f"### spark-elastic {name}\n\n{_prose((parser.description or '').replace('``', '`'))}\n\n" + _table(
-        ("Option", "Meaning"), rows
-    )
+    return f"### spark-elastic {name}\n\n{_prose(parser.description or '')}\n\n" + _table(("Option", "Meaning"), rows)
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
