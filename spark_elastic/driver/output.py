@@ -1,7 +1,8 @@
-"""OutputPrinter: what workers print appears in the driver's own output, each line with its rank."""
+"""OutputPrinter: what workers print appears in the driver's own output, each line with its rank; and the job's own log lines."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
@@ -12,6 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from spark_elastic.messages import Stream
+
+logger = logging.getLogger("spark_elastic")
 
 # Messages that may wait to be printed; each holds what a worker wrote at once, at most some hundred kilobytes.
 BACKLOG = 64
@@ -26,6 +29,12 @@ class _Page:
     dropped: int
 
 
+@dataclass(frozen=True, slots=True)
+class _LogLine:
+    level: int
+    text: str
+
+
 class OutputPrinter:
     """Prints from a thread of its own, from ``__enter__`` to ``__exit__``.
 
@@ -35,7 +44,7 @@ class OutputPrinter:
 
     def __init__(self, aside: Callable[[Any], AbstractContextManager[None]] = nullcontext) -> None:
         self._aside = aside
-        self._pages: queue.Queue[_Page | None] = queue.Queue(BACKLOG)
+        self._pages: queue.Queue[_Page | _LogLine | None] = queue.Queue(BACKLOG)
         self._dropped: dict[tuple[Stream, str], int] = {}
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="spark_elastic-output", daemon=True)
@@ -64,8 +73,18 @@ class OutputPrinter:
         except queue.Full:
             self._dropped[stream, prefix] = dropped + len(lines)
 
+    def log(self, level: int, text: str) -> None:
+        """Have a line logged; never blocks. It is lost where the backlog is full."""
+        try:
+            self._pages.put_nowait(_LogLine(level, text))
+        except queue.Full:
+            pass
+
     def _run(self) -> None:
         while not self._abandoned and (page := self._pages.get()) is not None:
+            if isinstance(page, _LogLine):
+                logger.log(page.level, page.text)
+                continue
             lines = [f"{page.prefix} … {page.dropped:,} lines dropped\n"] if page.dropped else []
             lines += [f"{page.prefix} {line}\n" for line in page.lines]
             self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))

@@ -211,9 +211,8 @@ class SparkDriverService:
             elif isinstance(hello, m.WorkerHello):
                 await self._serve_worker(hello, connection)
             else:
-                logger.warning(
-                    "a connection from %s was refused: it began with %s", connection.peer_address, type(hello).__name__
-                )
+                who, what = connection.peer_address, type(hello).__name__
+                self._printer.log(logging.WARNING, f"a connection from {who} was refused: it began with {what}")
         except (ConnectionLostError, asyncio.TimeoutError, ConnectionError) as error:
             logger.debug("connection from %s ended: %s", connection.peer_address, error)
         finally:
@@ -236,7 +235,7 @@ class SparkDriverService:
         self._slots[host] = slot
         connection.send(m.Welcome(host, dict(self.settings.env)))
         for warning in hello.facts.warnings:
-            logger.warning("host %d on %s: %s", host, hello.facts.name, warning)
+            self._printer.log(logging.WARNING, f"host {host} on {hello.facts.name}: {warning}")
         self._on_registered(slot)
         place = f"{hello.facts.name}/{hello.facts.executor_pid}"
         self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
@@ -285,11 +284,10 @@ class SparkDriverService:
             return False
         others = {task.facts.torch for task in self._tasks.values()} - {facts.torch}
         if others:
-            logger.warning(
-                "a task on %s has torch %s, others have %s; install the same everywhere",
-                facts.name,
-                facts.torch,
-                ", ".join(sorted(others)),
+            self._printer.log(
+                logging.WARNING,
+                f"a task on {facts.name} has torch {facts.torch}, others have {', '.join(sorted(others))}; install the same "
+                "everywhere",
             )
         return True
 
@@ -350,7 +348,7 @@ class SparkDriverService:
                 self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
             case m.WorkerRaised():
                 who = name_worker(worker, self._ranks.get(worker))
-                logger.warning("%s raised\n%s", who, message.traceback.rstrip())
+                self._printer.log(logging.WARNING, f"{who} raised\n{message.traceback.rstrip()}")
                 self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
             case m.ResultFollows():
                 link.elastic_result = message.elastic
@@ -449,7 +447,7 @@ class SparkDriverService:
             case do.Record(kind, fields):
                 told = self._narrator.tell(kind, fields)
                 if told is not None:
-                    logger.log(*told)
+                    self._printer.log(*told)
                 self._log.record(kind, **fields)
             case do.StartWorker(host, worker):
                 self._to_task(host, m.StartWorker(worker))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import threading
 
@@ -49,6 +50,23 @@ def test_a_stream_that_takes_nothing_delays_nobody_and_every_line_is_shown_or_co
     dropped = sum(int(count.replace(",", "")) for count in re.findall(r"… ([\d,]+) lines dropped", text))
     assert dropped > 0
     assert text.count("first") + text.count("second") + dropped == 2 * pages
+
+
+def test_log_lines_wait_for_nobody_either() -> None:
+    stuck = Stuck()
+    handler = logging.StreamHandler(stuck)
+    logging.getLogger("spark_elastic").addHandler(handler)
+    try:
+        with OutputPrinter() as printer:
+            for number in range(3 * output.BACKLOG):
+                printer.log(logging.WARNING, f"{number} % lost")
+            assert stuck.asked.wait(10)
+            stuck.gate.set()
+    finally:
+        logging.getLogger("spark_elastic").removeHandler(handler)
+    lines = stuck.getvalue().splitlines()
+    assert lines[0] == "0 % lost"
+    assert output.BACKLOG <= len(lines) < 3 * output.BACKLOG
 
 
 def test_a_stream_that_stays_stuck_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
