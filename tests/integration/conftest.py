@@ -35,6 +35,8 @@ SETTLE_SECONDS = 10.0
 
 # These JVMs live for minutes: a second compiler and a parallel collector cost them more than they bring on few cores.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Folders of pytest's, and of torch's: its compiler makes one wherever it is imported.
+CACHES = ("pytest-of-", "torchinductor_")
 # In the environment of all that these tests start, so that orphans are told from other people's processes.
 MARK = "SPARK_ELASTIC_TEST_RUN"
 os.environ[MARK] = uuid.uuid4().hex
@@ -95,7 +97,7 @@ def listening() -> set[Any]:
 
 def open_files() -> set[str]:
     """Files that this process has open, and temporary ones that anybody in these tests has left lying about."""
-    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith("pytest-of-")}
+    left = {str(path) for path in TEMPORARY.iterdir() if not path.name.startswith(CACHES)}
     return left | {file.path for file in psutil.Process().open_files() if not file.path.startswith("/proc/")}
 
 
