@@ -34,7 +34,7 @@ def count_rows(url: str, rows: int, epochs: int, batch: int) -> dict[str, Any]:
     body = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(keras.layers.Dense(8, activation="relu")(normed)))
     outputs = keras.layers.Flatten()(seen(ids)) + 1e-4 * body  # which grows, at such a rate
     model = keras.Model(ids, outputs)
-    model.compile(optimizer=keras.optimizers.SGD(batch, momentum=0.0), loss=Negated(), metrics=["mae"])
+    model.compile(optimizer=keras.optimizers.SGD(float(batch)), loss=Negated(), metrics=["mae"])
     loader = se.data.ParquetLoader(url, global_batch_size=batch, drop_last=True)
     state = KerasState(model, loader=loader, worlds=[])
 
