@@ -16,6 +16,7 @@
                 callbacks=[UpdateEpochStateCallback(state), CommitStateCallback(state)],
             )
 
+Callbacks that decide by metrics, such as EarlyStopping, decide on each rank alone: put into the logs what is equal on all.
 Importing this module chooses the torch backend where KERAS_BACKEND is not set. It comes with the extra ``keras``.
 """
 

@@ -108,6 +108,15 @@ def test_custom_state_finds_the_places_though_a_worker_is_killed(run_example: An
     assert all(centres == expected for centres in results)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_flights_pipeline_learns_from_a_share_of_the_flights(run_example: Any, capsys: Any) -> None:
+    arguments = ["--share", "0.05", "--models", "network", "--split", "random", "--epochs", "2"]
+    assert run_example("flights_pipeline", *arguments) == 0
+    auc = re.search(r"random fifth: network +AUC (\S+)", capsys.readouterr().out)
+    assert auc is not None
+    assert float(auc[1]) > 0.6
+
+
 def test_the_port_of_the_horovod_script_learns_and_the_script_compiles(run_example: Any) -> None:
     path = ROOT / "examples" / "horovod_before.py"
     compile(path.read_text(), str(path), "exec")
