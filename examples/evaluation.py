@@ -25,8 +25,8 @@ def write_rows(spark: SparkSession, folder: str, rows: int) -> None:
     """Write ``rows`` rows of a noisy product of two numbers; every fifth is for validation."""
     table = spark.range(rows).select("id", f.rand(1).alias("a"), f.rand(2).alias("b"), f.randn(3).alias("noise"))
     table = table.withColumn("y", f.col("a") * f.col("b") + 0.05 * f.col("noise"))
-    table.where("id % 5 > 0").repartition(8).write.mode("overwrite").parquet(f"{folder}/train")
-    table.where("id % 5 = 0").repartition(2).write.mode("overwrite").parquet(f"{folder}/validation")
+    table.where("id % 5 > 0").repartition(4).write.mode("overwrite").parquet(f"{folder}/train")
+    table.where("id % 5 = 0").repartition(1).write.mode("overwrite").parquet(f"{folder}/validation")
 
 
 def network() -> nn.Module:

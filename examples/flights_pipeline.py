@@ -68,8 +68,8 @@ def data_folder() -> Path:
     return Path(spec.origin).parent / "data"
 
 
-def read_flights(spark: Any, folder: str) -> Any:
-    """The flights that arrived, with label, categories and numbers; measured numbers may be null."""
+def read_flights(spark: Any, folder: str, share: float) -> Any:
+    """A share of the flights that arrived, with label, categories and numbers; measured numbers may be null."""
     data = data_folder()
     with zipfile.ZipFile(data / "flights.csv.zip") as archive:
         archive.extractall(folder)
@@ -77,7 +77,7 @@ def read_flights(spark: Any, folder: str) -> Any:
     def csv(path: str | Path) -> Any:
         return spark.read.csv(f"file://{path}", header=True, inferSchema=True, nullValue="NA")
 
-    flights = csv(os.path.join(folder, "flights.csv")).where(f.col("arr_delay").isNotNull())
+    flights = csv(os.path.join(folder, "flights.csv")).where(f.col("arr_delay").isNotNull()).sample(share, seed=7)
     weather = csv(data / "weather.csv").drop("time_hour").dropDuplicates(["origin", "year", "month", "day", "hour"])
     planes = csv(data / "planes.csv").select("tailnum", f.col("year").alias("built"), "seats")
     joined = flights.join(f.broadcast(weather), ["origin", "year", "month", "day", "hour"], "left")
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     store = Store.create(options.store) if options.store else None
 
     with tempfile.TemporaryDirectory() as folder:
-        flights = read_flights(spark, folder).sample(options.share, seed=7).withColumn("dice", f.rand(seed=7)).persist()
+        flights = read_flights(spark, folder, options.share).withColumn("dice", f.rand(seed=7)).persist()
         print(f"{flights.count():,} flights, {flights.agg(f.avg('late')).first()[0]:.1%} of them late", flush=True)
         makers = {"network": lambda: network(flights, options.epochs, store), "trees": trees, "regression": regression}
         models = {name: makers[name]() for name in options.models.split(",")}

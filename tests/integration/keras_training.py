@@ -36,11 +36,10 @@ def count_rows(url: str, rows: int, epochs: int, batch: int) -> dict[str, Any]:
     model = keras.Model(ids, outputs)
     model.compile(optimizer=keras.optimizers.SGD(float(batch)), loss=Negated(), metrics=["mae"])
     loader = se.data.ParquetLoader(url, global_batch_size=batch, drop_last=True)
-    state = KerasState(model, loader=loader, worlds=[])
+    state = KerasState(model, loader=loader)
 
     @se.elastic
     def train(state: Any) -> None:
-        state.worlds.append(se.size())
         while state.epoch < epochs:
             model.fit(
                 Batches(state.loader, lambda rows: (rows["id"].unsqueeze(1), torch.zeros(len(rows["id"]), 1))),
@@ -58,8 +57,4 @@ def count_rows(url: str, rows: int, epochs: int, batch: int) -> dict[str, Any]:
     digest = hashlib.sha256()
     for variable in [*model.weights, *state.optimizer.variables]:
         digest.update(variable.value.detach().numpy().tobytes())
-    return {
-        "seen": seen.embeddings.value.detach().squeeze(1).tolist(),
-        "digest": digest.hexdigest(),
-        "worlds": state.worlds,
-    }
+    return {"seen": seen.embeddings.value.detach().squeeze(1).tolist(), "digest": digest.hexdigest()}
