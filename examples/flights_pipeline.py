@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def data_folder() -> Path:
     return Path(spec.origin).parent / "data"
 
 
-def read_flights(spark: Any, folder: str) -> Any:
-    """The flights that arrived, with label, categories and numbers; measured numbers may be null."""
+def read_flights(spark: Any, folder: str, share: float) -> Any:
+    """A share of the flights that arrived, with label, categories and numbers; measured numbers may be null."""
     data = data_folder()
     with zipfile.ZipFile(data / "flights.csv.zip") as archive:
         archive.extractall(folder)
@@ -76,7 +77,7 @@ def read_flights(spark: Any, folder: str) -> Any:
     def csv(path: str | Path) -> Any:
         return spark.read.csv(f"file://{path}", header=True, inferSchema=True, nullValue="NA")
 
-    flights = csv(os.path.join(folder, "flights.csv")).where(f.col("arr_delay").isNotNull())
+    flights = csv(os.path.join(folder, "flights.csv")).where(f.col("arr_delay").isNotNull()).sample(share, seed=7)
     weather = csv(data / "weather.csv").drop("time_hour").dropDuplicates(["origin", "year", "month", "day", "hour"])
     planes = csv(data / "planes.csv").select("tailnum", f.col("year").alias("built"), "seats")
     joined = flights.join(f.broadcast(weather), ["origin", "year", "month", "day", "hour"], "left")
@@ -173,25 +174,27 @@ def compare(title: str, train: Any, test: Any, models: dict[str, list[Any]]) -> 
     return found
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=("random", "months", "both"), default="both")
     parser.add_argument("--models", default="network,trees,regression", help="some of network, trees, regression")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--store", help="URL of a store; needed on a cluster")
-    options = parser.parse_args()
+    parser.add_argument("--share", type=float, default=1.0, help="of the flights, for a first try")
+    options = parser.parse_args(argv)
 
+    active = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName("flights pipeline")
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
+    if active is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(f"local-cluster[{os.cpu_count()},1,1536]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "4")
-    spark = builder.getOrCreate()
+    spark = active or builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     store = Store.create(options.store) if options.store else None
 
     with tempfile.TemporaryDirectory() as folder:
-        flights = read_flights(spark, folder).withColumn("dice", f.rand(seed=7)).persist()
+        flights = read_flights(spark, folder, options.share).withColumn("dice", f.rand(seed=7)).persist()
         print(f"{flights.count():,} flights, {flights.agg(f.avg('late')).first()[0]:.1%} of them late", flush=True)
         makers = {"network": lambda: network(flights, options.epochs, store), "trees": trees, "regression": regression}
         models = {name: makers[name]() for name in options.models.split(",")}
@@ -202,7 +205,9 @@ def main() -> int:
             for name, test in splits.items()
             if options.split in (name, "both")
         }
-    spark.stop()
+        flights.unpersist()
+    if active is None:
+        spark.stop()
     auc = found.get("random", {})
     if len(auc) < 3:
         return 0

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from spark_elastic.parallel import DistributedDataParallel
+    from spark_elastic.scaling import micro_batches, scale_learning_rate
     from spark_elastic.spark_run import run
     from spark_elastic.state import ObjectState, State
     from spark_elastic.torch_state import TorchState
@@ -77,6 +78,7 @@ _MODULES = {
         "WorkerLostError",
     ),
     "spark_elastic.parallel": ("DistributedDataParallel",),
+    "spark_elastic.scaling": ("micro_batches", "scale_learning_rate"),
     "spark_elastic.spark_run": ("run",),
     "spark_elastic.state": ("ObjectState", "State"),
     "spark_elastic.torch_state": ("TorchState",),
@@ -114,9 +116,11 @@ __all__ = [
     "load_checkpoint",
     "local_rank",
     "local_size",
+    "micro_batches",
     "process_group",
     "rank",
     "run",
+    "scale_learning_rate",
     "size",
     "testing",
 ]

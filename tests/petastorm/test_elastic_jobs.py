@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,10 @@ def test_a_pipeline_with_a_regressor_is_fitted_through_a_kill_and_saved(spark: A
     frame.select(f.array("a", "b").alias("features"), "y").write.parquet(str(tmp_path / "parquet"))
     on_parquet = regressor.copy({regressor.engine: "petastorm", regressor.validationFraction: 0.0})
     assert on_parquet.fit_on_parquet((tmp_path / "parquet").as_uri()).history[0]["rows"] == ROWS
+
+
+def test_the_example_with_images_writes_them_by_petastorm_and_reads_them_without(spark: Any, tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "images_petastorm.py"
+    space = runpy.run_path(str(path))
+    arguments = ["--data", tmp_path.as_uri(), "--write", "--images", "300", "--epochs", "2", "--workers", "2"]
+    assert [result["images"] for result in space["main"](arguments)] == [600, 600]

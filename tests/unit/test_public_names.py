@@ -40,9 +40,11 @@ NAMES = [
     "load_checkpoint",
     "local_rank",
     "local_size",
+    "micro_batches",
     "process_group",
     "rank",
     "run",
+    "scale_learning_rate",
     "size",
     "testing",
 ]
@@ -130,6 +132,8 @@ def test_the_arguments_of_run_after_kwargs_are_keywords_only() -> None:
         ("process_group", {}),
         ("elastic", {"function": REQUIRED}),
         ("DistributedDataParallel", {"module": REQUIRED}),
+        ("scale_learning_rate", {"optimizer": REQUIRED, "scheduler": None, "rule": "linear", "warmup_steps": 0}),
+        ("micro_batches", {"model": REQUIRED, "batch": REQUIRED, "rows": REQUIRED}),
         (
             "TorchState",
             {"model": None, "optimizer": None, "scheduler": None, "loader": None, "commit": "copy", "local": None},

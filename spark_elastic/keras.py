@@ -1,0 +1,251 @@
+"""Keras 3 on the torch backend: a state, gradients averaged over ranks, and callbacks that commit.
+
+::
+
+    model.compile(optimizer="adam", loss="mse")
+    state = KerasState(model, loader=se.data.ParquetLoader(url, global_batch_size=1024))
+
+    @se.elastic
+    def train(state):
+        while state.epoch < epochs:
+            model.fit(
+                Batches(state.loader, lambda batch: (batch["x"], batch["y"])),
+                initial_epoch=state.epoch,
+                epochs=state.epoch + 1,
+                verbose=0,
+                callbacks=[UpdateEpochStateCallback(state), CommitStateCallback(state)],
+            )
+
+Callbacks that decide by metrics, such as EarlyStopping, decide on each rank alone: put into the logs what is equal on all.
+Importing this module chooses the torch backend where KERAS_BACKEND is not set. It comes with the extra ``keras``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+
+from spark_elastic.collectives import allreduce
+from spark_elastic.torch_state import TorchState
+from spark_elastic.world import World
+
+__all__ = ["Batches", "CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+
+if keras.backend.backend() != "torch":
+    raise ImportError(f"spark_elastic.keras needs KERAS_BACKEND=torch, and it is {keras.backend.backend()}")
+
+
+class KerasState(TorchState):
+    """The state of a Keras model in training: its weights, its optimizer's variables, a loader, and any objects.
+
+    ``model`` has to be built (an Input layer, or ``model.build``), because a newcomer receives the weights before its first
+    batch; ``optimizer`` is the model's compiled one by default. From here on the optimizer's ``apply`` averages over all
+    ranks gradients and what layers such as BatchNormalization keep of their batches, weighted by the rows that ``loader``
+    gave each; without one of our loaders, ranks count equally. Inside the elastic function it is a collective, so all ranks
+    have to make equally many steps. Random seeds of layers are each rank's own. Metrics of ``fit`` are no part of the state:
+    they are this rank's, from where it last entered ``fit``.
+
+    ``epoch`` and ``batch`` are advanced by the callbacks below. For the rest see ``TorchState``.
+    """
+
+    epoch: int
+    batch: int
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        loader: Any = None,
+        commit: str = "copy",
+        local: str | Iterable[str] | Mapping[str, Any] | None = None,
+        *,
+        epoch: int = 0,
+        batch: int = 0,
+        **objects: Any,
+    ) -> None:
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise ValueError(
+                "a KerasState takes a model that is built and has an optimizer: call model.compile and build"
+            )
+        if commit == "in_place":
+            raise ValueError('commit="in_place" watches torch optimizers; a KerasState commits by "copy" or "host"')
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        weights = {id(variable) for variable in model.weights}
+        super().__init__(
+            loader=loader,
+            commit=commit,
+            local=local,
+            weights=_Variables(model.weights),
+            optimizer_variables=_Variables(optimizer.variables),
+            seeds=_Variables([variable for variable in model.variables if id(variable) not in weights]),
+            epoch=epoch,
+            batch=batch,
+            **objects,
+        )
+        self._local.add("seeds")
+        self._model = model
+        self._optimizer = optimizer
+        self._moving = _moving(model)
+        optimizer.apply = self._apply
+
+    @property
+    def model(self) -> keras.Model:
+        return self._model
+
+    @property
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        return self._optimizer
+
+    def _apply(self, grads: Sequence[torch.Tensor | None], trainable_variables: Any = None) -> None:
+        world = self._world
+        if world is not None and world.size > 1:
+            averaged = _averaged([*grads, *(variable.value for variable in self._moving)], self._weight(world))
+            grads, moving = averaged[: len(grads)], averaged[len(grads) :]
+            for variable, value in zip(self._moving, moving, strict=True):
+                variable.assign(value)
+        type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
+
+    def _weight(self, world: World) -> float:
+        """This rank's factor: with it the mean over ranks becomes the mean over rows."""
+        rows = getattr(vars(self).get("loader"), "batch_rows", ())
+        return rows[world.rank] * world.size / sum(rows) if len(rows) == world.size and sum(rows) else 1.0
+
+    def _own_as_newcomer(self, world: World) -> None:
+        super()._own_as_newcomer(world)
+        for seed in vars(self)["seeds"].variables:
+            seed.assign(torch.randint(2**31 - 1, tuple(seed.shape)))
+
+
+def _moving(model: keras.Model) -> list[keras.Variable]:
+    """Return what layers change by themselves, such as BatchNormalization's averages. Frozen layers change nothing."""
+    frozen = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
+    weights = [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
+    return [weight for weight in weights if weight.value.is_floating_point()]
+
+
+def _averaged(tensors: Sequence[torch.Tensor | None], weight: float) -> list[torch.Tensor | None]:
+    """Reduce all tensors of one dtype at once; a gradient is None where the loss does not depend on the variable."""
+    averaged = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if tensor is not None):
+        parts = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None and tensor.dtype == dtype}
+        flat = allreduce(torch.cat([part.reshape(-1) for part in parts.values()]) * weight)
+        reduced = flat.split([part.numel() for part in parts.values()])
+        for (place, part), values in zip(parts.items(), reduced, strict=True):
+            averaged[place] = values.view_as(part)
+    return averaged
+
+
+class _Variables:
+    """Keras variables as something with a state dict."""
+
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
+        self.variables = list(variables)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": [variable.value for variable in self.variables]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for variable, value in zip(self.variables, state["values"], strict=True):
+            variable.assign(value)
+
+
+class Batches(keras.utils.PyDataset):
+    """The rest of a loader's epoch as ``model.fit`` takes it; made anew for each call, which trains one epoch.
+
+    ``convert`` turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``. A batch is taken from the loader when
+    Keras begins its step, never ahead, so that a commit counts exactly those that were trained on. (Of a Python
+    generator Keras takes two before the first step.)
+    """
+
+    def __init__(self, loader: Any, convert: Callable[[Any], tuple[Any, ...]]) -> None:
+        super().__init__()
+        self._convert = convert
+        self._iterator = iter(loader)
+        self._steps = loader.steps_left
+        self._given = 0
+        self._shown: tuple[Any, ...] | None = None
+
+    @property
+    def num_batches(self) -> int:
+        return self._steps
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Return the next batch, whatever the index: the loader has shuffled them already."""
+        if self._shown is None:
+            if self._given == self._steps:
+                raise ValueError("the loader's epoch is over; call fit for one epoch, with new Batches each time")
+            self._given += 1
+            self._batch = self._convert(next(self._iterator))
+        batch, self._shown = self._shown or self._batch, None
+        return batch
+
+    def on_epoch_end(self) -> None:
+        # Keras looks at a first batch to build losses and metrics, then begins again, and has to see it again.
+        if self._given == 1:
+            self._shown = self._batch
+
+
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: KerasState) -> None:
+        super().__init__()
+        self.state = state
+
+
+class CommitStateCallback(_StateCallback):
+    """Commits after every ``batches_per_commit`` batches, and when ``fit`` ends, after all other callbacks.
+
+    Its place among the callbacks does not matter. It also reports the running metrics of ``fit``.
+    """
+
+    def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
+        super().__init__(state)
+        if batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit must be at least 1, and is {batches_per_commit}")
+        self._every = batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self.state.report(**(logs or {}))
+        if (batch + 1) % self._every == 0:
+            self.state.commit()
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        self.state.commit()
+
+
+class UpdateEpochStateCallback(_StateCallback):
+    """Sets ``state.epoch`` to the epochs that are done, and the state's loader to the next one."""
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self.params["epochs"] != self.state.epoch + 1:
+            raise ValueError(
+                f"fit was called for epochs up to {self.params['epochs']}, state.epoch is {self.state.epoch}; call it for one: "
+                "while state.epoch < epochs: model.fit(…, initial_epoch=state.epoch, epochs=state.epoch + 1)"
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self.state.epoch = epoch + 1
+        loader = vars(self.state).get("loader")
+        if loader is not None:
+            loader.set_epoch(epoch + 1)
+
+
+class UpdateBatchStateCallback(_StateCallback):
+    """Counts the batches of the epoch in ``state.batch``, for data that do not remember where they are.
+
+    It counts where a batch begins, so that its end finds it counted whichever callback commits first.
+    """
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self.state.batch += 1
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self.state.batch = 0

@@ -1,0 +1,98 @@
+"""Helpers for worlds that change size: learning rates that follow it, and batches cut to what fits into memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+
+_EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
+# Where optimizers and schedulers keep rates; not all of them have all.
+_IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
+_IN_SCHEDULERS = ("base_lrs", "max_lrs")
+# In the first parameter group, as (factor, steps): what the rates have still to be multiplied by, in how many steps. Optimizers
+# save their groups with commits, and newcomers get them, so a warm-up survives as exactly as the weights do.
+_LEFT = "lr_change_left"
+
+
+def scale_learning_rate(
+    optimizer: torch.optim.Optimizer, scheduler: Any = None, rule: str = "linear", warmup_steps: int = 0
+) -> Callable[[int, int], None]:
+    """Return a reset callback that has the learning rate follow the size of the world.
+
+        state.register_reset_callbacks([scale_learning_rate(optimizer, scheduler, warmup_steps=100)])
+
+    For ``batch_size=`` per worker, where the global batch grows with the world; with ``global_batch_size=`` there is nothing to
+    scale. The rate that the optimizer is made with is that of the first generation. ``rule`` multiplies it by new / old
+    size ("linear") or by the root of that ("sqrt"), at once, or in even parts over the next ``warmup_steps`` optimizer steps; a
+    reset within them starts from where they were. The bases of ``scheduler`` and of those that it is made of are scaled
+    along, so that its course stays what it was. Call it once for each optimizer; optimizer and scheduler belong into the State.
+    """
+    if rule not in _EXPONENTS:
+        raise ValueError(f'rule must be "linear" or "sqrt", not {rule!r}')
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must not be negative, and is {warmup_steps}")
+    optimizer.param_groups[0].setdefault(_LEFT, (1.0, 0))
+
+    def on_reset(old_size: int, new_size: int) -> None:
+        factor = optimizer.param_groups[0][_LEFT][0] * (new_size / old_size) ** _EXPONENTS[rule]
+        if not warmup_steps:
+            _multiply(optimizer, scheduler, factor)
+        optimizer.param_groups[0][_LEFT] = (factor, warmup_steps) if warmup_steps else (1.0, 0)
+
+    def before_step(*_: Any) -> None:
+        factor, steps = optimizer.param_groups[0][_LEFT]
+        if steps:
+            part = 1 + (factor - 1) / steps
+            _multiply(optimizer, scheduler, part)
+            optimizer.param_groups[0][_LEFT] = (factor / part, steps - 1) if steps > 1 else (1.0, 0)
+
+    optimizer.register_step_pre_hook(before_step)
+    return on_reset
+
+
+def _multiply(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group.update({name: group[name] * factor for name in _IN_GROUPS if name in group})
+    for part in _with_parts(scheduler):
+        for name in _IN_SCHEDULERS:
+            if hasattr(part, name):
+                setattr(part, name, [rate * factor for rate in getattr(part, name)])
+
+
+def _with_parts(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler and those that it is made of."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _with_parts(part)
+
+
+def micro_batches(model: Any, batch: T, rows: int) -> Iterator[tuple[T, float]]:
+    """Cut this rank's batch into parts of at most ``rows`` rows; yield each with its share of the batch's rows.
+
+        for part, share in micro_batches(model, batch, rows=64):
+            (share * loss_fn(model(part["x"]), part["y"])).backward()
+        optimizer.step()
+
+    With mean losses the gradient is that of the whole batch, in the memory of one part: so ``global_batch_size=`` may stay what
+    it is when the world shrinks. Gradients accumulate under ``model.no_sync()`` and are reduced once, with the last part; ranks
+    may have different numbers of parts. ``batch``: a tensor, or dicts, lists and tuples of tensors ``[rows, …]``, jagged ones
+    included. Run each part's forward and backward within its turn of the loop, to the end.
+    """
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, and is {rows}")
+    leaves, structure = pytree.tree_flatten(batch)
+    lengths = {leaf.size(0) if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves}
+    if len(lengths) != 1 or not (total := lengths.pop()):
+        raise ValueError("a batch consists of tensors that all have the same number of rows, at least one")
+    cut = [leaf.chunk(math.ceil(total / rows)) for leaf in leaves]
+    last = len(cut[0]) - 1
+    for number, part in enumerate(zip(*cut, strict=True)):
+        with nullcontext() if number == last else model.no_sync():
+            yield pytree.tree_unflatten(part, structure), part[0].size(0) / total

@@ -1,0 +1,25 @@
+"""A Keras model in a real job, through kills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import keras_training
+import pytest
+
+from spark_elastic.testing import kill
+
+cloudpickle.register_pickle_by_value(keras_training)
+ROWS, BATCH, EPOCHS = 1000, 63, 2
+
+
+def test_a_keras_model_counts_every_row_once_and_ends_with_equal_weights_through_kills(run: Any, dataset: str) -> None:
+    # 63 rows are 32 and 31 on two ranks. 15 steps and the epoch's end make 16 commits.
+    faults = [kill(rank=1, step=5), kill(rank=0, step=20)]
+    result = run(keras_training.count_rows, dataset, ROWS, EPOCHS, BATCH, faults=faults, min_np=2, max_np=2)
+    assert (result.faults, result.sizes) == (2, [2, 2, 2])
+    assert len({one["digest"] for one in result.results}) == 1
+    for one in result.results:
+        assert sum(one["seen"]) == pytest.approx(EPOCHS * (ROWS - ROWS % BATCH))
+        assert one["seen"] == pytest.approx([float(round(count)) for count in one["seen"]], abs=1e-4)
