@@ -23,6 +23,7 @@ from spark_elastic.task.facts import worker_environment
 OURS = {
     "PYSPARK_PYTHON": "the executors' Python; set to the driver's by `run` and the command where they start a local Spark",
     "JAVA_HOME": "read by `doctor`, as by Spark",
+    "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
     "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",
