@@ -5,8 +5,9 @@ Names are imported when they are first used, so that a map-style dataset needs n
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_elastic.lazy import lazily
 
 if TYPE_CHECKING:
     from spark_elastic.data.elastic_dataloader import ElasticDataLoader
@@ -38,8 +39,4 @@ _HOMES = {
     "set_pin": "pinning",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are imported on first use, so that workers, which import the training func
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_elastic.lazy import lazily
 
 if TYPE_CHECKING:
     from spark_elastic.estimator.callbacks import BestModel, Callback, EarlyStopping, EpochContext, MLflow, TensorBoard
@@ -48,8 +49,4 @@ _HOMES = {
     "TorchRegressor": "regressor",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)
