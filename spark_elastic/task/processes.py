@@ -31,18 +31,31 @@ def adopt_orphans(adopt: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
-def is_exiting(pid: int) -> bool:
-    """Whether the kernel has begun to take the process down.
+class ExitSign:
+    """Tells whether the kernel has begun to take a process down.
 
-    It frees memory before it closes sockets: for a process of 4 GiB that takes over a second, this is visible at once.
-    A pid that does not exist is exiting, too.
+    It frees memory before it closes sockets and tells a pidfd: for a process of 4 GiB that takes over a second, this is
+    visible at once. A look at the open file of one thread takes 4 microseconds; opening the whole process's, 15.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return True
-    return bool(int(fields[6]) & _PF_EXITING)
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._file = -1
+
+    def is_seen(self) -> bool:
+        """Whether it is exiting, or gone."""
+        try:
+            fields = os.pread(self._file, 512, 0).rpartition(b")")[2].split(None, 7)
+        except OSError:
+            return True
+        return bool(int(fields[6]) & _PF_EXITING)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:

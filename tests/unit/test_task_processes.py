@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+from spark_elastic.task.processes import ExitSign
 
 # A child with a child of its own in another session; the former dies just after the list of children was made.
 DIES_WHILE_LOOKED_AT = """
@@ -35,3 +38,16 @@ for process in left:
 def test_what_a_child_leaves_behind_is_killed_also_when_the_child_dies_between_two_looks() -> None:
     found = subprocess.run([sys.executable, "-c", DIES_WHILE_LOOKED_AT], capture_output=True, text=True, timeout=60)
     assert (found.stdout, found.stderr) == ("[] []\n", "")
+
+
+def test_a_process_that_ends_shows_the_sign_of_it_and_keeps_it_once_reaped() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    sign = ExitSign(child.pid)
+    assert not sign.is_seen()
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert sign.is_seen()
+    child.wait()
+    assert sign.is_seen()
+    assert ExitSign(child.pid).is_seen()
+    sign.close()
