@@ -54,7 +54,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     if kind in (dict, OrderedDict) and all(map(_is_plain, tree)):
         copied = kind((key, map_tree(function, entry)) for key, entry in tree.items())
         if hasattr(tree, "_metadata"):  # versions of a module's parts
-            copied._metadata = copy.deepcopy(tree._metadata)
+            copied._metadata = map_tree(copy.deepcopy, tree._metadata)
         return copied
     if kind in (list, tuple):
         return kind(map_tree(function, entry) for entry in tree)
