@@ -1,9 +1,12 @@
-"""Datasets in object stores: S3 as a server of this machine plays it, through fsspec's driver and through pyarrow's own."""
+"""Datasets in object stores, as servers of this machine play them: S3 through fsspec's driver and through pyarrow's own, GCS
+through fsspec's."""
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,21 @@ from spark_elastic.data import ParquetLoader, read_manifest
 from spark_elastic.errors import DataError
 
 moto_server = pytest.importorskip("moto.server")
+gcs_server = pytest.importorskip("gcp_storage_emulator.server")
 
 ROWS = [30, 1, 57, 12]
 
 
+@dataclass
+class Store:
+    """A store with a bucket, and how its keys are opened."""
+
+    files: pafs.FileSystem
+    place: Callable[[str], tuple[str, dict[str, Any] | None]]
+
+
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+def s3_endpoint() -> Iterator[str]:
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -30,37 +42,51 @@ def endpoint() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-def bucket(endpoint: str, tmp_path: Path) -> pafs.FileSystem:
-    """The directory /bucket/data with a dataset in two files, a hidden file and a partition's directory."""
+@pytest.fixture(scope="module")
+def gcs_endpoint() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = gcs_server.create_server("127.0.0.1", port, in_memory=True)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["s3fs", "pyarrow, by its URL", "pyarrow, by storage_options", "gcsfs"])
+def store(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The directory /bucket/data with a dataset in two files, and a hidden one, for each of the ways to open it."""
+    make = _gcs if request.param == "gcsfs" else _s3
+    store = make(request.param, request.getfixturevalue(f"{make.__name__[1:]}_endpoint"), monkeypatch)
     write_dataset(tmp_path / "data", ROWS)
-    store = pafs.S3FileSystem(
-        access_key="k", secret_key="s", endpoint_override=endpoint, scheme="http", region="us-east-1",
-        allow_bucket_creation=True, allow_bucket_deletion=True,
-    )  # fmt: skip
-    store.create_dir("bucket")
-    pafs.copy_files(str(tmp_path / "data"), "bucket/data", destination_filesystem=store)
-    with store.open_output_stream("bucket/data/_SUCCESS") as empty:
+    store.files.create_dir("bucket")
+    pafs.copy_files(str(tmp_path / "data"), "bucket/data", destination_filesystem=store.files)
+    with store.files.open_output_stream("bucket/data/_SUCCESS") as empty:
         empty.write(b"")
     yield store
-    store.delete_dir("bucket")
+    store.files.delete_dir("bucket")
 
 
-Place = tuple[str, dict[str, Any] | None]
-
-
-@pytest.fixture(params=["s3fs", "pyarrow, by its URL", "pyarrow, by storage_options"])
-def place(request: Any, endpoint: str, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Place]:
-    """Return (URL, storage_options) of a key, for each of the ways to open it."""
-    if request.param == "s3fs":
-        options = {"key": "k", "secret": "s", "endpoint_url": f"http://{endpoint}", "skip_instance_cache": True}
-        return lambda key: (f"s3://{key}", options)
-    query = f"?endpoint_override={endpoint}&scheme=http&region=us-east-1"
-    if request.param == "pyarrow, by its URL":
-        return lambda key: (f"s3://k:s@{key}{query}", None)
-    without(monkeypatch, "s3", "s3fs")
+def _s3(way: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     arguments = {"access_key": "k", "secret_key": "s", "endpoint_override": endpoint, "scheme": "http"}
-    return lambda key: (f"s3://{key}", {**arguments, "region": "us-east-1"})
+    arguments["region"] = "us-east-1"
+    files = pafs.S3FileSystem(**arguments, allow_bucket_creation=True, allow_bucket_deletion=True)
+    if way == "s3fs":
+        options = {"key": "k", "secret": "s", "endpoint_url": f"http://{endpoint}", "skip_instance_cache": True}
+        return Store(files, lambda key: (f"s3://{key}", options))
+    if way == "pyarrow, by its URL":
+        query = f"?endpoint_override={endpoint}&scheme=http&region=us-east-1"
+        return Store(files, lambda key: (f"s3://k:s@{key}{query}", None))
+    without(monkeypatch, "s3", "s3fs")
+    return Store(files, lambda key: (f"s3://{key}", arguments))
+
+
+def _gcs(way: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Store:
+    # Asked for when gcsfs is imported; else it asks for the kind of a bucket over gRPC, which the server does not speak.
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    gcsfs = pytest.importorskip("gcsfs")
+    options = {"endpoint_url": f"http://{endpoint}", "token": "anon", "project": "p", "skip_instance_cache": True}
+    files = pafs.PyFileSystem(pafs.FSSpecHandler(gcsfs.GCSFileSystem(**options)))
+    return Store(files, lambda key: (f"gs://{key}", options))
 
 
 def without(monkeypatch: pytest.MonkeyPatch, scheme: str, module: str) -> None:
@@ -73,8 +99,8 @@ def ids(loader: Any) -> list[int]:
     return [int(row) for batch in loader for row in batch["id"]]
 
 
-def test_row_groups_are_listed_and_every_row_is_read_once(place: Callable[[str], Place]) -> None:
-    url, options = place("bucket/data")
+def test_row_groups_are_listed_and_every_row_is_read_once(store: Store) -> None:
+    url, options = store.place("bucket/data")
     manifest = read_manifest(url, storage_options=options)
     assert [(group.path, group.rows) for group in manifest] == [
         ("part-0.parquet", 30),
@@ -85,8 +111,8 @@ def test_row_groups_are_listed_and_every_row_is_read_once(place: Callable[[str],
     assert sorted(ids(ParquetLoader(url, 16, storage_options=options))) == list(range(100))
 
 
-def test_a_position_goes_on_in_a_larger_world(place: Callable[[str], Place]) -> None:
-    url, options = place("bucket/data")
+def test_a_position_goes_on_in_a_larger_world(store: Store) -> None:
+    url, options = store.place("bucket/data")
     first = ParquetLoader(url, global_batch_size=20, storage_options=options)
     seen = next(iter(first))["id"].tolist()
     state = first.state_dict()
@@ -99,22 +125,22 @@ def test_a_position_goes_on_in_a_larger_world(place: Callable[[str], Place]) -> 
     assert sorted(seen) == list(range(100))
 
 
-def test_an_object_that_is_replaced_or_deleted_is_named(place: Callable[[str], Place], bucket: Any) -> None:
-    url, options = place("bucket/data")
+def test_an_object_that_is_replaced_or_deleted_is_named(store: Store) -> None:
+    url, options = store.place("bucket/data")
     loader = ParquetLoader(url, 16, storage_options=options)
-    with bucket.open_output_stream("bucket/data/part-1.parquet") as file:
+    with store.files.open_output_stream("bucket/data/part-1.parquet") as file:
         pq.write_table(make_table(np.arange(69) + 9), file)
     with pytest.raises(DataError, match=r"data/part-1\.parquet has changed since the dataset was listed"):
         ids(loader)
-    bucket.delete_file("bucket/data/part-1.parquet")
+    store.files.delete_file("bucket/data/part-1.parquet")
     with pytest.raises(DataError, match=r"data/part-1\.parquet.*(gone|cannot be read)"):
         ids(loader)
     loader.close()
 
 
-def test_a_key_or_bucket_that_is_not_there_is_named(place: Callable[[str], Place]) -> None:
+def test_a_key_or_bucket_that_is_not_there_is_named(store: Store) -> None:
     for key in ("bucket/nowhere", "no-such-bucket/data"):
-        url, options = place(key)
+        url, options = store.place(key)
         with pytest.raises(DataError, match=key):
             read_manifest(url, storage_options=options)
 
