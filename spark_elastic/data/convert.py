@@ -104,18 +104,20 @@ def from_transform(result: Any, rows: int, where: str) -> dict[str, Column]:
     return columns
 
 
-def lists_to_tensors(
-    column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool, pinned: bool
-) -> list[torch.Tensor]:
-    """Cut a column of lists into one tensor a batch of `sizes` rows.
+def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:
+    """Cut a column into one tensor a batch of `sizes` rows.
 
-    It is a dense [rows, n] tensor where all of a batch have one length, unless `jagged` says that they differ in general;
-    else a nested tensor of jagged layout.
+    Lists become a dense [rows, n] tensor where all of a batch have one length, unless `jagged` says that they differ in
+    general; else a nested tensor of jagged layout. Dense columns are not copied, and must be in pinned memory already:
+    views of the tensor that torch's allocator gave, so that it knows when a copy to the GPU still reads from it.
     """
-    lists = as_ragged(column.numpy()) if isinstance(column, torch.Tensor) else column
+    if isinstance(column, torch.Tensor):
+        if not jagged:
+            return list(column.split_with_sizes(sizes))
+        column = as_ragged(column.numpy())
     tensors, start = [], 0
     for size in sizes:
-        part = lists.take(np.arange(start, start + size, dtype=np.int64))
+        part = column.take(np.arange(start, start + size, dtype=np.int64))
         start += size
         values = torch.from_numpy(part.values)
         values = values.pin_memory() if pinned else values

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from spark_elastic.data.columns import Column, Ragged, as_ragged, join
-from spark_elastic.data.convert import lists_to_tensors
+from spark_elastic.data.convert import to_tensors
 from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.plan import Draw, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
@@ -35,33 +35,6 @@ class Delivery:
     batch: Batch
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Some consecutive steps as this rank gets them.
-
-    columns: the rows of all steps in one tensor, or a tensor a step. Pinned ones are as torch's allocator gave them, so that
-        it knows, by their memory, when a copy to the GPU still reads from a batch.
-    """
-
-    steps: list[Step]
-    ticket_sums: tuple[int, ...]
-    sizes: list[int]
-    columns: dict[str, torch.Tensor | list[torch.Tensor]]
-
-    def cut(self) -> Iterator[Delivery]:
-        """Cut the rows into batches, which share memory.
-
-        For the thread that lets go of the batches: thousands of small tensors are made and freed fastest on one thread. To
-        autograd they are no views of anything, which makes them cheaper, too.
-        """
-        parts = [
-            column if isinstance(column, list) else column.unsafe_split_with_sizes(self.sizes)
-            for column in self.columns.values()
-        ]
-        for step, ticket_sum, *tensors in zip(self.steps, self.ticket_sums, *parts, strict=True):
-            yield Delivery(step, ticket_sum, dict(zip(self.columns, tensors, strict=True)))
-
-
 class BlockBuilder:
     """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError."""
 
@@ -70,18 +43,20 @@ class BlockBuilder:
         self._jagged = jagged
         self._pinned = pinned
 
-    def build(self, steps: list[Step], rank: int) -> Block:
-        """Read and gather the rows of consecutive steps."""
+    def build(self, steps: list[Step], rank: int) -> list[Delivery]:
+        """Return the deliveries of consecutive steps, which share memory."""
         drawn = draw(self._store.order, steps, rank)
+        columns = self._gather(drawn)
         sizes = [int(size) for size in np.diff(drawn.offsets)]
-        columns: dict[str, torch.Tensor | list[torch.Tensor]] = {}
-        for name, column in self._gather(drawn).items():
-            jagged = name in self._jagged
-            if jagged or isinstance(column, Ragged):
-                columns[name] = lists_to_tensors(column, sizes, jagged=jagged, pinned=self._pinned)
-            else:
-                columns[name] = column
-        return Block(steps, drawn.ticket_sums, sizes, columns)
+        cut = {
+            name: to_tensors(column, sizes, jagged=name in self._jagged, pinned=self._pinned)
+            for name, column in columns.items()
+        }
+        names = list(cut)
+        return [
+            Delivery(step, ticket_sum, dict(zip(names, tensors, strict=True)))
+            for step, ticket_sum, *tensors in zip(steps, drawn.ticket_sums, *cut.values(), strict=True)
+        ]
 
     def _gather(self, drawn: Draw) -> dict[str, torch.Tensor | Ragged]:
         store, order = self._store, self._store.order
@@ -136,7 +111,7 @@ class ReadAhead:
         self._position, self._rank = tracker.position, tracker.rank
         per_step = max(1, tracker.plan.batch(tracker.size) // tracker.size)
         self._block = max(1, min(-(-prefetch // 2), -(-_BLOCK_ROWS // per_step)))
-        self._ready: Block | None = None
+        self._ready: list[Delivery] = []
         self._failure: BaseException | None = None
         self._ended = False
         self._stopped = False
@@ -161,22 +136,22 @@ class ReadAhead:
             return  # a forked child has the object but not the thread, and perhaps a locked lock
         with self._changed:
             self._stopped = True
-            self._ready = None
+            self._ready = []
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_DEADLINE)
 
     def __iter__(self) -> Iterator[Delivery]:
         while block := self._take():
-            yield from block.cut()
+            yield from block
 
-    def _take(self) -> Block | None:
-        """Wait for a block; None at the end. Raises what ended the thread."""
+    def _take(self) -> list[Delivery]:
+        """Wait for a block; empty at the end. Raises what ended the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._stopped)
             if not self._ready and self._failure is not None and not self._stopped:
                 raise self._failure
-            block, self._ready = self._ready, None
+            block, self._ready = self._ready, []
             self._changed.notify_all()
             return block
 
@@ -198,14 +173,14 @@ class ReadAhead:
         position = self._position
         block = 1  # the first batch must not wait for a whole block
         while steps := self._tracker.upcoming(position, block):
-            built = self._builder.build(steps, self._rank)
+            deliveries = self._builder.build(steps, self._rank)
             position += sum(step.rows for step in steps)
             block = min(2 * block, self._block)
             with self._changed:
                 self._changed.wait_for(lambda: not self._ready or self._stopped)
                 if self._stopped:
                     return
-                self._ready = built
+                self._ready = deliveries
                 self._changed.notify_all()
 
 
