@@ -21,7 +21,7 @@ from spark_elastic.loading import fits, load_state_dict
 from spark_elastic.messages import CommitId
 from spark_elastic.repair import plan_repair, repair
 from spark_elastic.reporting import Values
-from spark_elastic.snapshot import Lender, SnapshotPair, StateDict, cloned
+from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, StateDict, cloned
 from spark_elastic.world import LOADER_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
@@ -277,8 +277,9 @@ class ObjectState(State):
         """Copy all objects into the spare one of two kept buffers, then make it the current one."""
         world = self._world
         self._take(self._steps + 1, 1 if world is None else world.size)
-        if world is not None and world.is_broken() and not self._has_stepped_in_place():
-            # On CUDA the copy has just waited for the step's reductions, which an abort may have ended.
+        # On CUDA the copy has just waited for the step's reductions, which an abort may have ended.
+        on_cuda = torch.cuda.is_initialized()
+        if on_cuda and world is not None and world.is_broken() and not self._has_stepped_in_place():
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._snapshots.switch()
         self._advance()
@@ -360,9 +361,11 @@ class ObjectState(State):
 
     def _own_part(self) -> Any:
         """A copy of what is this rank's alone."""
-        own = SnapshotPair()
-        own.spare.take(self._values(shared=False), None)
-        return own.spare if self._local else None
+        if not self._local:
+            return None
+        own = Snapshot()
+        own.take(self._values(shared=False), None)
+        return own
 
     def _load_shared(self, copies: SnapshotPair) -> None:
         content = copies.current.view()
