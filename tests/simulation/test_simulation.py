@@ -14,8 +14,8 @@ from simulation.running import minimize, play, play_many, replay_command
 from simulation.schedule import Schedule, make_schedule
 from simulation.tally import Tally
 
-# About a minute on two cores; `make simulate` plays 20,000 and more.
-SCHEDULES = 10_000
+# About a minute and a half on two cores; `make simulate` plays more.
+SCHEDULES = 20_000
 # Rare ones, for as long as schedule.py makes the same of a seed. The last but one holder of the state dies while it hands it on,
 # and a drained one had left; workers have left, and a driver that was paused hears of that ahead of their results.
 FOUND = (1040332, 1091053)
