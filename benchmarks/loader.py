@@ -1,6 +1,6 @@
 """Measures the loaders: rows per CPU-second, peak memory, the cost of tracking and of a repartition.
 
-    python benchmarks/loader.py [--rows 1000000] [--repeats 3] [--petastorm-python PATH/TO/python] [--json FILE]
+    python benchmarks/loader.py [--rows 1000000] [--repeats 5] [--petastorm-python PATH/TO/python] [--json FILE]
 
 Each measurement runs in a process of its own, which counts the CPU seconds of all its threads from the first to the
 last batch, imports and start left out; rivals take turns, and medians are compared. Petastorm's are taken with the
@@ -28,6 +28,7 @@ WINDOW = 80_000
 COLUMNS = 20
 LENGTH = 32
 GROUP = 20_000
+EPOCHS = 3
 
 
 def make(root: Path, rows: int, group: int = GROUP) -> None:
@@ -94,23 +95,28 @@ MEASURES: dict[str, tuple[str, Callable[[str], Iterator[int]]]] = {
 
 
 def measure(name: str, url: str) -> dict[str, float]:
-    """Run one measurement here; return rows, CPU and wall seconds, and rows per CPU-second.
+    """Run some epochs of one measurement here; return the rows, CPU and wall seconds of one, and rows per CPU-second.
 
-    The epoch before it is not measured: it imports what is needed and touches memory for the first time.
+    The epoch before them is not measured: it imports what is needed and touches memory for the first time.
     """
     import torch
 
     torch.set_num_threads(1)
     sum(MEASURES[name][1](url))
-    source = MEASURES[name][1](url)
-    rows = next(source)
     # What was imported is not to be looked through in the middle of a measurement: one full collection costs 0.1 s.
     gc.collect()
     gc.freeze()
-    cpu, wall = time.process_time(), time.perf_counter()
-    counted = sum(source)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return {"rows": rows + counted, "cpu": cpu, "wall": wall, "rate": counted / cpu}
+    rows = counted = 0
+    cpu = wall = 0.0
+    for _ in range(EPOCHS):
+        source = MEASURES[name][1](url)
+        first = next(source)
+        cpu_start, wall_start = time.process_time(), time.perf_counter()
+        rest = sum(source)
+        cpu += time.process_time() - cpu_start
+        wall += time.perf_counter() - wall_start
+        rows, counted = first + rest, counted + rest
+    return {"rows": rows, "cpu": cpu / EPOCHS, "wall": wall / EPOCHS, "rate": counted / cpu}
 
 
 def memory(url: str, world: int) -> dict[str, float]:
@@ -286,7 +292,7 @@ def main() -> None:
     """Measure everything and print tables and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--petastorm-python", default="")
     parser.add_argument("--json", default="")
     parser.add_argument("--one", nargs=2, metavar=("MEASURE", "URL"), help=argparse.SUPPRESS)

@@ -55,12 +55,12 @@ def choose_spec(
     """Choose lanes and windows for a dataset; nothing here may depend on the world.
 
     groups: row groups with rows. batch: rows of a global batch at its smallest. shuffle_rows: rows of the windows of
-    all lanes together, None for 32768, or fewer where those would take more than `budget` bytes at `row_bytes` a row.
+    all lanes together, None for 65,536, or fewer where those would take more than `budget` bytes at `row_bytes` a row.
     """
     if shuffle_rows is not None and shuffle_rows < 0:
         raise ValueError(f"shuffle_rows must be a whole number from 0 on, not {shuffle_rows!r}")
     mix = shuffle and shuffle_rows not in (0, 1)
-    affordable = max(1, int(min(32_768, budget / max(row_bytes, 1.0))))
+    affordable = max(1, int(min(65_536, budget / max(row_bytes, 1.0))))
     rows = shuffle_rows if mix and shuffle_rows is not None else affordable
     if not shuffle:
         return OrderSpec(seed, False, 1, min(rows, 8192), False)

@@ -26,7 +26,7 @@ from spark_elastic.data.window import WindowStore
 
 ENGINES = ("arrow", "petastorm")
 _CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
-_AHEAD_ROWS, _AHEAD_BYTES = 16_384, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
+_AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
 
 
 class ParquetLoader(PositionedLoader[Batch]):

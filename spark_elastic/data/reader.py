@@ -23,7 +23,7 @@ from spark_elastic.errors import DataError
 Batch = dict[str, torch.Tensor]
 
 _JOIN_DEADLINE = 10.0
-_BLOCK_ROWS = 8192
+_BLOCK_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
