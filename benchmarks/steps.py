@@ -4,7 +4,8 @@
 
 Two workers each. Both jobs are up all the time and take turns, a block of steps each, so that whatever else the machine does
 hits both. ``small`` is a model of 1 MB, ``in_place`` and ``copy`` one of 100 MB with Adam (300 MB of state). Prints the ratio of
-the steps' times, a table and a line of JSON.
+the steps' times, a table and a line of JSON; and, where commits copy the state, the ratio to a plain step plus one memcpy of the
+state, as both workers make it at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from report import Table, emit, summarize
 
 WORKERS = 2
 LIMIT = 600.0
+COPIES = 15
 
 
 @dataclass(frozen=True)
@@ -58,16 +61,22 @@ def build(case: Case) -> tuple[Any, Any]:
 def take_turns(folder: Path, name: str, rank: int, blocks: int, steps: int, step: Callable[[], None]) -> None:
     """Run a block of steps each time that it is this job's turn, and write how long a step took."""
     for number in range(blocks):
-        turn = folder / f"{number}-{name}.go"
-        while not turn.exists():
-            time.sleep(0.002)
+        wait_for(folder / f"{number}-{name}.go")
         start = time.perf_counter()
         for _ in range(steps):
             step()
         seconds = (time.perf_counter() - start) / steps
-        done = folder / f"{number}-{name}-{rank}"
-        done.with_suffix(".tmp").write_text(repr(seconds))
-        done.with_suffix(".tmp").rename(done)
+        write(folder / f"{number}-{name}-{rank}", seconds)
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.002)
+
+
+def write(path: Path, seconds: float) -> None:
+    path.with_suffix(".tmp").write_text(repr(seconds))
+    path.with_suffix(".tmp").rename(path)
 
 
 def plain(folder: Path, case: Case, blocks: int) -> None:
@@ -86,7 +95,26 @@ def plain(folder: Path, case: Case, blocks: int) -> None:
         optimizer.step()
 
     take_turns(folder, "plain", dist.get_rank(), blocks, case.block, step)
+    if case.commit == "copy":
+        state = [*model.parameters(), *(value for entry in optimizer.state.values() for value in entry.values())]
+        wait_for(folder / "memcpy.go")
+        write(folder / f"memcpy-{dist.get_rank()}", time_memcpy([value.detach() for value in state], dist.barrier))
     dist.destroy_process_group()
+
+
+def time_memcpy(tensors: list[Any], barrier: Callable[[], Any]) -> float:
+    """Return the median seconds of one copy of these tensors into kept memory, made by all workers at once."""
+    import torch
+
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    kept = flat.clone()
+    seconds = []
+    for _ in range(COPIES):
+        barrier()
+        start = time.perf_counter()
+        kept.copy_(flat)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def elastic(folder: Path, case: Case, blocks: int) -> None:
@@ -113,8 +141,11 @@ def elastic(folder: Path, case: Case, blocks: int) -> None:
     train(state)
 
 
-def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of a step of both jobs, plain and elastic, one each repeat. The first block warms up."""
+def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[float], float]:
+    """Return the seconds of a step of both jobs, plain and elastic, one each repeat, and those of a copy of the state.
+
+    The first block warms up. The copy is 0 where commits make none.
+    """
     import spark_elastic
 
     blocks = repeats + 1
@@ -137,7 +168,9 @@ def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[flo
                     (folder / f"{number}-{rival}.go").touch()
                     seconds[rival].append(_collect(folder, f"{number}-{rival}"))
             job.join()
-    return seconds["plain"][1:], seconds["elastic"][1:]
+            (folder / "memcpy.go").touch()
+            memcpy = _collect(folder, "memcpy") if case.commit == "copy" else 0.0
+    return seconds["plain"][1:], seconds["elastic"][1:], memcpy
 
 
 def _collect(folder: Path, name: str) -> float:
@@ -165,17 +198,21 @@ def main() -> None:
 
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     with local_cluster(WORKERS) as spark:
-        table = Table("case", "plain step", "elastic step", "ratio", unit="milliseconds")
+        table = Table("case", "plain step", "elastic step", "ratio", "memcpy", "to plain + memcpy", unit="milliseconds")
         results = {}
         for name in options.cases.split(","):
-            plain_seconds, elastic_seconds = compare(spark, CASES[name], options.repeats)
-            ratio = summarize([mine / theirs for theirs, mine in zip(plain_seconds, elastic_seconds, strict=True)])
+            plain_seconds, elastic_seconds, memcpy = compare(spark, CASES[name], options.repeats)
+            pairs = list(zip(plain_seconds, elastic_seconds, strict=True))
+            ratio = summarize([mine / theirs for theirs, mine in pairs])
+            with_copy = summarize([mine / (theirs + memcpy) for theirs, mine in pairs])
             columns = [summarize([1000 * value for value in values]) for values in (plain_seconds, elastic_seconds)]
-            table.add(name, *columns, ratio)
+            table.add(name, *columns, ratio, f"{1000 * memcpy:.2f}", with_copy)
             results[name] = {
                 "plain_ms": columns[0].asdict(),
                 "elastic_ms": columns[1].asdict(),
                 "ratio": ratio.asdict(),
+                "memcpy_ms": 1000 * memcpy,
+                "ratio_to_plain_and_memcpy": with_copy.asdict(),
             }
     table.print()
     emit("steps", **results)
