@@ -55,11 +55,11 @@ class Table:
     def add(self, *cells: Any) -> None:
         self._rows.append([f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells])
 
-    def print(self) -> None:
+    def print(self, cells: str = "median [95 % interval] (minimum to maximum, repeats)") -> None:
         widths = [max(len(row[column]) for row in self._rows) for column in range(len(self._rows[0]))]
         for row in self._rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
-        print(f"({self._unit}; median [95 % interval] (minimum to maximum, repeats))")
+        print(f"({self._unit}; {cells})")
 
 
 def emit(benchmark: str, **results: Any) -> None:

@@ -1,11 +1,13 @@
 """Steps: the elastic loop with a commit every step against the same loop under torchrun with plain DDP.
 
     python benchmarks/steps.py [--repeats 30] [--cases small,in_place,copy]
+    python benchmarks/steps.py --parts small
 
 Two workers each. Both jobs are up all the time and take turns, a block of steps each, so that whatever else the machine does
 hits both. ``small`` is a model of 1 MB, ``in_place`` and ``copy`` one of 100 MB with Adam (300 MB of state). Prints the ratio of
 the steps' times, a table and a line of JSON; and, where commits copy the state, the ratio to a plain step plus one memcpy of the
-state, as both workers make it at once.
+state, as both workers make it at once. ``--parts`` puts clocks around the parts of a commit instead, and prints what each takes
+while steps go on.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,6 +121,19 @@ def time_memcpy(tensors: list[Any], barrier: Callable[[], Any]) -> float:
 
 
 def elastic(folder: Path, case: Case, blocks: int) -> None:
+    import spark_elastic as se
+
+    state, step = prepare(case)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        take_turns(folder, "elastic", se.rank(), blocks, case.block, step)
+
+    train(state)
+
+
+def prepare(case: Case) -> tuple[Any, Callable[[], None]]:
+    """Return a state, and a step with its commit."""
     import torch
 
     import spark_elastic as se
@@ -128,17 +144,53 @@ def elastic(folder: Path, case: Case, blocks: int) -> None:
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
     state = se.TorchState(model=model, optimizer=optimizer, commit=case.commit)
 
+    def step() -> None:
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        optimizer.step()
+        state.commit()
+
+    return state, step
+
+
+def time_parts(case: Case, steps: int) -> dict[str, float]:
+    """Train with clocks around the parts of a commit; return the microseconds that each takes, the whole included."""
+    import spark_elastic as se
+    from spark_elastic import snapshot, torch_state
+    from spark_elastic.context import current_world
+
+    state, step = prepare(case)
+    spent: Counter[str] = Counter()
+
+    def clock(part: str, owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                spent[part] += time.perf_counter() - start
+
+        setattr(owner, name, call)
+
     @se.elastic
-    def train(state: Any) -> None:
-        def step() -> None:
-            optimizer.zero_grad()
-            model(rows).square().mean().backward()
-            optimizer.step()
-            state.commit()
+    def train(state: Any) -> dict[str, float]:
+        world = current_world()
+        clock("the whole commit", state, "commit")
+        clock("state dicts, copy and random numbers", state, "_take")
+        clock("copy of the tensors", snapshot.TensorBuffer, "copy_from")
+        clock("state of random number generators", torch_state, "_random_states")
+        clock("start of the control collective", world, "start_exchange")
+        clock("answer of the last one", world, "finish_exchange")
+        clock("look at the connections", world, "is_broken")
+        for number in range(2 * steps):
+            if number == steps:
+                spent.clear()
+            step()
+        return {part: 1e6 * seconds / steps for part, seconds in spent.items()}
 
-        take_turns(folder, "elastic", se.rank(), blocks, case.block, step)
-
-    train(state)
+    return train(state)
 
 
 def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[float], float]:
@@ -173,6 +225,20 @@ def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[flo
     return seconds["plain"][1:], seconds["elastic"][1:], memcpy
 
 
+def print_parts(spark: Any, case: Case) -> None:
+    import spark_elastic
+
+    steps = 10 * case.block
+    ranks = spark_elastic.run(time_parts, (case, steps), spark=spark, min_np=WORKERS, max_np=WORKERS)
+    table = Table(
+        "part of a commit", *(f"rank {rank}" for rank in range(WORKERS)), unit=f"microseconds, {steps} commits"
+    )
+    for part in ranks[0]:
+        table.add(part, *(rank[part] for rank in ranks))
+    table.print(f"means of {steps} commits")
+    emit("commit parts", ranks=ranks)
+
+
 def _collect(folder: Path, name: str) -> float:
     """Wait for all ranks' seconds; return the slowest's."""
     end = time.monotonic() + LIMIT
@@ -188,6 +254,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument(
+        "--parts", choices=CASES, metavar="CASE", help="print what the parts of this case's commits take"
+    )
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -198,6 +267,9 @@ def main() -> None:
 
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     with local_cluster(WORKERS) as spark:
+        if options.parts:
+            print_parts(spark, CASES[options.parts])
+            return
         table = Table("case", "plain step", "elastic step", "ratio", "memcpy", "to plain + memcpy", unit="milliseconds")
         results = {}
         for name in options.cases.split(","):
