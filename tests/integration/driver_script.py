@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import networks
 import psutil
 import pyspark
 import training
@@ -31,7 +32,8 @@ SECURED = {
 
 
 def main(master: str, folder: str, *acts: str) -> None:
-    cloudpickle.register_pickle_by_value(training)
+    for module in (networks, training):
+        cloudpickle.register_pickle_by_value(module)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if acts == ("default session",):
         print(spark_elastic.run(training.plain, args=("x",), min_np=1, max_np=1))
@@ -69,6 +71,9 @@ def main(master: str, folder: str, *acts: str) -> None:
             _train_with_too_few_executors(spark)
         elif act == "secured":
             _look_for_the_key(spark, own)
+        elif act == "fitting":
+            with inject(hang(rank=1, step=18)):  # in the second epoch
+                fit_counting(spark, own, numProc=2, maxNp=2)
         elif act == "checkpointed":
             arguments = (Path(folder, "dataset").read_text(), 1000, 2, {"global_batch_size": 64})
             with inject(hang(rank=1, step=10)):  # in the first epoch
@@ -76,6 +81,15 @@ def main(master: str, folder: str, *acts: str) -> None:
                     training.count_rows, args=arguments, spark=spark, min_np=2, max_np=2,
                     checkpoint=own / "saved", checkpoint_interval=0, event_log=own / "log",
                 )  # fmt: skip
+
+
+def fit_counting(spark: Any, folder: Path, **params: Any) -> Any:
+    """Fit two epochs of 600 rows that each count once, as a run that goes on where it was stopped."""
+    estimator = networks.row_counter(
+        600, epochs=2, store=str(folder / "store"), runId="counted", checkpointSteps=3,
+        callbacks=networks.Marker(str(folder / "epochs")), **params,
+    )  # fmt: skip
+    return estimator.fit(spark.range(0, 600, 1, numPartitions=2))
 
 
 def _train_with_too_few_executors(spark: Any) -> None:

@@ -33,6 +33,16 @@ def count_row(model: Any, batch: Any, ctx: Any) -> Any:
     return -model(batch["id"]).mean()
 
 
+def row_counter(rows: int, **params: Any) -> Any:
+    """An estimator whose model tells, for each row, how often it has counted; ``id`` is the rows' column."""
+    from spark_elastic.estimator import TorchEstimator
+
+    return TorchEstimator(
+        model=RowCounter(rows), featureCols=["id"], learningRate=1.0, optimizer=torch.optim.SGD, trainStep=count_row,
+        globalBatchSize=50, verbose=0, **params,
+    )  # fmt: skip
+
+
 class TwoHeads(torch.nn.Module):
     """Keyword inputs with an embedding, and two outputs: one number, and logits of three classes."""
 
@@ -57,6 +67,17 @@ class SumOfList(torch.nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         sums = torch.stack([row.sum() for row in values.unbind()])
         return self.scale(sums.unsqueeze(1))
+
+
+class Marker:
+    """A callback that notes each epoch's end in a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_epoch_end(self, ctx: Any) -> None:
+        with open(self.path, "a") as file:
+            file.write(f"{ctx.epoch}\n")
 
 
 class Recorder:

@@ -12,6 +12,7 @@ import cloudpickle
 import networks
 import numpy as np
 import pytest
+from driver_script import fit_counting
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
@@ -134,6 +135,22 @@ def test_a_run_of_the_same_name_goes_on_where_the_last_one_stopped(frame: Any, t
         regressor(epochs=3, batchSize=16, **run).fit(data)
     with pytest.raises(ValueError, match=r"different are the data"):
         regressor(epochs=3, **run).fit(data.where("id > 5"))
+
+
+def test_a_fit_goes_on_after_the_drivers_death_and_counts_every_row_once(
+    spark: Any, script: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "fitting"
+    first = script("local[2]", "fitting")
+    while not (folder / "epochs").exists():
+        assert first.poll() is None, first.communicate()[1][-3000:]
+        time.sleep(0.05)
+    first.kill()
+    model = fit_counting(spark, folder, numProc=3, maxNp=3)
+    assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
+    assert [entry["rows"] for entry in model.history] == [600] * 2
+    assert model.history[0]["sizes"][0] == 2, "the first driver's workers began"
+    assert 3 in model.history[1]["sizes"]
 
 
 def test_data_are_known_again_by_what_they_hold(spark: Any, frame: Any, tmp_path: Path) -> None:
