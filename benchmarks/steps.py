@@ -230,9 +230,7 @@ def print_parts(spark: Any, case: Case) -> None:
 
     steps = 10 * case.block
     ranks = spark_elastic.run(time_parts, (case, steps), spark=spark, min_np=WORKERS, max_np=WORKERS)
-    table = Table(
-        "part of a commit", *(f"rank {rank}" for rank in range(WORKERS)), unit=f"microseconds, {steps} commits"
-    )
+    table = Table("part of a commit", *(f"rank {rank}" for rank in range(WORKERS)), unit="microseconds")
     for part in ranks[0]:
         table.add(part, *(rank[part] for rank in ranks))
     table.print(f"means of {steps} commits")

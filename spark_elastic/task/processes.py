@@ -41,7 +41,7 @@ class ExitSign:
     def __init__(self, pid: int) -> None:
         try:
             self._file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             self._file = -1
 
     def is_seen(self) -> bool:

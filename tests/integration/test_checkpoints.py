@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import training
-from test_clean_up import START_SECONDS
+from test_clean_up import wait_until
 from test_data_jobs import EPOCHS, ROWS, STEPS
 from test_faults import check
 
@@ -22,11 +21,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def wait_for_event(log: Path, kind: str, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while not (log.exists() and f'"{kind}"' in log.read_text()):
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < end, f"no {kind} in {log}"
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and f'"{kind}"' in log.read_text(), f"{kind} in {log}", process)
 
 
 def test_after_the_drivers_death_the_same_call_goes_on_and_counts_every_row_once(

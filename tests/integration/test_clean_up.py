@@ -23,12 +23,23 @@ GONE_SECONDS = 15.0
 START_SECONDS = 60.0
 
 
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    process: subprocess.Popen[str] | None = None,
+    seconds: float = START_SECONDS,
+) -> None:
+    """Wait for what another process does. Its end, or that of ``seconds``, fails the test."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < end, f"waited in vain: {what}"
+        time.sleep(0.05)
+
+
 def wait_for(path: Path, seconds: float = START_SECONDS) -> list[int]:
     """Wait until a worker has written its pids: worker, warm parent, sleeper, DataLoader workers."""
-    end = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} was not written"
-        time.sleep(0.05)
+    wait_until(path.exists, f"{path} was to be written", seconds=seconds)
     return [int(pid) for pid in path.read_text().split()]
 
 

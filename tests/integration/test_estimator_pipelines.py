@@ -26,6 +26,7 @@ from pyspark.ml.tuning import (
 )
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, StructField, StructType
+from test_clean_up import wait_until
 
 from spark_elastic.errors import TrainingFailedError
 from spark_elastic.estimator import Store, TorchClassifier, TorchRegressor, dataset
@@ -142,9 +143,7 @@ def test_a_fit_goes_on_after_the_drivers_death_and_counts_every_row_once(
 ) -> None:
     folder = tmp_path / "fitting"
     first = script("local[2]", "fitting")
-    while not (folder / "epochs").exists():
-        assert first.poll() is None, first.communicate()[1][-3000:]
-        time.sleep(0.05)
+    wait_until((folder / "epochs").exists, "the end of the first epoch", first)
     first.kill()
     model = fit_counting(spark, folder, numProc=3, maxNp=3)
     assert model.model.seen.tolist() == pytest.approx([2.0] * 600)

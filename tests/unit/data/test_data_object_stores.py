@@ -20,7 +20,6 @@ from spark_elastic.data import ParquetLoader, read_manifest
 from spark_elastic.errors import DataError
 
 moto_server = pytest.importorskip("moto.server")
-gcs_server = pytest.importorskip("gcp_storage_emulator.server")
 
 ROWS = [30, 1, 57, 12]
 
@@ -44,9 +43,11 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gcs_endpoint() -> Iterator[str]:
+    from gcp_storage_emulator.server import create_server
+
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = gcs_server.create_server("127.0.0.1", port, in_memory=True)
+    server = create_server("127.0.0.1", port, in_memory=True)
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop()
@@ -83,7 +84,8 @@ def _s3(way: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Store:
 def _gcs(way: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     # Asked for when gcsfs is imported; else it asks for the kind of a bucket over gRPC, which the server does not speak.
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    gcsfs = pytest.importorskip("gcsfs")
+    import gcsfs
+
     options = {"endpoint_url": f"http://{endpoint}", "token": "anon", "project": "p", "skip_instance_cache": True}
     files = pafs.PyFileSystem(pafs.FSSpecHandler(gcsfs.GCSFileSystem(**options)))
     return Store(files, lambda key: (f"gs://{key}", options))
