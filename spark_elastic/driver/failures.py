@@ -20,7 +20,7 @@ _CLUSTERS_DOING = {-signal.SIGKILL, -signal.SIGTERM}
 # How the end of a worker looks before its exit code is known.
 PROCESS_DIED = "its process died"
 CONNECTION_BROKE = "its connection to the driver broke"
-_VAGUE = (PROCESS_DIED, CONNECTION_BROKE)
+VAGUE = (PROCESS_DIED, CONNECTION_BROKE)
 
 
 def describe_exit(code: int) -> str:
@@ -54,7 +54,7 @@ class FailureBook:
         known = self.failures.get(worker)
         if known is None:
             return
-        cause = describe_exit(code) if known.cause in _VAGUE else known.cause
+        cause = describe_exit(code) if known.cause in VAGUE else known.cause
         self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
 
     def count_exception(self, generation: int, place: str, error: str) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
+from spark_elastic.driver.failures import VAGUE
 from spark_elastic.errors import name_worker
 
 
@@ -25,7 +25,7 @@ class Narrator:
             case "worker_lost":
                 rank, worker, cause = fields["rank"], fields["worker"], fields["cause"]
                 who = name_worker(worker, rank)
-                if cause in (PROCESS_DIED, CONNECTION_BROKE):
+                if cause in VAGUE:
                     self._unexplained[worker] = f"{who} on {fields['host']}"
                 return logging.WARNING, f"{who} on {fields['host']} was lost: {cause}"
             case "worker_exited":

@@ -8,6 +8,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
+from spark_elastic.driver.failures import VAGUE
 from spark_elastic.timeline.resets import Event, Reset, find_resets
 
 # The speed is that between two reports so far apart at least, further in long runs: so many are enough to draw.
@@ -173,8 +174,12 @@ def _worker_lines(events: Sequence[Event]) -> list[WorkerLine]:
             case "worker_lost":
                 change(event["worker"], None, time)
                 lines[event["worker"]].cause = event["cause"]
-            case "worker_exited" | "result_arrived":
-                if event["event"] == "result_arrived" and not generation:  # a function without an elastic part
+            case "worker_exited":
+                change(event["worker"], None, time)
+                if lines[event["worker"]].cause in VAGUE:
+                    lines[event["worker"]].cause = event["meaning"]
+            case "result_arrived":
+                if not generation:  # a function without an elastic part
                     now[event["worker"]] = (Doing.TRAINING, *now[event["worker"]][1:])
                 change(event["worker"], None, time)
     for worker in list(now):

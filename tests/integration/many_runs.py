@@ -41,14 +41,19 @@ def run_once(spark: Any) -> Held:
     spark_elastic.run(training.count_steps, args=(3,), spark=spark, min_np=2, max_np=2)
     gc.collect()
     me = psutil.Process()
-    tasks = [process for process in me.children(recursive=True) if "pyspark.daemon" in " ".join(process.cmdline())]
-    return Held(
-        me.memory_info().rss,
-        me.num_fds(),
-        me.num_threads(),
-        max((task.memory_info().rss for task in tasks), default=0),
-        max((task.num_fds() for task in tasks), default=0),
-    )
+    tasks = [held for process in me.children(recursive=True) if (held := _held_by_task(process)) is not None]
+    task_bytes, task_descriptors = zip(*tasks, strict=True)
+    return Held(me.memory_info().rss, me.num_fds(), me.num_threads(), max(task_bytes), max(task_descriptors))
+
+
+def _held_by_task(process: psutil.Process) -> tuple[int, int] | None:
+    """Bytes and descriptors of one of Spark's Python processes; None for any other, also for one that ends just now."""
+    try:
+        if "pyspark.daemon" in " ".join(process.cmdline()):
+            return process.memory_info().rss, process.num_fds()
+    except psutil.Error:
+        pass
+    return None
 
 
 def main() -> None:
