@@ -20,7 +20,8 @@ _NATIVE = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 _HINTS = {
     **dict.fromkeys(("s3", "s3a"), "; pip install s3fs, or give storage_options that pyarrow.fs.S3FileSystem takes"),
     **dict.fromkeys(("gs", "gcs"), "; pip install gcsfs, or give storage_options that pyarrow.fs.GcsFileSystem takes"),
-    "hdfs": "; it needs libhdfs of a Hadoop client: set HADOOP_HOME (or ARROW_LIBHDFS_DIR) and CLASSPATH, on every executor",
+    "hdfs": "; it needs libhdfs of a Hadoop client: set JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR) and CLASSPATH, on every "
+    "executor",
 }
 
 
@@ -66,6 +67,8 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | Non
         raise DataError(f"{shown(text)} cannot be opened: {missing}") from missing
     except (ValueError, TypeError, OSError) as failure:
         raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, scheme)}") from failure
+    if scheme == "hdfs" and not filesystem.exists("/"):  # libhdfs takes whatever goes wrong for a file that is not there
+        raise DataError(f"{shown(text)} cannot be opened: no name node answers there")
     return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
 
 
