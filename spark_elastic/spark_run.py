@@ -118,9 +118,12 @@ def run(
             raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
     if min_np is not None and max_np is not None and min_np > max_np:
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
+    if spark is not None:
+        _check_session(spark)
     plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
     with ExitStack() as stack:
         session = spark if spark is not None else _find_session(stack)
+        check_gpus(session.sparkContext.getConf())
         low, start, high = default_sizes(session, num_proc, min_np, max_np)
         settings = JobSettings(
             min_np=low,
@@ -198,6 +201,7 @@ def _run_job(
             settings.max_np,
             on_stopped=lambda reason: service.cancel(JobCancelledError(f"the job cannot go on in Spark: {reason}")),
             on_draining=service.drain_slot,
+            on_given_up=service.slot_given_up,
         )
         with launcher:
             try:
@@ -281,6 +285,20 @@ def _claim_checkpoint(
 def _check_linux() -> None:
     if not sys.platform.startswith("linux"):
         raise SparkElasticError(f"spark_elastic runs on Linux only, this is {sys.platform}")
+
+
+def _check_session(spark: Any) -> None:
+    if getattr(spark, "sparkContext", None) is None:
+        raise TypeError(f"spark must be a SparkSession with its SparkContext (not of Spark Connect), not {spark!r}")
+
+
+def check_gpus(conf: Any) -> None:
+    """Refuse a Spark configuration that gives each task several GPUs. Each task checks what it is really given, too."""
+    amount = conf.get("spark.task.resource.gpu.amount", None)
+    if amount is not None and float(amount) > 1:
+        raise ValueError(
+            f"spark.task.resource.gpu.amount={amount}, but a worker uses one GPU: set it to 1 and run more workers"
+        )
 
 
 def _find_session(stack: ExitStack) -> Any:

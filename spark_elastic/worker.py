@@ -36,13 +36,21 @@ def run_worker(ticket: Ticket, number: int) -> int:
         payload = msgspec.msgpack.decode(control.payload(), type=Payload)
         faults.arm(payload.faults, control.claim_fault)
         faults.reached(faults.Point.BOOT)
-        checkpoints = None
-        if payload.checkpoint is not None:
-            checkpoints = stack.enter_context(CheckpointWriter(payload.checkpoint, control.report, control.beat))
-        address = _group_address(ticket, control)
-        enter_job(Job(control, number, address, payload.form_timeout, checkpoints))
-        set_pin(lambda key, make: _pin(control, key, make))
+        try:
+            _join_job(stack, control, ticket, number, payload)
+        except Exception as error:
+            _report(control, error)
+            return 1
         return _call(control, payload.call)
+
+
+def _join_job(stack: ExitStack, control: ControlClient, ticket: Ticket, number: int, payload: Payload) -> None:
+    checkpoints = None
+    if payload.checkpoint is not None:
+        checkpoints = stack.enter_context(CheckpointWriter(payload.checkpoint, control.report, control.beat))
+    address = _group_address(ticket, control)
+    enter_job(Job(control, number, address, payload.form_timeout, checkpoints))
+    set_pin(lambda key, make: _pin(control, key, make))
 
 
 def _call(control: ControlClient, pickled: bytes) -> int:

@@ -31,6 +31,14 @@ class TaskLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotGivenUp:
+    """Spark starts the task of this slot no more; it will be asked again."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostDraining:
     """The host will go away, at ``deadline`` at the latest (None: unknown)."""
 
@@ -135,6 +143,7 @@ Event = (
     TaskRegistered
     | TaskHeard
     | TaskLost
+    | SlotGivenUp
     | HostDraining
     | HostsListed
     | WorkerConnected

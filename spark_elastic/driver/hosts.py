@@ -25,8 +25,15 @@ class Host:
     draining: bool = False
     unlisted: bool = False
     released: bool = False
+    # Spark is to start its task anew, perhaps elsewhere, once the end of its worker is known.
+    at_fault: bool = False
     drain_deadline: float | None = None
     heard: float | None = None
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether it is to get a worker."""
+        return self.worker is None and not self.draining and not self.at_fault
 
 
 @dataclass(slots=True)
@@ -82,17 +89,13 @@ class HostManager:
 
     def startable(self, now: float) -> list[Host]:
         """Hosts without a worker that have cooled down, in the order in which they came."""
-        return [
-            host
-            for host in self._hosts.values()
-            if host.worker is None and not host.draining and self.ready_at(host.place) <= now
-        ]
+        return [host for host in self._hosts.values() if host.is_vacant and self.ready_at(host.place) <= now]
 
     def next_ready_at(self, now: float) -> float | None:
         """The earliest time at which a cooling host becomes startable."""
         times = [
             self.ready_at(host.place)
             for host in self._hosts.values()
-            if host.worker is None and not host.draining and self.ready_at(host.place) > now
+            if host.is_vacant and self.ready_at(host.place) > now
         ]
         return min(times, default=None)

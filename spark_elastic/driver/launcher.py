@@ -34,6 +34,10 @@ END_SECONDS = 20.0
 TASKS_OF_A_SLOT = 100
 
 
+# How names of exceptions begin that are not Python's.
+_OF_JAVA = ("java.", "org.", "scala.")
+
+
 @dataclass(slots=True)
 class _Slot:
     future: Any = None
@@ -48,8 +52,9 @@ class _Slot:
 class SlotLauncher:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    ``on_stopped`` is called when the SparkContext has gone, ``on_draining`` when Spark is about to take a slot's executor away,
-    both on that thread. ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
+    ``on_stopped`` is called when the SparkContext has gone or its executors cannot run us, ``on_draining`` when Spark is about to
+    take a slot's executor away, ``on_given_up`` when it has given up a slot that had not registered; all on that thread.
+    ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
     """
 
     def __init__(
@@ -58,13 +63,15 @@ class SlotLauncher:
         ticket: Ticket,
         slots: int,
         on_stopped: Callable[[str], None],
-        on_draining: Callable[[int], None] = lambda slot: None,
+        on_draining: Callable[[int], None],
+        on_given_up: Callable[[int, str], None],
     ) -> None:
         self._context = spark.sparkContext
         self._ticket = ticket
         self._slots = [_Slot() for _ in range(slots)]
         self._on_stopped = on_stopped
         self._on_draining = on_draining
+        self._on_given_up = on_given_up
         self._decommissions = self._context.getConf().get("spark.decommission.enabled", "false").lower() == "true"
         self._group = f"spark_elastic-{ticket.run_id}"
         self._wake = threading.Condition()
@@ -143,13 +150,17 @@ class SlotLauncher:
                     )
                 if SlotConfigurationError.__name__ in reason:
                     raise RuntimeError(reason)
+                reason = reason or (
+                    "its task ended without registering at the driver; can executors reach it at "
+                    + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses)
+                )
+                if not slot.registered:
+                    self._on_given_up(number, reason)
                 logger.log(
                     logging.INFO if slot.registered else logging.WARNING,
                     "Spark gave up slot %d (%s); it is submitted again in %.1f s",
                     number,
-                    reason
-                    or "its task ended without registering at the driver; can executors reach it at "
-                    + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses),
+                    reason,
                     pause,
                 )
                 slot.future, slot.registered = None, False
@@ -284,10 +295,20 @@ def _reason(future: Any) -> str:
     try:
         future.get()
     except Exception as error:
-        lines = str(getattr(error, "java_exception", error)).strip().splitlines()
-        python = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line.strip())]
-        return (python[-1] if python else lines[0] if lines else type(error).__name__).strip()[:500]
+        # What is raised only says that the job failed; its cause, that of Spark's, has the executor's Python traceback.
+        story, cause = [str(error)], getattr(error, "java_exception", None)
+        while cause is not None:
+            story.append(str(cause.getMessage()))
+            cause = cause.getCause()
+        return find_reason(story)
     return ""
+
+
+def find_reason(story: list[str]) -> str:
+    """Find the line that tells most in what a failure and its causes say: the last exception of Python's, if there is one."""
+    lines = [line.strip() for text in story for line in text.splitlines()]
+    python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
+    return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
 
 
 def _cannot_import(reason: str) -> bool:

@@ -75,6 +75,7 @@ class DriverMachine:
         # Since when there are fewer than min_np hosts (before the first generation) or workers (after it).
         self._short_since: float | None = None
         self._yield_after = settings.yield_after
+        self._slot_trouble = ""
         self._yield_at: float | None = None
         self._unformed = 0
         self._lost_worlds = 0
@@ -87,6 +88,7 @@ class DriverMachine:
             ev.TaskRegistered: self._task_registered,
             ev.TaskHeard: self._task_heard,
             ev.TaskLost: self._task_lost,
+            ev.SlotGivenUp: self._slot_given_up,
             ev.HostDraining: self._host_draining,
             ev.HostsListed: self._hosts_listed,
             ev.WorkerConnected: self._worker_connected,
@@ -172,6 +174,10 @@ class DriverMachine:
         if host.worker is not None:
             # Its supervisor is gone, and a worker ends with its supervisor.
             self._lose(host.worker, f"its host was lost: {event.reason}", now)
+
+    def _slot_given_up(self, event: ev.SlotGivenUp, now: float) -> None:
+        self._slot_trouble = f" The last slot that Spark gave up: {event.reason}"
+        self._record("slot_given_up", slot=event.slot, reason=event.reason)
 
     def _host_draining(self, event: ev.HostDraining, now: float) -> None:
         host = self.hosts.get(event.host)
@@ -343,12 +349,16 @@ class DriverMachine:
             if self._is_telling(event.worker):
                 self._telling.add(event.worker)
             self._lose(event.worker, describe_exit(event.code), now)
+        self.book.explain(event.worker, event.code, event.last_lines)
         if event.worker in self._telling and not self.over:
             self._telling.discard(event.worker)
             self.book.count_exit(self._generation, event.code)
             if self.world is None:
                 self._give_up_if_pointless()
-        self.book.explain(event.worker, event.code, event.last_lines)
+        if host is not None and host.at_fault and not self.over:
+            known = self.book.failures.get(event.worker)
+            cause = known.cause if known is not None else describe_exit(event.code)
+            self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
         self._record("worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code))
 
     def _result_arrived(self, event: ev.ResultArrived, now: float) -> None:
@@ -393,7 +403,7 @@ class DriverMachine:
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
         bad_place = self.hosts.worker_failed(worker.place, now)
         if bad_place and host is not None and not self.is_member(number):
-            self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
+            host.at_fault = True
         if world is None or number not in world.ranks:
             return
         if world.phase is WorldPhase.FINISHING:
@@ -750,7 +760,7 @@ class DriverMachine:
             self._fail(
                 NotEnoughHostsError(
                     f"only {what} after {settings.start_timeout:g} s (start_timeout). Does Spark have free cores "
-                    f"for max_np={settings.max_np} tasks? Lower min_np, or raise start_timeout"
+                    f"for max_np={settings.max_np} tasks? Lower min_np, or raise start_timeout.{self._slot_trouble}"
                 )
             )
 

@@ -152,6 +152,10 @@ class SparkDriverService:
         """Have the worker of a slot leave at the next commit; from any thread, without waiting."""
         self._loop.call_soon_threadsafe(self._drain_slot, slot, deadline)
 
+    def slot_given_up(self, slot: int, reason: str) -> None:
+        """Say why Spark starts the task of a slot no more; from any thread, without waiting."""
+        self._loop.call_soon_threadsafe(self._handle, ev.SlotGivenUp(slot, reason))
+
     def hosts_listed(self, slots: Mapping[str, int | None]) -> None:
         """Say which machines may be used; from any thread, without waiting."""
         self._loop.call_soon_threadsafe(self._handle, ev.HostsListed(slots))

@@ -50,6 +50,11 @@ EVENTS: dict[str, tuple[str, dict[str, str], dict[str, str] | None]] = {
     "host_lost": ("A task has ended, or cannot be reached.", {"host": "int", "name": "str", "reason": "str"}, None),
     "host_draining": ("The host goes away soon, or is no longer listed.", {"host": "int", "name": "str"}, None),
     "host_listed_again": ("The discovery script lists it again.", {"host": "int", "name": "str"}, None),
+    "slot_given_up": (
+        "Spark has given up the task of a slot before it had registered; it is submitted again.",
+        {"slot": "int", "reason": "str"},
+        None,
+    ),
     "slots_yielded": ("Too few to begin: the slots were given back for a while.", {"hosts": "int"}, None),
     "worker_starting": ("A worker is to be started.", {"worker": "int", "host": "int", "name": "str"}, None),
     "worker_started": ("Its process runs.", {"worker": "int", "host": "int", "pid": "int"}, None),

@@ -46,6 +46,14 @@ def main(master: str, folder: str, *acts: str) -> None:
         builder = builder.config(map=SECURED).config("spark.eventLog.dir", Path(folder, "events").as_uri())
     if acts == ("excluded",):
         builder = builder.config("spark.excludeOnFailure.enabled", "true")
+    if acts == ("no package",):
+        # Without its site-packages an interpreter has pyspark, from Spark, and nothing else.
+        bare = _executable(Path(folder, "bare-python"), f'exec {sys.executable} -S "$@"')
+        os.environ["PYSPARK_PYTHON"] = bare
+    if acts == ("gpu",):
+        found = _executable(Path(folder, "gpus"), """echo '{"name": "gpu", "addresses": ["7"]}'""")
+        gpu = {f"spark.{who}.resource.gpu.amount": "1" for who in ("worker", "executor", "task")}
+        builder = builder.config(map={**gpu, "spark.worker.resource.gpu.discoveryScript": found})
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("INFO" if acts == ("secured",) else "OFF")
     for act in acts:
@@ -67,6 +75,13 @@ def main(master: str, folder: str, *acts: str) -> None:
             assert all(result["counter"] == 30 for result in results), results
             assert len({result["digest"] for result in results}) == 1, results
             print("equal", len(results), flush=True)
+        elif act == "no package":
+            try:
+                spark_elastic.run(training.plain, args=("x",), spark=spark, min_np=1, max_np=1)
+            except spark_elastic.SparkElasticError as error:
+                print(error, flush=True)
+        elif act == "gpu":
+            print(*spark_elastic.run(training.name_gpu, spark=spark, min_np=1, max_np=1), flush=True)
         elif act == "excluded":
             _train_with_too_few_executors(spark)
         elif act == "secured":
@@ -81,6 +96,12 @@ def main(master: str, folder: str, *acts: str) -> None:
                     training.count_rows, args=arguments, spark=spark, min_np=2, max_np=2,
                     checkpoint=own / "saved", checkpoint_interval=0, event_log=own / "log",
                 )  # fmt: skip
+
+
+def _executable(path: Path, command: str) -> str:
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def fit_counting(spark: Any, folder: Path, **params: Any) -> Any:

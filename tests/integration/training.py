@@ -96,6 +96,21 @@ def raise_everywhere(message: str) -> None:
     train(se.ObjectState(step=0))
 
 
+def name_gpu() -> str:
+    import os
+
+    import spark_elastic as se
+
+    return f"sees GPU {os.environ['CUDA_VISIBLE_DEVICES']} as {se.device()}"
+
+
+def crash(code: int) -> None:
+    """Never come as far as the elastic function."""
+    import os
+
+    os._exit(code)
+
+
 def raise_on_rank(rank: int, step: int) -> None:
     """One rank raises at a step that never gets committed: a poison row."""
     import torch

@@ -55,6 +55,9 @@ class Script:
         self.now = 100.0
         self.machine = DriverMachine(self.settings, self.now)
         self.hosts: dict[int, str] = {}
+        # Where the tasks run; those that the machine has told to end, which they do without another word.
+        self._places: dict[int, tuple[str, int, str]] = {}
+        self._restarting: list[int] = []
         self.processes: dict[int, Process] = {}
         self.worlds: list[do.FormWorld] = []
         self.told: list[do.Command] = []
@@ -93,6 +96,13 @@ class Script:
     def worker_on(self, host: int) -> int | None:
         return next((process.worker for process in self.processes.values() if process.host == host), None)
 
+    @property
+    def newest(self) -> int:
+        """The worker on the host that registered last."""
+        worker = self.worker_on(self._next_host - 1)
+        assert worker is not None, "it has none"
+        return worker
+
     def since(self, play: Callable[[], Any]) -> Told:
         """Play a stretch and return what was commanded meanwhile."""
         start = len(self.told)
@@ -117,7 +127,8 @@ class Script:
         self._next_host += 1
         slot = host if slot is None else slot
         self.hosts[host] = name
-        self.send(ev.TaskRegistered(host, slot, name, f"{name}/{host}" if place is None else place))
+        self._places[host] = (name, slot, f"{name}/{host}" if place is None else place)
+        self.send(ev.TaskRegistered(host, slot, name, self._places[host][2]))
         return host
 
     def boot(self, *workers: int) -> None:
@@ -233,8 +244,13 @@ class Script:
     def pass_time(self, seconds: float, *, step: float = 1.0, silent: Iterable[int] = (), busy: bool = False) -> None:
         """Let time pass; hosts answer pings and workers send heartbeats, but those in ``silent``.
 
-        ``busy`` workers call ``state.heartbeat()``.
+        ``busy`` workers call ``state.heartbeat()``. Spark starts the tasks that were told to end anew, where they were.
         """
+        for host in self._restarting:
+            name, slot, place = self._places[host]
+            self.send(ev.TaskLost(host, "its connection to the driver broke"))
+            self.register(name, slot=slot, place=place)
+        self._restarting.clear()
         quiet = set(silent)
         left = seconds
         while left > 1e-9:
@@ -265,6 +281,10 @@ class Script:
                     if worker in self.processes:
                         self.processes[worker].told_to_end = True
                         self.processes[worker].fenced = True
+                case do.RestartTask(host):
+                    if self.hosts.pop(host, None) is not None:
+                        self._restarting.append(host)
+                    self.processes = {n: process for n, process in self.processes.items() if process.host != host}
                 case do.FormWorld():
                     self._check_world(command)
                     self.worlds.append(command)

@@ -1,4 +1,4 @@
-"""``min_np`` and ``max_np`` come from the Spark configuration where they are not given."""
+"""What ``run`` takes from the Spark session: ``min_np`` and ``max_np`` where they are not given, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.spark_run import default_sizes
+from spark_elastic.spark_run import check_gpus, default_sizes, run
 
 
 def session(parallelism: int = 4, **settings: str) -> Any:
@@ -45,3 +45,15 @@ def test_dynamic_allocation_without_a_maximum_asks_for_max_np() -> None:
 def test_the_initial_executors_are_waited_for() -> None:
     limits = {"spark_dynamicAllocation_initialExecutors": "3", "spark_dynamicAllocation_maxExecutors": "5"}
     assert default_sizes(session(**limits, **DYNAMIC), None, None, None) == (1, 6, 10)
+
+
+def test_several_gpus_for_each_task_are_refused() -> None:
+    for amount in (None, "1", "0.5"):
+        check_gpus({} if amount is None else {"spark.task.resource.gpu.amount": amount})
+    with pytest.raises(ValueError, match=r"spark\.task\.resource\.gpu\.amount=2, but a worker uses one GPU"):
+        check_gpus({"spark.task.resource.gpu.amount": "2"})
+
+
+def test_what_is_no_session_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"spark must be a SparkSession.*not 3"):
+        run(print, spark=3)

@@ -326,9 +326,9 @@ def test_exceptions_of_newcomers_do_not_condemn_a_job_that_commits() -> None:
 def test_crashes_of_newcomers_do_not_condemn_a_job_that_commits() -> None:
     script = running("a", "b")
     script.commit()
-    bad = script.register("c")
+    script.register("c")
     for _ in range(10):
-        worker = script.worker_on(bad)
+        worker = script.newest
         script.send(ev.WorkerConnected(worker))
         script.kill(worker, code=-11)
         script.commit()

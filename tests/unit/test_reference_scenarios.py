@@ -120,8 +120,10 @@ def test_no_host_at_all_ends_with_start_timeout() -> None:
     script = Script(min_np=2, start_timeout=40)
     script.pass_time(39)
     assert script.outcome is None
+    script.send(ev.SlotGivenUp(0, "ModuleNotFoundError: No module named 'msgspec'"))
     script.pass_time(2)
     assert "0 of min_np=2 hosts had registered" in str(script.error)
+    assert "The last slot that Spark gave up: ModuleNotFoundError" in str(script.error)
 
 
 def test_start_timeout_starts_with_what_is_there_when_that_is_enough() -> None:
@@ -339,8 +341,10 @@ def test_a_place_whose_workers_fail_again_and_again_has_its_task_restarted() -> 
     script.commit()
     script.kill(1)
     reform(script)
-    told = script.since(lambda: [(script.kill(script.worker_on(1)), script.pass_time(30)) for _ in range(3)])
-    assert told.of(do.RestartTask)[0].host == 1
+    told = script.since(lambda: [(script.kill(script.newest), script.pass_time(30)) for _ in range(3)])
+    (restart, again) = told.of(do.RestartTask)
+    assert (restart.host, again.host) == (1, 2)
+    assert "killed by SIGKILL" in restart.reason
 
 
 # ---------------------------------------------------------------- growing and shrinking
@@ -576,8 +580,8 @@ def test_workers_that_keep_crashing_fail_the_job() -> None:
     script.register("a")
     for _ in range(10):
         assert script.outcome is None
-        script.send(ev.WorkerConnected(script.worker_on(0)))
-        script.kill(script.worker_on(0), code=-11)
+        script.send(ev.WorkerConnected(script.newest))
+        script.kill(script.newest, code=-11)
         script.pass_time(20)
     assert "crashed 10 times" in str(script.error)
 
@@ -586,8 +590,8 @@ def test_workers_that_are_killed_from_outside_never_count_as_crashes() -> None:
     script = Script(min_np=1, start_timeout=10_000)
     script.register("a")
     for _ in range(30):
-        script.send(ev.WorkerConnected(script.worker_on(0)))
-        script.kill(script.worker_on(0))
+        script.send(ev.WorkerConnected(script.newest))
+        script.kill(script.newest)
         script.pass_time(20)
     assert script.outcome is None
 
