@@ -67,9 +67,8 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | Non
         raise DataError(f"{shown(text)} cannot be opened: {missing}") from missing
     except (ValueError, TypeError, OSError) as failure:
         raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, scheme)}") from failure
-    if scheme == "hdfs" and not filesystem.exists(
-        "/"
-    ):  # libhdfs takes whatever goes wrong for a file that is not there
+    # libhdfs takes whatever goes wrong for a file that is not there.
+    if scheme == "hdfs" and not filesystem.exists("/"):
         raise DataError(f"{shown(text)} cannot be opened: no name node answers there")
     return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
 
