@@ -77,6 +77,8 @@ class SlotLauncher:
         self._wake = threading.Condition()
         self._closing = False
         self._give_back = False
+        # Whether any slot has ever registered: executors that cannot run us are not like all others then.
+        self._has_hosts = False
         self._properties = _inherited_properties(self._context)
         self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
 
@@ -103,6 +105,7 @@ class SlotLauncher:
         self._slots[slot].executor = None
         self._slots[slot].draining = False
         self._slots[slot].registered = True
+        self._has_hosts = True
 
     def give_back(self) -> None:
         """Cancel all slots and ask for them again after a while."""
@@ -144,12 +147,8 @@ class SlotLauncher:
                 pause = min(RESUBMIT_SECONDS * 2 ** (slot.failures - 1), RESUBMIT_LIMIT_SECONDS)
                 slot.submit_at = now + pause
                 reason = _reason(slot.future)
-                if _cannot_import(reason):
-                    raise RuntimeError(
-                        f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
-                    )
-                if SlotConfigurationError.__name__ in reason:
-                    raise RuntimeError(reason)
+                if not self._has_hosts and (hopeless := find_hopeless(reason)):
+                    raise RuntimeError(hopeless)
                 reason = reason or (
                     "its task ended without registering at the driver; can executors reach it at "
                     + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses)
@@ -311,10 +310,11 @@ def find_reason(story: list[str]) -> str:
     return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
 
 
-def _cannot_import(reason: str) -> bool:
-    return (
-        re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason) is not None
-    )
+def find_hopeless(reason: str) -> str:
+    """Say what no other try will change where all executors are alike; empty if another try may help."""
+    if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
+        return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
+    return reason if SlotConfigurationError.__name__ in reason else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.driver.launcher import find_reason
+from spark_elastic.driver.launcher import find_hopeless, find_reason
 
 JOB = "java.util.concurrent.ExecutionException: Exception thrown by job"
 STAGE = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3"
@@ -31,3 +31,13 @@ Driver stacktrace:"""
 )  # fmt: skip
 def test_it_is_the_last_exception_of_python_else_what_the_innermost_cause_says(said: str, reason: str) -> None:
     assert find_reason([JOB, "Exception thrown by job", said]) == reason
+
+
+def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_again() -> None:
+    missing = find_hopeless("ModuleNotFoundError: No module named 'torch'")
+    assert missing.startswith(
+        "executors cannot run spark_elastic: ModuleNotFoundError: No module named 'torch'. Install"
+    )
+    assert find_hopeless("spark_elastic.driver.launcher.SlotConfigurationError: this task was given 2 GPUs")
+    assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
+    assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")
