@@ -27,6 +27,8 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     whole numbers is a ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, ``NotInWorldError`` above the elastic
     function.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor must be a torch.Tensor, not {type(tensor).__name__}")
     if op not in _OPERATIONS:
         raise ValueError(f"op must be one of {', '.join(_OPERATIONS)}, not {op!r}")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):

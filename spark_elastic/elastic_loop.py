@@ -28,6 +28,8 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
 
     In a job there is one elastic function, called once. Outside a job the function is simply called.
     """
+    if not callable(function):
+        raise TypeError(f"elastic takes a function, not {function!r}")
 
     @functools.wraps(function)
     def call(state: State, *args: Any, **kwargs: Any) -> T:

@@ -17,8 +17,8 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.world import World
 
 # Torch 2.6 always broadcasts the parameters, which are equal already; that costs a reset some milliseconds a megabyte.
-_has_init_sync = "init_sync" in inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-_NO_SYNC: dict[str, Any] = {"init_sync": False} if _has_init_sync else {}
+_ARGUMENTS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+_NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
 
 
 class _Weigh(torch.autograd.Function):
@@ -62,6 +62,9 @@ class DistributedDataParallel(nn.Module):
         for name in ("process_group", "init_sync", "device_ids", "output_device"):
             if name in ddp_kwargs:
                 raise ValueError(f"{name} is spark_elastic's to choose: it changes with the generation")
+        for name in ddp_kwargs:
+            if name not in _ARGUMENTS:
+                raise TypeError(f"DistributedDataParallel() got an unexpected keyword argument {name!r}")
         self.module = module
         # Not attributes of the Module protocol: torch's wrapper must not show up among our submodules.
         object.__setattr__(self, "_ddp_kwargs", ddp_kwargs)

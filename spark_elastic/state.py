@@ -122,7 +122,11 @@ class State(ABC):
         ``old_size`` is the size of the world that made the commit from which training goes on; in a job that goes on from
         a durable checkpoint, of the world that wrote it. Not called where a job begins from nothing.
         """
-        self._reset_callbacks.extend(callbacks)
+        given = list(callbacks)
+        for callback in given:
+            if not callable(callback):
+                raise TypeError(f"callbacks must be callable, not {callback!r}")
+        self._reset_callbacks.extend(given)
 
     def heartbeat(self) -> None:
         """Say that this worker makes progress in long code between collectives; restarts ``hang_timeout``. Costs nothing."""
@@ -356,7 +360,7 @@ class ObjectState(State):
         values = {}
         for name, value in vars(self).items():
             if not name.startswith("_") and (name not in self._local) == shared:
-                values[name] = StateDict(value.state_dict()) if _has_state_dict(value) else value
+                values[name] = StateDict(value.state_dict()) if has_state_dict(value) else value
         return values
 
     def _own_part(self) -> Any:
@@ -390,7 +394,7 @@ class ObjectState(State):
         for name, value in values.items():
             present: Any = getattr(self, name, None)
             if isinstance(value, StateDict):
-                if not _has_state_dict(present):
+                if not has_state_dict(present):
                     raise SparkElasticError(
                         f"state.{name} was saved with a state dict, but is {type(present).__name__} here; give it to the "
                         "State on every rank, above the elastic function"
@@ -406,5 +410,6 @@ class ObjectState(State):
                 setattr(self, name, cloned(value))
 
 
-def _has_state_dict(value: Any) -> bool:
+def has_state_dict(value: Any) -> bool:
+    """Whether an object is saved and restored through a state dict."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))

@@ -16,8 +16,11 @@ from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair
 from spark_elastic.reporting import Values
 from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair
-from spark_elastic.state import ObjectState, State
+from spark_elastic.state import ObjectState, State, has_state_dict
 from spark_elastic.world import World
+
+# What is asked of a loader, where it has it.
+_LOADER = ("state_dict", "set_world", "batch_rows", "report", "confirm", "epoch")
 
 
 class TorchState(ObjectState):
@@ -48,6 +51,17 @@ class TorchState(ObjectState):
     ) -> None:
         if commit not in ("copy", "host", "in_place"):
             raise ValueError(f"commit must be one of copy, host, in_place, not {commit!r}")
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        for name, value in (("optimizer", optimizer), ("scheduler", scheduler)):
+            if value is not None and not has_state_dict(value):
+                raise TypeError(
+                    f"{name} must have state_dict and load_state_dict, which {type(value).__name__} has not"
+                )
+        if loader is not None and not any(hasattr(loader, name) for name in _LOADER):
+            raise TypeError(
+                f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none"
+            )
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
         self._snapshots = SnapshotPair(on_host=commit == "host")

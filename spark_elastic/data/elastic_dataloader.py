@@ -35,7 +35,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
 
     Workers are started by each `iter()` and stopped with it; their base seed is derived from `seed` and the position,
     and the global random state is left alone. The dataset must have a length and must not change it. Raises ValueError
-    for arguments that do not fit.
+    for arguments that do not fit, and what torch's DataLoader raises for its own.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
                 raise ValueError(f"{name}= is chosen by ElasticDataLoader itself and cannot be given")
         self.dataset = dataset
         self._kwargs = {**dataloader_kwargs, "persistent_workers": False}
+        DataLoader(dataset, batch_sampler=[], **self._kwargs)  # refuses what is wrong here, not at the first batch
         self._given_generator = dataloader_kwargs.get("generator")
         rows = len(dataset)
         # One lane whose single window is the epoch: a permutation of all items.

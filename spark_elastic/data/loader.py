@@ -20,8 +20,8 @@ _VERSION = 1
 class ElasticLoader(Protocol):
     """The seam between a loader and the state that it is part of.
 
-    A batch counts as processed once it was yielded and a commit came after it: `state_dict()` taken at a commit
-    includes every batch yielded so far. All of these cost microseconds.
+    A batch counts as processed once it was yielded, also if nobody used it; what no commit came after is undone by a
+    restore or a reset. `state_dict()` taken at a commit includes every batch yielded so far. All of these cost microseconds.
     """
 
     batch_rows: tuple[int, ...]

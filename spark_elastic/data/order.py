@@ -36,7 +36,7 @@ class OrderSpec:
     mix: bool
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
+        if not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
         assert self.lanes >= 1, self.lanes
         assert self.window >= 1, self.window

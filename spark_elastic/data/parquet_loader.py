@@ -79,6 +79,8 @@ class ParquetLoader(PositionedLoader[Batch]):
             raise ValueError(f"engine_options are for engine='petastorm', not {engine!r}")
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
+        if engine == "arrow" and transform is not None and not callable(transform):
+            raise TypeError(f"transform must be callable, not {transform!r}")
         key = f"data/manifest/{os.fspath(url)}"
         packed = pin(key, lambda: read_manifest(url, storage_options=storage_options).encode())
         self.manifest = Manifest.decode(packed)

@@ -10,7 +10,7 @@ import torch
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
 
-from spark_elastic.estimator.params import param, whole
+from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
 
@@ -18,7 +18,9 @@ METRICS = ("accuracy", "f1", "weightedPrecision", "weightedRecall")
 
 
 class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds):
-    """Spark ML's columns of classifiers."""
+    """Spark ML's columns of classifiers, and its thresholds."""
+
+    thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)
 
 
 class TorchClassifier(Predictor, HasClassifierCols):
@@ -45,14 +47,24 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
 
     @property
     def numClasses(self) -> int:
-        """The number of classes."""
-        return self.widths[0] or 2
+        """The number of classes; 0 before there is a network: Spark looks at it then, too."""
+        return (self.widths[0] or 2) if self.widths else 0
+
+    def _set(self, **params: Any) -> Any:
+        if params.get("thresholds") is not None:
+            self._check_length(self.thresholds.typeConverter(params["thresholds"]))
+        return super()._set(**params)
+
+    def _check_length(self, thresholds: Sequence[float] | None) -> None:
+        if thresholds is not None and self.widths and len(thresholds) != self.numClasses:
+            raise ValueError(f"thresholds must have one number for each of {self.numClasses} classes, not {thresholds}")
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         if len(self.widths) != 1:
             raise ValueError(f"a classifier's model has one output, this one has {len(self.widths)}")
         if self.expected not in (None, self.numClasses):
             raise ValueError(f"numClasses={self.expected}, but the model has {self.widths[0] or 1} outputs a row")
+        self._check_length(self.value("thresholds"))
         found = facts.get(self.layout.labels[0], {})
         if found and not 0 <= found["min"] <= found["max"] < self.numClasses:
             raise ValueError(
@@ -67,8 +79,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
     def _finish(self, outputs: Mapping[str, int]) -> Any:
         roles = {self.value(f"{role}Col"): role for role in ("rawPrediction", "probability", "prediction")}
         thresholds = self.value("thresholds")
-        if thresholds is not None and len(thresholds) != self.numClasses:
-            raise ValueError(f"thresholds must have one number for each of {self.numClasses} classes, not {thresholds}")
+        self._check_length(thresholds)
         return Classes({name: roles.get(name, "prediction") for name in outputs}, thresholds, self.is_probability)
 
     def _metadata(self, name: str) -> dict[str, Any]:

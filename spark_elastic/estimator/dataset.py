@@ -55,7 +55,8 @@ class Split:
 class Dataset:
     """Written data: their URL in the store, and what was found while writing.
 
-    facts: for each column nulls, nans, and least and largest value, or for lists least and largest length.
+    facts: for each column nulls, nans, and least and largest value, or for lists least and largest length; the largest
+        number with a fraction, None where there is none and for lists.
     """
 
     url: str
@@ -207,6 +208,7 @@ def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
             f.sum(f.coalesce(nan, f.lit(False)).cast("int")).alias(f"nans_{place}"),
             f.min(measure).alias(f"min_{place}"),
             f.max(measure).alias(f"max_{place}"),
+            f.max(f.when(measure % 1 != 0, measure)).alias(f"fraction_{place}"),
         ]
     return wanted
 
@@ -216,7 +218,7 @@ def _checked(url: str, names: Sequence[str], seen: dict[str, Any], split: Split)
     if not rows:
         raise ValueError("the DataFrame has no rows")
     facts = {
-        name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "min", "max")}
+        name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "min", "max", "fraction")}
         for place, name in enumerate(names)
     }
     for name, found in facts.items():

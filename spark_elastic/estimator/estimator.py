@@ -30,6 +30,7 @@ from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
     Lesson,
     Sizes,
+    check_gpus,
     first_rows,
     made_up_batch,
     own_randomness,
@@ -47,7 +48,7 @@ from spark_elastic.estimator.runs import (
     record_run,
 )
 from spark_elastic.estimator.store import Store, is_local
-from spark_elastic.estimator.training import train
+from spark_elastic.estimator.training import not_a_class, train
 
 
 class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
@@ -73,11 +74,14 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
     # ------------------------------------------------------------------ fit
 
     def _fit(self, dataset: DataFrame) -> Any:
+        if not isinstance(dataset, DataFrame):
+            raise TypeError(f"fit takes a Spark DataFrame, not {type(dataset)}")
         session, schema = dataset.sparkSession, dataset.schema
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
         lesson = plan_lesson(self, layout, self._default_loss())
+        check_gpus(self, session)
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
@@ -131,6 +135,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
                 "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
             )
         lesson = plan_lesson(self, self._layout_of_names(), self._default_loss())
+        check_gpus(self, session)
         sizes = plan_sizes(self, session)
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)
@@ -157,6 +162,8 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         layout, run_id = lesson.layout, record.run_id
         model = self._untrained(lesson, sample)
         model._check(facts)
+        class_labels = lesson.class_labels(len(model.widths))
+        _check_classes(class_labels, facts)
         if not store.temporary:
             record_run(store, record)
         callbacks = self.value("callbacks") or []
@@ -175,6 +182,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             callbacks_given=describe_callbacks(callbacks),
             log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
             use_gpu=self.value("useGpu"),
+            class_labels=class_labels,
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
         checkpoint = {
@@ -308,6 +316,13 @@ def _check_facts(schema: StructType, layout: Layout, facts: Mapping[str, Any]) -
     for name, found in facts.items():
         if is_vector(schema[name].dataType) and found["min"] != found["max"]:
             raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")
+
+
+def _check_classes(names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
+    for name in names:
+        fraction = facts.get(name, {}).get("fraction")  # data of an earlier version do not tell
+        if fraction is not None:
+            raise ValueError(not_a_class(name, fraction))
 
 
 def _printer(run_id: str) -> Any:

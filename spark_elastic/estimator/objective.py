@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
-from spark_elastic.estimator.shapes import meet
+from spark_elastic.estimator.shapes import ClassificationLoss, meet, takes_classes
 
 TINY = 1e-30
 """In place of a weight of zero."""
@@ -47,6 +47,14 @@ class Objective:
                 f"the model returns {len(found)} outputs for {len(labels)} labels: {', '.join(layout.labels)}"
             )
         return [(loss, *meet(output, label, loss)) for loss, output, label in zip(losses, found, labels, strict=False)]
+
+    def class_labels(self, layout: Layout, outputs: int) -> tuple[str, ...]:
+        """Return the labels that losses take as class indexes; several labels of one output are no indexes."""
+        if outputs < len(layout.labels):
+            return ()
+        losses = self.losses if len(self.losses) > 1 else self.losses * len(layout.labels)
+        pairs = zip(layout.labels, losses, strict=True)
+        return tuple(name for name, loss in pairs if isinstance(loss, ClassificationLoss) or takes_classes(loss))
 
     def loss(self, pairs: Sequence[tuple[Any, Any, Any]], weight: torch.Tensor | None) -> torch.Tensor:
         """Return the weighted sum of the losses: each the mean over rows, or the mean weighted by ``weight`` [rows]."""

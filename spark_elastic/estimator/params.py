@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pyspark.ml.param import Param, Params
+from pyspark.ml.param import Param, Params, TypeConverters
 
 from spark_elastic.estimator.store import Store
 
@@ -149,6 +149,14 @@ def numbers(value: Any) -> list[float]:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"must be a list of numbers, not {value!r}")
     return [number()(entry) for entry in value]
+
+
+def class_thresholds(value: Any) -> list[float]:
+    """Spark ML's thresholds of classes."""
+    listed: list[float] = TypeConverters.toListFloat(value)
+    if not all(entry >= 0 for entry in listed) or listed.count(0) > 1:
+        raise ValueError(f"must be numbers from 0 on with at most one 0, not {listed}")
+    return listed
 
 
 def json_dict(value: Any) -> dict[str, Any]:

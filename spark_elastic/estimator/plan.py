@@ -69,6 +69,7 @@ class TrainingPlan:
     """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters.
 
     callbacks: pickled. callbacks_given: says which they are, so that a run that goes on with others notices.
+    class_labels: columns that have to hold whole numbers.
     """
 
     run_id: str
@@ -85,6 +86,7 @@ class TrainingPlan:
     callbacks_given: str
     log_url: str | None
     use_gpu: bool | None
+    class_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,12 @@ class Lesson:
             layout, objective = try_model(self.network, self.layout, self.objective, batch)
         return replace(self, layout=layout, objective=objective)
 
+    def class_labels(self, outputs: int) -> tuple[str, ...]:
+        """Return the columns that losses take as class indexes, as far as they get the columns as they are."""
+        if self.objective is None or self.transform is not None or self.steps.train_step is not None:
+            return ()
+        return self.objective.class_labels(self.layout, outputs)
+
 
 _one_generator = threading.Lock()
 
@@ -108,6 +114,16 @@ def plan_sizes(params: Parameterized, session: Any) -> Sizes:
     return sizes
 
 
+def check_gpus(params: Parameterized, session: Any) -> None:
+    """Raise ValueError where GPUs are wanted and Spark gives tasks none."""
+    amount = session.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
+    if params.value("useGpu") and float(amount) <= 0:
+        raise ValueError(
+            f"useGpu=True, but Spark gives a task {amount} GPUs: set spark.task.resource.gpu.amount=1 and "
+            "spark.executor.resource.gpu.amount, with a discovery script"
+        )
+
+
 def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check_nan: bool) -> DataPlan:
     """Say how workers read the data for training and for validation at ``urls``. check_nan: nobody has looked for NaN yet."""
     everywhere = params.value("globalBatchSize")
@@ -155,6 +171,8 @@ def _network(params: Parameterized) -> torch.nn.Module:
     if (model is None) == (make is None):
         raise ValueError("give exactly one of model and modelFn")
     if make is None:
+        if params.value("modelParams"):
+            raise ValueError(f"modelParams={params.value('modelParams')} are for modelFn, and model is given; give one")
         return model
     if isinstance(params.value("optimizer"), torch.optim.Optimizer):
         raise ValueError("an optimizer instance has the parameters of another model; with modelFn give its class")
@@ -171,6 +189,8 @@ def _steps(params: Parameterized, optimizer: Any) -> StepPlan:
         arguments["lr"] = params.value("learningRate")
     if isinstance(optimizer, torch.optim.Optimizer) and arguments:
         raise ValueError("optimizerParams and learningRate are for an optimizer's class; the instance has its own")
+    if params.value("schedulerParams") and params.value("scheduler") is None:
+        raise ValueError(f"schedulerParams={params.value('schedulerParams')} need a scheduler, and none is given")
     return StepPlan(
         optimizer=optimizer or torch.optim.Adam,
         optimizer_arguments=arguments,

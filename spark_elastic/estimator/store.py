@@ -48,7 +48,8 @@ class Store:
         storage_options: for fsspec, on the workers; Spark's side takes its credentials from the Spark configuration.
         keep: what remains after a fit has succeeded: all (True), nothing (False), or some of "data", "checkpoints", "logs".
         """
-        kinds = KINDS if keep is True else () if keep is False else (keep,) if isinstance(keep, str) else tuple(keep)
+        listed: Any = keep if isinstance(keep, Collection) and not isinstance(keep, str) else [keep]
+        kinds = KINDS if keep is True else () if keep is False else tuple(listed)
         for kind in kinds:
             if kind not in KINDS:
                 raise ValueError(f"keep must be True, False or some of {', '.join(KINDS)}, not {kind!r}")

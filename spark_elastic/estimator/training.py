@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,6 +191,7 @@ class Trainer:
         batch = dict(columns)
         if self.plan.data.check_nan:
             check_nan(batch, self.plan.layout.columns)
+            check_classes(batch, self.plan.class_labels)
         batch = {name: plain(value.to(self.device, non_blocking=True)) for name, value in batch.items()}
         if self.plan.data.transform is not None:
             batch = self.plan.data.transform(batch)
@@ -330,6 +331,18 @@ def check_nan(batch: Mapping[str, torch.Tensor], names: list[str]) -> None:
         values = batch[name].values() if batch[name].is_nested else batch[name]
         if values.is_floating_point() and bool(values.isnan().any()):
             raise se.DataError(f"column {name!r} has NaN; fill them or drop the rows")
+
+
+def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``DataError`` for fractions in columns of class indexes, naming column and value."""
+    for name in names:
+        values = batch[name]
+        if values.dim() == 1 and values.is_floating_point() and bool((found := values % 1 != 0).any()):
+            raise se.DataError(not_a_class(name, float(values[found][0])))
+
+
+def not_a_class(name: str, value: float) -> str:
+    return f"column {name!r} has the label {value:g}; the loss takes class indexes, which are whole numbers from 0 on"
 
 
 def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:

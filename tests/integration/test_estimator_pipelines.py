@@ -57,7 +57,7 @@ def regressor(**params: Any) -> TorchRegressor:
 def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(frame: Any, tmp_path: Path) -> None:
     classifier = TorchClassifier(
         modelFn=networks.dense, modelParams={"width": 2, "outputs": 3}, learningRate=2e-2, labelCol="label", batchSize=32,
-        epochs=6, numProc=2, maxNp=2, verbose=0,
+        numClasses=3, epochs=6, numProc=2, maxNp=2, verbose=0,
     )  # fmt: skip
     stages = [
         StringIndexer(inputCol="kind", outputCol="label", stringOrderType="alphabetAsc"),
@@ -83,6 +83,8 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     assert model.predict(np.zeros((4, 2))).shape == (4,)
     plain = scored.drop("rawPrediction", "probability", "prediction", "predicted")
     assert set(model.evaluate(plain)) >= {"accuracy", "f1", "logLoss"}
+    with pytest.raises(ValueError, match=r"column 'a' has the label 0\.99\d*; the loss takes class indexes"):
+        classifier.copy({classifier.labelCol: "a"}).fit(plain)
 
 
 @pytest.mark.filterwarnings("ignore:loading")

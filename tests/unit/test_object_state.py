@@ -156,6 +156,19 @@ def test_an_unknown_kind_of_commit_is_refused() -> None:
         TorchState(commit="other")
 
 
+@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "loader"])
+def test_an_object_that_cannot_play_its_part_is_named(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must .* int"):
+        TorchState(**{name: 3})
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="elastic takes a function, not 3"):
+        elastic(3)
+    with pytest.raises(TypeError, match="callbacks must be callable, not 3"):
+        ObjectState().register_reset_callbacks([print, 3])
+
+
 def test_an_elastic_function_is_simply_called_outside_a_job() -> None:
     @elastic
     def train(state: ObjectState, add: int, *, times: int = 1) -> int:

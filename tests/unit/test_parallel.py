@@ -54,6 +54,12 @@ def test_what_changes_with_the_generation_may_not_be_given(name: str) -> None:
         DistributedDataParallel(torch.nn.Linear(1, 1), **{name: None})
 
 
+def test_arguments_that_torch_does_not_know_are_refused() -> None:
+    DistributedDataParallel(torch.nn.Linear(1, 1), static_graph=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        DistributedDataParallel(torch.nn.Linear(1, 1), foo=1)
+
+
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match="not function"):
         DistributedDataParallel(lambda x: x)

@@ -186,6 +186,11 @@ def test_a_reduction_that_makes_no_sense_is_refused(op: str, words: str) -> None
         spark_elastic.allreduce(torch.ones(2, dtype=torch.int64), op)
 
 
+def test_what_is_no_tensor_is_not_reduced() -> None:
+    with pytest.raises(TypeError, match=r"tensor must be a torch.Tensor, not int"):
+        spark_elastic.allreduce(3)
+
+
 def test_a_source_that_is_no_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to 0"):
         spark_elastic.broadcast_object("x", src=1)

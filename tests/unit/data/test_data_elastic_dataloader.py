@@ -95,6 +95,15 @@ def test_the_global_random_state_is_left_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_arguments_that_torch_does_not_know_or_take_are_refused_before_the_first_batch() -> None:
+    with pytest.raises(TypeError, match="'foo'"):
+        ElasticDataLoader(Numbers(10), 3, foo=1)
+    with pytest.raises(ValueError, match="num_workers"):
+        ElasticDataLoader(Numbers(10), 3, num_workers=-1)
+    with pytest.raises(ValueError, match="seed must be a whole number from 0 on, not 'x'"):
+        ElasticDataLoader(Numbers(10), 3, seed="x")
+
+
 def test_arguments_that_choose_items_are_refused() -> None:
     with pytest.raises(ValueError, match="sampler= is chosen by ElasticDataLoader"):
         ElasticDataLoader(Numbers(10), 2, sampler=[1])

@@ -763,11 +763,14 @@ def test_a_huge_row_group_is_not_held_whole(tmp_path: Path) -> None:
         ({"batch_size": 1, "prefetch": 0}, "prefetch must be a whole number from 1 on, not 0"),
         ({"batch_size": 1, "engine": "duckdb"}, "engine must be one of arrow, petastorm, not 'duckdb'"),
         ({"batch_size": 1, "seed": -1}, "seed must be a whole number from 0 on, not -1"),
+        ({"batch_size": 1, "seed": "x"}, "seed must be a whole number from 0 on, not 'x'"),
+        ({"batch_size": 1, "seed": 1.5}, "seed must be a whole number from 0 on, not 1.5"),
+        ({"batch_size": 1, "transform": 3}, "transform must be callable, not 3"),
         ({"batch_size": 1, "shard": (3, 3)}, "rank=3 must be from 0 and below size=3"),
     ],
 )
-def test_wrong_arguments_are_value_errors(dataset: Path, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+def test_wrong_arguments_are_named(dataset: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError if "transform" in arguments else ValueError, match=message.replace("(", r"\(")):
         ParquetLoader(dataset, **arguments)
 
 

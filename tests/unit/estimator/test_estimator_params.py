@@ -21,8 +21,9 @@ from pyspark.sql.types import (
 )
 
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
-from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
+from spark_elastic.estimator.planning import check_gpus, made_up_batch, own_randomness, plan_data, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe, describe_params
 from spark_elastic.estimator.slots import SlotLedger
 
@@ -122,6 +123,8 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
     ("params", "error"),
     [
         ({"model": None}, "exactly one of model and modelFn"),
+        ({"modelParams": {"n": 2}}, "modelParams={'n': 2} are for modelFn"),
+        ({"schedulerParams": {"a": 1}}, "schedulerParams={'a': 1} need a scheduler"),
         ({"loss": None}, "give a loss, or a trainStep"),
         ({"featureCols": ["z"]}, "featureCols: there is no column 'z'; the DataFrame has x, y"),
         ({"featureCols": ["text"]}, "column 'text' is string.*StringIndexer"),
@@ -144,6 +147,68 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
 def test_what_does_not_go_together_is_an_error_before_anything_is_started(params: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         lesson(make(**params))
+
+
+def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
+    def session(**conf: str) -> Any:
+        return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+
+    for conf in ({}, {"spark.task.resource.gpu.amount": "0"}):
+        with pytest.raises(ValueError, match=r"useGpu=True, but .* 0 GPUs: set spark.task.resource.gpu.amount=1"):
+            check_gpus(make(useGpu=True), session(**conf))
+        check_gpus(make(), session(**conf))
+    check_gpus(make(useGpu=True), session(**{"spark.task.resource.gpu.amount": "0.5"}))
+
+
+def test_only_a_data_frame_is_fitted() -> None:
+    with pytest.raises(TypeError, match="fit takes a Spark DataFrame, not <class 'int'>"):
+        make().fit(3)
+
+
+def classifier_model(outputs: int, **params: Any) -> Any:
+    classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
+    return classifier._untrained(lesson(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
+
+
+def test_the_number_of_classes_may_be_given() -> None:
+    model = classifier_model(2, numClasses=2)
+    model._check({})
+    assert model.numClasses == 2
+    assert classifier_model(1).numClasses == 2
+    with pytest.raises(ValueError, match="numClasses=3, but the model has 2 outputs"):
+        classifier_model(2, numClasses=3)._check({})
+
+
+def test_thresholds_are_one_for_each_class_and_at_most_one_is_0() -> None:
+    for wrong in ([-0.1, 1.0], [0.0, 0.0], [float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="thresholds: must be numbers from 0 on with at most one 0, not"):
+            TorchClassifier(thresholds=wrong)
+    model = classifier_model(2, thresholds=[0.0, 1.0])
+    model._check({})
+    for change in (model.setThresholds, lambda wrong: model.copy({model.thresholds: wrong})):
+        with pytest.raises(ValueError, match=r"one number for each of 2 classes, not \[0.1\]"):
+            change([0.1])
+        with pytest.raises(ValueError, match="at most one 0"):
+            change([0, 0])
+    assert model.getThresholds() == [0.0, 1.0]
+    with pytest.raises(ValueError, match="one number for each of 2 classes"):
+        classifier_model(2, thresholds=[0.1])._check({})
+
+
+def test_labels_that_a_loss_takes_as_classes_have_no_fractions() -> None:
+    classes = torch.nn.CrossEntropyLoss()
+    several = make(labelCols=["y", "n"], model=torch.nn.Linear(1, 2), loss=[torch.nn.MSELoss(), classes])
+    assert plan_lesson(several, several._layout(SCHEMA), None).class_labels(2) == ("n",)
+    stacked = make(labelCols=["y", "n"], model=torch.nn.Linear(1, 2), loss=classes)
+    assert lesson(stacked).class_labels(1) == ()
+    one = {"labelCols": ["y"], "model": torch.nn.Linear(1, 2), "loss": classes}
+    assert lesson(make(**one)).class_labels(1) == ("y",)
+    assert lesson(make(**one, transform=dict)).class_labels(1) == ()
+    assert lesson(make(**one, trainStep=max)).class_labels(1) == ()
+    assert lesson(TorchClassifier(model=torch.nn.Linear(1, 1), featuresCol="x", labelCol="y")).class_labels(1) == ("y",)
+    _check_classes(("y",), {"y": {"fraction": None}})
+    with pytest.raises(ValueError, match=r"column 'y' has the label 0.7; the loss takes class indexes"):
+        _check_classes(("y",), {"y": {"fraction": 0.7}})
 
 
 def test_both_batch_sizes_are_an_error() -> None:
@@ -238,8 +303,9 @@ def test_a_store_keeps_what_it_is_told() -> None:
     assert Store.create("/x").keep == {"data", "checkpoints", "logs"}
     assert Store.create("/x", keep=False).keep == set()
     assert Store.create("/x", keep="data").keep == {"data"}
-    with pytest.raises(ValueError, match="keep must be True, False or some of"):
-        Store.create("/x", keep="all")
+    for wrong in ("all", 3):
+        with pytest.raises(ValueError, match=f"keep must be True, False or some of .* not {wrong!r}"):
+            Store.create("/x", keep=wrong)
     with pytest.raises(ValueError, match="not 'a/b'"):
         Store.create("/x").run_url("a/b")
 

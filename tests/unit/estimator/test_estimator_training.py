@@ -146,6 +146,12 @@ def test_nan_in_existing_data_names_the_column(tmp_path: Path) -> None:
     assert len(read_manifest(tmp_path)) == 1
 
 
+def test_a_fraction_in_existing_data_is_no_class(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1.0, 0.7]}), tmp_path / "part.parquet")
+    with pytest.raises(DataError, match=r"column 'y' has the label 0.7"):
+        train(plan(tmp_path.as_uri(), data={"validation_url": None, "check_nan": True}, class_labels=("y",)))
+
+
 class Loud:
     def on_epoch_end(self, ctx: EpochContext) -> None:
         raise KeyError(f"epoch {ctx.epoch}")
