@@ -54,7 +54,7 @@ async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def _report(real: Any, client: Any, error: BaseException) -> None:
+def _failed(real: Any, client: Any, error: BaseException) -> None:
     """A killed process unwinds here, too, but has nothing to say."""
     if threads.current().process.is_alive:
         real(client, error)
@@ -76,7 +76,7 @@ def installed(clock: Any) -> Iterator[None]:
         run_coroutine_threadsafe=threads.run_coroutine_threadsafe,
     )
     of_driver = _asyncio(new_event_loop=lambda: clock().driver.loop)
-    real_report, real_order, real_ready = worker._report, tracker.EpochOrder, control.ControlClient.ready
+    real_order, real_failed, real_ready = tracker.EpochOrder, control.ControlClient.failed, control.ControlClient.ready
 
     @functools.lru_cache(maxsize=1000)
     def orders(rows: bytes, epoch: int, spec: Any) -> Any:
@@ -89,6 +89,7 @@ def installed(clock: Any) -> Iterator[None]:
         (control, "os", SimpleNamespace(getpid=lambda: 1, _exit=_exit)),
         (control, "connect", _connect),
         (control, "keep_from_children", lambda descriptor: None),
+        (control.ControlClient, "failed", lambda client, error: _failed(real_failed, client, error)),
         (control.ControlClient, "ready", lambda client, reason: _ready(real_ready, client, reason)),
         (group, "threading", threads.THREADING),
         (world, "Group", mesh.Group),
@@ -96,7 +97,6 @@ def installed(clock: Any) -> Iterator[None]:
         (worker, "_reseed", lambda: None),
         (worker, "set_pin", lambda pin: None),
         (worker, "CheckpointWriter", checkpoints.Writer),
-        (worker, "_report", functools.partial(_report, real_report)),
         (worker.logging, "basicConfig", lambda **_: None),
         (faults, "reached", _reached),
         (tracker, "EpochOrder", lambda rows, epoch, spec: orders(rows.tobytes(), epoch, spec)),

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 
@@ -20,6 +21,7 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.rpc import Connection, ConnectionLostError, connect, encode
 from spark_elastic.sockets import keep_from_children
 from spark_elastic.ticket import Ticket
+from spark_elastic.tracebacks import find_place, format_for_user
 
 logger = logging.getLogger("spark_elastic")
 
@@ -84,10 +86,15 @@ class ControlClient:
         assert self._connection is not None
         return self._connection.local_address
 
-    def raised(self, error: str, place: str, traceback: str, fatal: bool = False) -> None:
-        """Tell the driver that the user's function raised; nothing more comes from this worker."""
+    def failed(self, error: BaseException) -> None:
+        """Tell the driver of an exception; nothing more comes from this worker."""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        self.raised(text, find_place(error), format_for_user(error))
+
+    def raised(self, error: str, place: str, report: str, fatal: bool = False) -> None:
+        """Tell the driver that something was raised at ``place``; nothing more comes from this worker."""
         self._ending = True
-        self._send(m.WorkerRaised(_sendable(error), place, _sendable(traceback), fatal))
+        self._send(m.WorkerRaised(_sendable(error), place, _sendable(report), fatal))
 
     def send_result(self, data: bytes, elastic: bool) -> None:
         """Send the result; blocks until the driver has taken it."""

@@ -26,7 +26,7 @@ class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a task knows of the place it runs in."""
+    """What a task knows of the place it runs in. ``torch`` is its version, empty where there is none."""
 
     name: str
     address: str

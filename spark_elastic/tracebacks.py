@@ -18,6 +18,12 @@ def format_for_user(error: BaseException) -> str:
     return "".join(report.format())
 
 
+def find_place(error: BaseException) -> str:
+    """Return file name and line where an exception was raised; empty where it was not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
 def _without_callers(stack: traceback.StackSummary) -> traceback.StackSummary:
     users = [number for number, frame in enumerate(stack) if not frame.filename.startswith(PACKAGE)]
     last = max(users, default=-1)

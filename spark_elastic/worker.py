@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import random
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,7 +20,6 @@ from spark_elastic.control import WHOLE_JOB, ControlClient
 from spark_elastic.data.pinning import set_pin
 from spark_elastic.payload import Payload
 from spark_elastic.ticket import Ticket
-from spark_elastic.tracebacks import format_for_user
 
 logger = logging.getLogger("spark_elastic")
 
@@ -39,7 +36,7 @@ def run_worker(ticket: Ticket, number: int) -> int:
         try:
             _join_job(stack, control, ticket, number, payload)
         except Exception as error:
-            _report(control, error)
+            control.failed(error)
             return 1
         return _call(control, payload.call)
 
@@ -58,7 +55,7 @@ def _call(control: ControlClient, pickled: bytes) -> int:
         function, args, kwargs = _unpickle(pickled)
         value = function(*args, **kwargs)
     except BaseException as error:
-        _report(control, error)
+        control.failed(error)
         return 1
     job = current_job()
     assert job is not None
@@ -88,14 +85,6 @@ def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...]
             f"fn needs the module {error.name!r}, which this executor does not have; ship it with --py-files or "
             "spark.submit.pyFiles, or install it there"
         ) from error
-
-
-def _report(control: ControlClient, error: BaseException) -> None:
-    """Tell the driver of a failure in user code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    control.raised("".join(traceback.format_exception_only(type(error), error)).strip(), place, format_for_user(error))
-    sys.stderr.flush()
 
 
 def _pin(control: ControlClient, key: str, make: Callable[[], bytes]) -> bytes:

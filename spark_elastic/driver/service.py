@@ -286,6 +286,10 @@ class SparkDriverService:
             )
             connection.send(m.ReleaseTask())
             return False
+        if not facts.torch:
+            self._cancel(TrainingFailedError(f"a task on {facts.name} has no torch: install it on all executors"))
+            connection.send(m.ReleaseTask())
+            return False
         others = {task.facts.torch for task in self._tasks.values()} - {facts.torch}
         if others:
             self._printer.log(

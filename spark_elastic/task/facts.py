@@ -19,7 +19,7 @@ def gather_facts(address: str, gpus: tuple[str, ...], cpus: int, attempt: int) -
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        torch_version = "missing"
+        torch_version = ""
     return HostFacts(
         name=socket.gethostname(),
         address=address,

@@ -23,6 +23,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from spark_elastic.control import ControlClient
 from spark_elastic.credentials import Credentials
 from spark_elastic.task import processes
 from spark_elastic.ticket import Ticket
@@ -37,8 +38,12 @@ def main(descriptor: int, task_pid: int) -> None:
     processes.adopt_orphans()
     processes.die_with_parent(signal.SIGTERM, task_pid)
     connection = socket.socket(fileno=descriptor)
-    _import_everything()
-    _Guardian(connection).serve()
+    failure = None
+    try:
+        _import_everything()
+    except Exception as error:
+        failure = error  # for the workers to tell, who speak with the driver
+    _Guardian(connection, failure).serve()
 
 
 def _import_everything() -> None:
@@ -62,8 +67,9 @@ def _import_everything() -> None:
 class _Guardian:
     """Owns at most one worker at a time."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, failure: Exception | None) -> None:
         self._connection = connection
+        self._failure = failure
         self._ticket: Ticket | None = None
         self._worker: int | None = None
         self._pid = 0
@@ -129,10 +135,8 @@ class _Guardian:
                 os.close(descriptor)
             self._connection.close()
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            from spark_elastic.worker import run_worker
-
             assert self._ticket is not None
-            code = run_worker(self._ticket, worker)
+            code = _run(self._ticket, worker) if self._failure is None else _tell(self._ticket, worker, self._failure)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -149,6 +153,20 @@ class _Guardian:
         os.close(self._pidfd)
         send(self._connection, {"exited": self._worker, "code": os.waitstatus_to_exitcode(status)})
         self._worker, self._pid, self._pidfd = None, 0, -1
+
+
+def _run(ticket: Ticket, worker: int) -> int:
+    from spark_elastic.worker import run_worker
+
+    return run_worker(ticket, worker)
+
+
+def _tell(ticket: Ticket, worker: int, failure: Exception) -> int:
+    """Be a worker that raises what the imports raised."""
+    with ControlClient(ticket, worker) as control:
+        control.payload()
+        control.failed(failure)
+    return 1
 
 
 def _end() -> NoReturn:

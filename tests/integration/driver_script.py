@@ -50,7 +50,7 @@ def main(master: str, folder: str, *acts: str) -> None:
         # Without its site-packages an interpreter has pyspark, from Spark, and nothing else.
         bare = _executable(Path(folder, "bare-python"), f'exec {sys.executable} -S "$@"')
         os.environ["PYSPARK_PYTHON"] = bare
-    if acts == ("gpu",):
+    if "gpu" in acts:
         found = _executable(Path(folder, "gpus"), """echo '{"name": "gpu", "addresses": ["7"]}'""")
         gpu = {f"spark.{who}.resource.gpu.amount": "1" for who in ("worker", "executor", "task")}
         builder = builder.config(map={**gpu, "spark.worker.resource.gpu.discoveryScript": found})
@@ -82,6 +82,13 @@ def main(master: str, folder: str, *acts: str) -> None:
                 print(error, flush=True)
         elif act == "gpu":
             print(*spark_elastic.run(training.name_gpu, spark=spark, min_np=1, max_np=1), flush=True)
+        elif act == "broken torch":
+            Path(own, "torch.py").write_text("raise ImportError('libtorch.so is damaged')")
+            spark.sparkContext.environment["PYTHONPATH"] = str(own)
+            try:
+                spark_elastic.run(training.plain, args=("x",), spark=spark, min_np=1, max_np=1)
+            except spark_elastic.TrainingFailedError as error:
+                print(error, flush=True)
         elif act == "excluded":
             _train_with_too_few_executors(spark)
         elif act == "secured":

@@ -155,10 +155,12 @@ def test_with_too_few_executors_left_after_exclude_on_failure_a_job_goes_on_or_e
     assert "only 1 of min_np=2 workers were left 5 s (elastic_timeout)" in out
 
 
-def test_executors_that_cannot_import_us_end_the_job_and_gpus_reach_their_workers(script: Any) -> None:
+def test_executors_that_cannot_import_us_or_torch_end_the_job_and_gpus_reach_their_workers(script: Any) -> None:
     out = finish(script("local-cluster[1,1,1024]", "no package"))
     assert "executors cannot run spark_elastic: ModuleNotFoundError: No module named 'spark_elastic'" in out
-    assert "sees GPU 7 as cuda:0" in finish(script("local-cluster[1,1,1024]", "gpu"))
+    out = finish(script("local-cluster[1,1,1024]", "gpu", "broken torch"), 180)
+    assert "sees GPU 7 as cuda:0" in out
+    assert "ImportError: libtorch.so is damaged" in out
 
 
 def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> None:

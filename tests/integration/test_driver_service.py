@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -258,17 +259,26 @@ def test_a_request_that_makes_no_sense_does_not_disturb_the_job(service: SparkDr
     assert play(service, scene) in (1, 2)
 
 
-def test_a_differing_python_fails_the_job_and_names_both(service: SparkDriverService) -> None:
+@pytest.mark.parametrize(
+    ("python", "torch", "message"),
+    [
+        ("3.7.1", "2.13.0", r"a task on old runs Python 3\.7\.1"),
+        (platform.python_version(), "", "a task on old has no torch: install it"),
+    ],
+)
+def test_another_python_or_no_torch_fails_the_job_and_is_named(
+    service: SparkDriverService, python: str, torch: str, message: str
+) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         connection = await connect([("127.0.0.1", service.port)], CREDENTIALS, m.ToTask)
-        facts = m.HostFacts("old", "127.0.0.1", 1, 1, "3.7.1", "2.13.0")
+        facts = m.HostFacts("old", "127.0.0.1", 1, 1, python, torch)
         connection.send(m.TaskHello(0, facts))
         answer = await connection.receive()
         await connection.close()
         return answer
 
     assert play(service, scene) == m.ReleaseTask()
-    with pytest.raises(TrainingFailedError, match=r"a task on old runs Python 3\.7\.1"):
+    with pytest.raises(TrainingFailedError, match=message):
         service.outcome.result(SECONDS)
 
 
