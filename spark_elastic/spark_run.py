@@ -292,12 +292,20 @@ def _check_session(spark: Any) -> None:
         raise TypeError(f"spark must be a SparkSession with its SparkContext (not of Spark Connect), not {spark!r}")
 
 
-def check_gpus(conf: Any) -> None:
-    """Refuse a Spark configuration that gives each task several GPUs. Each task checks what it is really given, too."""
-    amount = conf.get("spark.task.resource.gpu.amount", None)
-    if amount is not None and float(amount) > 1:
+def check_gpus(conf: Any, wanted: bool = False) -> None:
+    """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
+
+    Each task checks what it is really given, too.
+    """
+    amount = conf.get("spark.task.resource.gpu.amount", "0")
+    if float(amount) > 1:
         raise ValueError(
             f"spark.task.resource.gpu.amount={amount}, but a worker uses one GPU: set it to 1 and run more workers"
+        )
+    if wanted and float(amount) <= 0:
+        raise ValueError(
+            f"useGpu=True, but Spark gives a task {amount} GPUs: set spark.task.resource.gpu.amount=1 and "
+            "spark.executor.resource.gpu.amount, with a discovery script"
         )
 
 

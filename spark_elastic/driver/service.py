@@ -275,19 +275,17 @@ class SparkDriverService:
         return vacant.done()
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
-        """Refuse a host whose Python cannot read what the driver pickles; name a differing torch."""
-        mine = platform.python_version()
+        """Refuse a host whose Python cannot read what the driver pickles, or has no torch; name a differing torch."""
+        mine, problem = platform.python_version(), ""
         if facts.python.split(".")[:2] != mine.split(".")[:2]:
-            self._cancel(
-                TrainingFailedError(
-                    f"a task on {facts.name} runs Python {facts.python}, the driver {mine}: functions cannot travel between "
-                    "them. Set PYSPARK_PYTHON (spark.pyspark.python) to the same minor version everywhere"
-                )
+            problem = (
+                f"runs Python {facts.python}, the driver {mine}: functions cannot travel between them. Set PYSPARK_PYTHON "
+                "(spark.pyspark.python) to the same minor version everywhere"
             )
-            connection.send(m.ReleaseTask())
-            return False
-        if not facts.torch:
-            self._cancel(TrainingFailedError(f"a task on {facts.name} has no torch: install it on all executors"))
+        elif not facts.torch:
+            problem = "has no torch: install it on all executors"
+        if problem:
+            self._cancel(TrainingFailedError(f"a task on {facts.name} {problem}"))
             connection.send(m.ReleaseTask())
             return False
         others = {task.facts.torch for task in self._tasks.values()} - {facts.torch}

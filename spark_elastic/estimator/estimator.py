@@ -30,7 +30,6 @@ from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
     Lesson,
     Sizes,
-    check_gpus,
     first_rows,
     made_up_batch,
     own_randomness,
@@ -49,6 +48,7 @@ from spark_elastic.estimator.runs import (
 )
 from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import not_a_class, train
+from spark_elastic.spark_run import check_gpus
 
 
 class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
@@ -81,7 +81,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
         lesson = plan_lesson(self, layout, self._default_loss())
-        check_gpus(self, session)
+        check_gpus(session.sparkContext.getConf(), wanted=bool(self.value("useGpu")))
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
@@ -135,7 +135,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
                 "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
             )
         lesson = plan_lesson(self, self._layout_of_names(), self._default_loss())
-        check_gpus(self, session)
+        check_gpus(session.sparkContext.getConf(), wanted=bool(self.value("useGpu")))
         sizes = plan_sizes(self, session)
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)

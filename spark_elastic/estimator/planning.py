@@ -114,16 +114,6 @@ def plan_sizes(params: Parameterized, session: Any) -> Sizes:
     return sizes
 
 
-def check_gpus(params: Parameterized, session: Any) -> None:
-    """Raise ValueError where GPUs are wanted and Spark gives tasks none."""
-    amount = session.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0")
-    if params.value("useGpu") and float(amount) <= 0:
-        raise ValueError(
-            f"useGpu=True, but Spark gives a task {amount} GPUs: set spark.task.resource.gpu.amount=1 and "
-            "spark.executor.resource.gpu.amount, with a discovery script"
-        )
-
-
 def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check_nan: bool) -> DataPlan:
     """Say how workers read the data for training and for validation at ``urls``. check_nan: nobody has looked for NaN yet."""
     everywhere = params.value("globalBatchSize")

@@ -23,9 +23,10 @@ from pyspark.sql.types import (
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
-from spark_elastic.estimator.planning import check_gpus, made_up_batch, own_randomness, plan_data, plan_lesson
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe, describe_params
 from spark_elastic.estimator.slots import SlotLedger
+from spark_elastic.spark_run import check_gpus
 
 SCHEMA = StructType(
     [
@@ -150,14 +151,11 @@ def test_what_does_not_go_together_is_an_error_before_anything_is_started(params
 
 
 def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
-    def session(**conf: str) -> Any:
-        return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
-
     for conf in ({}, {"spark.task.resource.gpu.amount": "0"}):
         with pytest.raises(ValueError, match=r"useGpu=True, but .* 0 GPUs: set spark.task.resource.gpu.amount=1"):
-            check_gpus(make(useGpu=True), session(**conf))
-        check_gpus(make(), session(**conf))
-    check_gpus(make(useGpu=True), session(**{"spark.task.resource.gpu.amount": "0.5"}))
+            check_gpus(conf, wanted=True)
+        check_gpus(conf)
+    check_gpus({"spark.task.resource.gpu.amount": "0.5"}, wanted=True)
 
 
 def test_only_a_data_frame_is_fitted() -> None:
