@@ -3,12 +3,16 @@
     python benchmarks/startup.py [--repeats 7]
 
 Four workers on a local-cluster whose executors are up; Spark's own TorchDistributor trains the same loop in the same session,
-in turn. Prints a table and a line of JSON.
+in turn, and so do four interpreters that only import what a worker needs: no start can be faster than these. Prints a table
+and a line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +78,16 @@ def measure(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     return first - called, time.time() - last
 
 
+def imports() -> float:
+    """The seconds that as many interpreters as there are workers take to import torch and ourselves, all at once."""
+    code = "import os; from spark_elastic.task import warm_parent; warm_parent.import_everything(); os._exit(0)"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = time.time()
+    for process in [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(WORKERS)]:
+        assert process.wait() == 0
+    return time.time() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
@@ -88,7 +102,9 @@ def main() -> None:
             ),
         }
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
+        floor = []
         for _ in range(options.repeats):
+            floor.append(imports())
             for name, call in rivals.items():
                 seconds[name].append(measure(call))
     table = Table("", "call to first step", "last step to return", unit="seconds")
@@ -97,6 +113,8 @@ def main() -> None:
         start, end = (summarize(values) for values in zip(*pairs, strict=True))
         table.add(name, start, end)
         results[name] = {"first_step": start.asdict(), "return": end.asdict()}
+    table.add("imports alone", summarize(floor), "")
+    results["imports"] = {"first_step": summarize(floor).asdict()}
     table.print()
     emit("startup", **results)
 

@@ -40,6 +40,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
             state._begin(None)
             return function(state, *args, **kwargs)
         job.enter_elastic()
+        state._prepare()
         return _run(job, state, lambda: function(state, *args, **kwargs))
 
     return call

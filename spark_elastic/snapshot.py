@@ -222,6 +222,11 @@ class SnapshotPair:
             self._spare, self._third = self._third or self._new(), self._spare
         return self._spare
 
+    def make_room(self, shared: Any) -> None:
+        """Touch the memory of both snapshots, for a state like this one: the system takes its time to hand out new pages."""
+        for snapshot in (self._current, self._spare):
+            snapshot.take(shared, None)
+
     def switch(self) -> None:
         self._current, self._spare = self._spare, self._current
         self.is_empty = False

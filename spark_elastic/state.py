@@ -152,6 +152,9 @@ class State(ABC):
         job = current_job()
         return None if job is None or job.finished else job.world
 
+    def _prepare(self) -> None:
+        """Do what can be done before this worker is ready, as long as nobody waits for it."""
+
     def _begin(self, job: Job | None) -> None:
         """Take part in a new generation: sync, callbacks, data, and the implicit commit that seals it."""
         self._interrupted = False
@@ -316,6 +319,9 @@ class ObjectState(State):
             self._receive(copies, world)
             if is_first:
                 self._restored_size = copies.current.skeleton["size"]
+
+    def _prepare(self) -> None:
+        self._snapshots.make_room(self._values(shared=True))
 
     def _copies_for_repair(self, world: World) -> SnapshotPair:
         """Where the others' copy of the newest commit comes from, or where this rank's own is to arrive."""

@@ -251,6 +251,8 @@ class _SlotTask:
 
         from spark_elastic.task.service import TaskPlace, run_task
 
+        for _ in rows:  # Spark keeps a Python process for its next task only where all its input was read
+            pass
         context = TaskContext.get()
         assert context is not None
         resources = context.resources()

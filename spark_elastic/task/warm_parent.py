@@ -40,28 +40,29 @@ def main(descriptor: int, task_pid: int) -> None:
     connection = socket.socket(fileno=descriptor)
     failure = None
     try:
-        _import_everything()
+        import_everything()
     except Exception as error:
         failure = error  # for the workers to tell, who speak with the driver
     _Guardian(connection, failure).serve()
 
 
-def _import_everything() -> None:
+def import_everything() -> None:
     """Import what every worker needs, so that its fork does not have to. DDP and optimizers pull in torch._dynamo.
 
     Without the garbage collector this takes a quarter less: it would look through all that the imports make, and find nothing.
     """
     gc.disable()
-    import torch
-    import torch._dynamo
-    import torch.distributed
-    import torch.nn.parallel.distributed
-    import torch.utils.data  # noqa: F401
+    try:
+        import torch
+        import torch._dynamo
+        import torch.distributed
+        import torch.nn.parallel.distributed
+        import torch.utils.data  # noqa: F401
 
-    import spark_elastic.worker  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
+        import spark_elastic.worker  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _Guardian:

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from spark_elastic import context
 from spark_elastic.control import GenerationOverError
-from spark_elastic.elastic_loop import _run
+from spark_elastic.elastic_loop import _run, elastic
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
+from spark_elastic.state import ObjectState
 
 
 class OneJob:
@@ -23,6 +26,8 @@ class OneJob:
         self.failing: list[BaseException] = []
         self.control = SimpleNamespace(vote=lambda: None)
         self.world: Any = None
+
+    def enter_elastic(self) -> None: ...
 
     def finish(self) -> None:
         self.finished = True
@@ -145,3 +150,18 @@ def test_a_generation_that_ends_while_its_group_is_registered_is_a_lost_worker()
     job.failing = [GenerationOverError("generation 1 is over")]
     _run(job, state, lambda: None)  # type: ignore[arg-type]
     assert len(job.reasons) == 2
+
+
+def test_memory_for_commits_is_made_ready_before_anybody_waits_for_this_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, state = OneJob(), ObjectState(weights=torch.ones(3))
+    monkeypatch.setattr(context, "_job", job)
+    had_room = []
+
+    def next_world(reason: str) -> Any:
+        had_room.append(bool(state._snapshots.spare.buffer.flats))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "next_world", next_world)
+    with pytest.raises(KeyboardInterrupt):
+        elastic(lambda state: None)(state)
+    assert had_room == [True]

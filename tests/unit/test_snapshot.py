@@ -135,3 +135,16 @@ def test_the_two_of_a_pair_share_no_memory() -> None:
     assert same(pair.current.content(), torch.ones(3))
     pair.switch()
     assert same(pair.current.content(), torch.zeros(3))
+
+
+def test_room_made_ahead_is_that_of_the_first_copies_and_holds_no_commit() -> None:
+    pair = SnapshotPair()
+    pair.make_room({"t": torch.ones(3)})
+    assert pair.is_empty
+    room = {pair.spare.buffer.flats[0].data_ptr()}
+    for value in (1.0, 2.0):
+        pair.spare.take({"t": torch.full((3,), value)}, None)
+        pair.switch()
+        room |= {pair.current.buffer.flats[0].data_ptr(), pair.spare.buffer.flats[0].data_ptr()}
+    assert len(room) == 2
+    assert same(pair.current.content(), {"t": torch.full((3,), 2.0)})
