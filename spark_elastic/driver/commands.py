@@ -2,91 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.messages import Member
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(msgspec.Struct, frozen=True):
     host: int
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorker:
+class KillWorker(msgspec.Struct, frozen=True):
     host: int
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class RestartTask:
+class RestartTask(msgspec.Struct, frozen=True):
     """Let the task raise, so that Spark starts it anew, perhaps elsewhere."""
 
     host: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseTask:
+class ReleaseTask(msgspec.Struct, frozen=True):
     host: int
 
 
-@dataclass(frozen=True, slots=True)
-class YieldSlots:
+class YieldSlots(msgspec.Struct, frozen=True):
     """Give all slots back to Spark and ask for them again later: another run may be waiting for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class FormWorld:
+class FormWorld(msgspec.Struct, frozen=True):
     generation: int
     members: tuple[Member, ...]
     previous_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptWorld:
+class InterruptWorld(msgspec.Struct, frozen=True):
     generation: int
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AbortWorld:
+class AbortWorld(msgspec.Struct, frozen=True):
     generation: int
     workers: tuple[int, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FinishWorld:
+class FinishWorld(msgspec.Struct, frozen=True):
     generation: int
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveJob:
+class LeaveJob(msgspec.Struct, frozen=True):
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class FinishJob:
+class FinishJob(msgspec.Struct, frozen=True):
     """All results are there; ``workers`` are in rank order."""
 
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(msgspec.Struct, frozen=True):
     error: SparkElasticError
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Write an entry into the event log."""
 
     kind: str
-    fields: dict[str, object] = field(default_factory=dict)
+    fields: dict[str, object] = msgspec.field(default_factory=dict)
 
 
 Command = (

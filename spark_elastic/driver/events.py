@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from spark_elastic.messages import CommitId
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRegistered:
+class TaskRegistered(msgspec.Struct, frozen=True):
     """A Spark task offers itself as a host. ``place`` tells machine and executor, for the record of failures."""
 
     host: int
@@ -19,55 +19,47 @@ class TaskRegistered:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskHeard:
+class TaskHeard(msgspec.Struct, frozen=True):
     host: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLost:
+class TaskLost(msgspec.Struct, frozen=True):
     host: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotGivenUp:
+class SlotGivenUp(msgspec.Struct, frozen=True):
     """Spark starts the task of this slot no more; it will be asked again."""
 
     slot: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostDraining:
+class HostDraining(msgspec.Struct, frozen=True):
     """The host will go away, at ``deadline`` at the latest (None: unknown)."""
 
     host: int
     deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostsListed:
+class HostsListed(msgspec.Struct, frozen=True):
     """The machines that may be used, with the number of workers that each may run, None for any."""
 
     slots: Mapping[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConnected:
+class WorkerConnected(msgspec.Struct, frozen=True):
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerGone:
+class WorkerGone(msgspec.Struct, frozen=True):
     """The worker will not act any more, as its connection or the kernel tells; its exit code may follow."""
 
     worker: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
+class WorkerExited(msgspec.Struct, frozen=True):
     """The worker's process has ended. ``code`` is minus the signal that killed it."""
 
     host: int
@@ -76,8 +68,7 @@ class WorkerExited:
     last_lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(msgspec.Struct, frozen=True):
     """The worker stands at the elastic function. ``reason`` is empty after a planned interrupt, and for a newcomer."""
 
     worker: int
@@ -86,30 +77,26 @@ class WorkerReady:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAborted:
+class WorkerAborted(msgspec.Struct, frozen=True):
     worker: int
     generation: int
     commit: CommitId | None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFormed:
+class GroupFormed(msgspec.Struct, frozen=True):
     """One rank has built its process group."""
 
     worker: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReturned:
+class WorkerReturned(msgspec.Struct, frozen=True):
     worker: int
     generation: int
     commit: CommitId | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRaised:
+class WorkerRaised(msgspec.Struct, frozen=True):
     """The user's function raised. ``fatal``: trying again cannot help (a result that cannot be pickled)."""
 
     worker: int
@@ -119,14 +106,12 @@ class WorkerRaised:
     fatal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResultArrived:
+class ResultArrived(msgspec.Struct, frozen=True):
     worker: int
     elastic: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerHeard:
+class WorkerHeard(msgspec.Struct, frozen=True):
     worker: int
     generation: int
     collectives: int
@@ -134,8 +119,7 @@ class WorkerHeard:
     commit: CommitId | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 

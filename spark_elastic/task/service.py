@@ -42,7 +42,20 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
 
     Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
     """
-    asyncio.run(_serve(ticket, place))
+    loop = asyncio.new_event_loop()  # asyncio.run would forbid get_event_loop to what Spark runs next in this Python process
+    try:
+        loop.run_until_complete(_serve(ticket, place))
+    finally:
+        loop.run_until_complete(_end_what_is_left())
+        loop.close()
+
+
+async def _end_what_is_left() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 async def _serve(ticket: Ticket, place: TaskPlace) -> None:
