@@ -132,10 +132,17 @@ def test_a_function_without_an_elastic_part_runs_once_in_each_of_num_proc_worker
     assert run(training.plain, "x", min_np=1, max_np=3, num_proc=2).results == ["x", "x"]
 
 
-def test_a_later_run_gets_the_python_processes_of_the_one_before(run: Any) -> None:
-    run(training.count_steps, 3, min_np=4, max_np=4)  # four at once leave one in each executor
-    first, second = (run(training.count_steps, 3, min_np=4, max_np=4).of("host_facts") for _ in range(2))
-    assert {event["facts"]["pid"] for event in first} == {event["facts"]["pid"] for event in second}
+def test_what_runs_in_spark_after_a_run_gets_its_python_processes_as_they_were(run: Any, spark: Any) -> None:
+    def look(_: int) -> tuple[int, str]:
+        import asyncio
+        import os
+
+        return os.getpid(), asyncio.get_event_loop().run_until_complete(asyncio.sleep(0, "looped"))
+
+    events = run(training.count_steps, 3, min_np=4, max_np=4).of("host_facts")
+    pids, looped = zip(*spark.sparkContext.parallelize(range(4), 4).map(look).collect(), strict=True)
+    assert set(pids) <= {event["facts"]["pid"] for event in events}
+    assert set(looped) == {"looped"}
 
 
 def test_a_long_evaluation_with_heartbeats_is_not_taken_for_a_hang(run: Any) -> None:
