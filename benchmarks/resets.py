@@ -50,7 +50,7 @@ CASES = {
     "executor": Case(kill_executor, steps_between=450),
     "drain": Case(drain, steps_between=120),
     "big": Case(kill, victims=(1,), parameters=100_000_000, workers=2, steps_between=12, repeats=7),
-    "heavy": Case(kill, victims=(1,), workers=2, steps_between=200, repeats=7, ballast_gib=4),
+    "heavy": Case(kill, victims=(1,), workers=2, steps_between=300, repeats=7, ballast_gib=4),
 }
 
 

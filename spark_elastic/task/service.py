@@ -42,7 +42,9 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
 
     Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
     """
-    loop = asyncio.new_event_loop()  # asyncio.run would forbid get_event_loop to what Spark runs next in this Python process
+    loop = (
+        asyncio.new_event_loop()
+    )  # asyncio.run would forbid get_event_loop to what Spark runs next in this Python process
     try:
         loop.run_until_complete(_serve(ticket, place))
     finally:
