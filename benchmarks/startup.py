@@ -113,10 +113,10 @@ def main() -> None:
         start, end = (summarize(values) for values in zip(*pairs, strict=True))
         table.add(name, start, end)
         results[name] = {"first_step": start.asdict(), "return": end.asdict()}
-    table.add("imports alone", summarize(floor), "")
-    results["imports"] = {"first_step": summarize(floor).asdict()}
+    alone = summarize(floor)
+    table.add("imports alone", alone, "")
     table.print()
-    emit("startup", **results)
+    emit("startup", **results, imports=alone.asdict())
 
 
 if __name__ == "__main__":

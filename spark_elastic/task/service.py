@@ -42,9 +42,8 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
 
     Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
     """
-    loop = (
-        asyncio.new_event_loop()
-    )  # asyncio.run would forbid get_event_loop to what Spark runs next in this Python process
+    # Not asyncio.run: it would leave no event loop to get for what Spark runs next in this Python process.
+    loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_serve(ticket, place))
     finally:
@@ -53,6 +52,7 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
 
 
 async def _end_what_is_left() -> None:
+    """End the loop's tasks and threads, as ``asyncio.run`` would."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

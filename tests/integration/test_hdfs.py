@@ -32,7 +32,9 @@ from spark_elastic.estimator import Store, TorchModel
 from spark_elastic.testing import inject, kill, kill_executor
 
 HDFS = os.environ.get("SPARK_ELASTIC_TEST_HDFS")
-pytestmark = pytest.mark.skipif(HDFS is None, reason="no HDFS here: SPARK_ELASTIC_TEST_HDFS=hdfs://host:port/folder")
+pytestmark = pytest.mark.skipif(
+    HDFS is None, reason="no package installs an HDFS; SPARK_ELASTIC_TEST_HDFS=hdfs://host:port/folder names one"
+)
 
 
 @pytest.fixture(scope="module")
