@@ -34,18 +34,17 @@ class Writer:
         saved: SavedState | None = disk[max(disk)] if disk else None
         return saved
 
-    def offer(self, commit: CommitId, snapshots: Any, now: bool = False) -> None:
-        if not self._is_writing and self._simulation.clock.now >= self._due_at:
-            self._begin(commit, snapshots)
+    def is_due(self, now: bool = False) -> bool:
+        return not self._is_writing and bool(self._simulation.clock.now >= self._due_at)
 
     def finish(self, commit: CommitId, snapshots: Any, is_over: Callable[[], bool]) -> None:
         steps = snapshots.current.skeleton["steps"]
         while self._durable != steps and not is_over():
             if not self._is_writing:
-                self._begin(commit, snapshots)
+                self.begin(commit, snapshots)
             threads.sleep(0.05)
 
-    def _begin(self, commit: CommitId, snapshots: Any) -> None:
+    def begin(self, commit: CommitId, snapshots: Any) -> None:
         self._due_at = self._simulation.clock.now + self._interval
         self._is_writing = True
         snapshot = snapshots.lend()

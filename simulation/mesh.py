@@ -130,7 +130,7 @@ class Group:
         self._timeout = timeout.total_seconds()
         self._entered = 0
         self.lost: set[int] = set()
-        self._is_aborted = False
+        self.is_aborted = False
         self._is_left = False
         self.is_connected = False
         self._mesh: Mesh | None = None
@@ -151,7 +151,7 @@ class Group:
         done = self.condition.wait_for(lambda: self.is_connected or bool(self.error), self._timeout)
         if not done or self.error:
             raise RuntimeError(self.error or "a peer did not connect")
-        if self._is_aborted:
+        if self.is_aborted:
             self.abort()
 
     def register(self) -> None: ...
@@ -160,10 +160,10 @@ class Group:
         return self._entered
 
     def is_broken(self) -> bool:
-        return self._is_aborted or bool(self.lost)
+        return self.is_aborted or bool(self.lost)
 
     def abort(self) -> None:
-        self._is_aborted = True
+        self.is_aborted = True
         self._fail("connection closed by an abort")
 
     def close(self) -> None:

@@ -108,7 +108,25 @@ MUTANTS = (
         "default=None, key=lambda commit: commit.index)",
     ),
     Mutant("all survivors are given up with one host", _MACHINE + "_lose_state", "not self.settings.durable or", ""),
-    Mutant("a commit need not be whole", "spark_elastic.state:ObjectState.save", "self._snapshots.switch()", "pass"),
+    Mutant("a commit need not be whole", "spark_elastic.state:ObjectState._settle", "self._snapshots.switch()", "pass"),
+    Mutant(
+        "a copy on a GPU counts although an abort has met it",
+        "spark_elastic.world:World.outlives",
+        "return copy.outran_abort",
+        "return True",
+    ),
+    Mutant(
+        "a copy on a GPU is not waited for",
+        "spark_elastic.pending_copy:PendingCopy.wait",
+        "event.synchronize()",
+        "pass",
+    ),
+    Mutant(
+        "the last commit before a reset is not settled",
+        "spark_elastic.state:ObjectState.restore",
+        "self._settle()",
+        "pass",
+    ),
     Mutant(
         "a repaired rank does not say what it holds",
         "spark_elastic.state:ObjectState.sync",

@@ -106,6 +106,8 @@ class Job:
     reduces_metrics: bool
     # Whether their code goes on after a failed reduction, as if it were a batch too large.
     swallows_errors: bool
+    # Whether copies are made by a GPU, after commits have returned.
+    on_gpu: bool
     machines: int
     executors: int
     cores: int
@@ -148,6 +150,7 @@ def make_schedule(seed: int) -> Schedule:
         commits_epochs=dice.random() < 0.8,
         reduces_metrics=dice.random() < 0.3,
         swallows_errors=dice.random() < 0.3,
+        on_gpu=random.Random(f"gpu {seed}").random() < 0.3,
         machines=dice.randint(1, executors),
         executors=executors,
         cores=cores,

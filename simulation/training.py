@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from simulation import threads
+from simulation.gpu import CopyEvent
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.elastic_loop import elastic
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.pending_copy import PendingCopy
 from spark_elastic.torch_state import TorchState
 
 Tickets = tuple[int, ...]
@@ -133,8 +135,16 @@ class State(TorchState):
         super().__init__(**objects)
         self._process = threads.current().process
 
-    def _advance(self) -> None:
-        super()._advance()
+    def _count(self) -> None:
+        super()._count()
+        # Only commits are copied behind reductions; what rank 0 begins with is not.
+        job = self._process.simulation.schedule.job
+        if job.on_gpu:
+            copied: Any = CopyEvent(self._process, self._snapshots.spare, job.step_seconds)
+            self._snapshots.spare.pending = PendingCopy([copied])
+
+    def _hold(self) -> None:
+        super()._hold()
         kept = self._snapshots.current.skeleton["objects"]
         here: Any = kept["model"].content if self._guard is None else vars(self)["model"].state_dict()
         self._process.simulation.invariants.committed(self._process, here["weights"], kept["loader"].content)

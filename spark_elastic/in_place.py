@@ -86,7 +86,9 @@ class WholeCopies:
         return self._small.current
 
     def lend(self) -> Snapshot:
-        return self._copy()
+        whole = self._copy()
+        whole.wait()
+        return whole
 
     def take_back(self) -> None:
         """The copy goes with its last reader."""

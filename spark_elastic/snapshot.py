@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from spark_elastic.pending_copy import PendingCopy, pending_copy
+
 # Immutable, and readable without running code.
 PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -133,8 +135,8 @@ class TensorBuffer:
         ]
         self.specs = specs
 
-    def copy_from(self, tensors: list[torch.Tensor]) -> None:
-        """Copy the tensors in. On CUDA, wait until the copies are complete: a copy that may still fail is no commit."""
+    def copy_from(self, tensors: list[torch.Tensor]) -> PendingCopy | None:
+        """Copy the tensors in. What is on a GPU is only enqueued, behind all else on its stream, and returned as pending."""
         if not self._has_room_for(tensors):
             self.fit(
                 tuple(
@@ -145,8 +147,7 @@ class TensorBuffer:
         if tensors:
             with torch.no_grad():
                 torch._foreach_copy_(self.views, tensors, non_blocking=True)
-        if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.current_stream().synchronize()
+        return pending_copy(tensors)
 
     def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
         """Whether these are like those of the last time, as they nearly always are; specs take longer to compare."""
@@ -163,14 +164,25 @@ class Snapshot:
     buffer: TensorBuffer = field(default_factory=TensorBuffer)
     skeleton: Any = None
     own: Any = None
+    # The last copy into this one, while a GPU may still be making it.
+    pending: PendingCopy | None = None
 
     def take(self, shared: Any, own: Any) -> None:
-        """Copy a state in. An exception leaves this snapshot unusable, and the other one of its pair as it was."""
+        """Copy a state in; a GPU may still be at it (see ``wait``).
+
+        An exception leaves this snapshot unusable, and the other one of its pair as it was.
+        """
         tensors: list[torch.Tensor] = []
         skeleton = flatten(shared, tensors)
-        self.buffer.copy_from(tensors)
+        self.pending = self.buffer.copy_from(tensors)
         self.skeleton = skeleton
         self.own = own
+
+    def wait(self) -> None:
+        """Block until the last copy into this one is made."""
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
 
     def view(self) -> Any:
         """Return the shared part as it was taken. Its tensors are the snapshot's own and must not be changed."""
@@ -197,7 +209,7 @@ class Lender(Protocol):
 
 
 class SnapshotPair:
-    """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current at once.
+    """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current, once it is complete.
 
     One may be lent to a reader on another thread. A third takes its turn for that time, so that nobody waits; it is made
     when it is first needed, and kept.
@@ -228,6 +240,7 @@ class SnapshotPair:
             snapshot.take(shared, None)
 
     def switch(self) -> None:
+        self._spare.wait()
         self._current, self._spare = self._spare, self._current
         self.is_empty = False
 

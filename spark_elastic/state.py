@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,8 +78,10 @@ class State(ABC):
         """Save, then see whether the world changes.
 
         Costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have to
-        commit equally often. ``durable`` has this commit written to the job's ``checkpoint``, in the background, without
-        regard to ``checkpoint_interval``; where an older one is just being written, the first commit after that.
+        commit equally often. On a GPU the copy, too, is waited for only then: one that is under way when a worker is lost
+        comes to nothing, and the commit before it holds. ``durable`` has this commit written to the job's ``checkpoint``, in
+        the background, without regard to ``checkpoint_interval``; where an older one is just being written, the first commit
+        after that.
 
         Raises ``WorkerLostError`` when a rank is gone (this step is then not saved if a reduction may have failed in it) and
         ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers come or leave.
@@ -95,8 +98,9 @@ class State(ABC):
         self._save_and_count()
         faults.reached(faults.Point.RECORDED, **where)
         job.reporter.committed(self._steps, self._progress if world.rank == 0 else None)
-        if job.checkpoints is not None and world.rank == 0:
-            job.checkpoints.offer(CommitId(world.generation, self._index), self._durable_copies(), durable)
+        if job.checkpoints is not None and world.rank == 0 and job.checkpoints.is_due(durable):
+            self._settle()
+            job.checkpoints.begin(CommitId(world.generation, self._index), self._durable_copies())
         if self._exchange(job, world):
             raise HostsUpdatedInterrupt("workers arrive or leave")
         faults.reached(faults.Point.COMMITTED, **where)
@@ -205,12 +209,18 @@ class State(ABC):
         before = self._index
         self.save()
         if self._index == before:  # a subclass of the user's, which knows nothing of commits
-            self._advance()
+            self._count()
+            self._hold()
 
-    def _advance(self) -> None:
-        """Name the commit that has just become whole."""
+    def _count(self) -> None:
         self._index += 1
         self._steps += 1
+
+    def _settle(self) -> None:
+        """Wait until the last save is whole. Raises ``WorkerLostError`` if it never will be; the one before then holds."""
+
+    def _hold(self) -> None:
+        """Tell the driver that the last commit is whole on this rank."""
         job, world = self._job, self._world
         if job is not None and world is not None:
             job.control.commit = CommitId(world.generation, self._index)
@@ -228,6 +238,7 @@ class State(ABC):
         That is done before the vote, so that another rank can do it if this one is lost.
         """
         self._read(world.finish_exchange(), world)
+        self._settle()
         job = self._job
         assert job is not None
         job.reporter.finished(self._steps, self._progress if world.rank == 0 else None)
@@ -272,6 +283,8 @@ class ObjectState(State):
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, Any] | None = None, **objects: Any) -> None:
         super().__init__()
         self._snapshots: SnapshotPair = SnapshotPair()
+        # Whether the spare snapshot is the last save, on its way to become the current one.
+        self._is_settling = False
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -281,21 +294,29 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def save(self) -> None:
-        """Copy all objects into the spare one of two kept buffers, then make it the current one."""
+        """Copy all objects into the spare one of two kept buffers, then make it the current one.
+
+        In a job, copies on a GPU are enqueued only; the next ``save`` or ``restore`` waits for them. Raises
+        ``WorkerLostError`` if those of the last ``save`` have come to nothing.
+        """
+        self._settle()
         world = self._world
         self._take(self._steps + 1, 1 if world is None else world.size)
-        # On CUDA the copy has just waited for the step's reductions, which an abort may have ended.
-        on_cuda = torch.cuda.is_initialized()
-        if on_cuda and world is not None and world.is_broken() and not self._has_stepped_in_place():
-            raise WorkerLostError(f"generation {world.generation} is broken")
-        self._snapshots.switch()
-        self._advance()
+        self._count()
+        self._is_settling = True
+        copy = self._snapshots.spare.pending
+        if world is None or copy is None:
+            self._settle()
+        else:
+            world.watch(copy)
 
     def restore(self) -> None:
         """Set all objects back to the last commit, in place where they can; gradients are cleared.
 
         Before the first commit it does nothing.
         """
+        with suppress(WorkerLostError):
+            self._settle()
         if not self._snapshots.is_empty:
             self._load_shared(self._snapshots)
             self._load_own(self._snapshots.current.own)
@@ -319,6 +340,15 @@ class ObjectState(State):
             self._receive(copies, world)
             if is_first:
                 self._restored_size = copies.current.skeleton["size"]
+
+    def _settle(self) -> None:
+        if self._is_settling:
+            self._is_settling = False
+            world, copy = self._world, self._snapshots.spare.pending
+            if world is not None and copy is not None and not self._has_stepped_in_place() and not world.outlives(copy):
+                raise WorkerLostError(f"generation {world.generation} was aborted ahead of its last commit's copy")
+            self._snapshots.switch()
+            self._hold()
 
     def _prepare(self) -> None:
         self._snapshots.make_room(self._values(shared=True))

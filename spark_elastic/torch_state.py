@@ -33,7 +33,8 @@ class TorchState(ObjectState):
     goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
 
     ``commit="copy"`` keeps two copies of the state on the device that it is on; ``commit="host"`` keeps them in pinned host
-    memory instead, for states that leave a GPU too little room. ``commit="in_place"`` keeps none of weights and optimizer
+    memory instead, for states that leave a GPU too little room. On a GPU neither is waited for before the next commit, see
+    ``pending_copy.py``. ``commit="in_place"`` keeps none of weights and optimizer
     state, for loops with exactly one optimizer step per commit; see ``in_place.py`` for the rule that it rests on. There must
     be no collective, and no other change of weights, between the optimizer's step and the commit: if all ranks are lost or
     caught between these two, so is the state.
@@ -77,6 +78,8 @@ class TorchState(ObjectState):
     def save(self) -> None:
         super().save()
         if self._guard is not None:
+            # The weights have changed: there is no commit before this one to go back to.
+            self._settle()
             self._guard.dirty = False
 
     def restore(self) -> None:

@@ -13,6 +13,7 @@ from spark_elastic.control import ControlClient
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.group import Group, build_on_thread
 from spark_elastic.messages import CommitId, FormWorld, Member
+from spark_elastic.pending_copy import PendingCopy
 from spark_elastic.store import WorldStore
 
 # int64s that every rank adds to the control collective of a commit: ours, then those of the loader.
@@ -39,6 +40,7 @@ class World:
         self.group = Group(self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout))
         self._form_timeout = form_timeout
         self._pending: tuple[Any, torch.Tensor] | None = None
+        self._copy: PendingCopy | None = None
 
     @property
     def rank(self) -> int:
@@ -96,6 +98,18 @@ class World:
                 raise self.lost(error) from error
         return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
 
+    def watch(self, copy: PendingCopy) -> None:
+        """Have an abort look first whether this copy, of the newest commit, is complete."""
+        self._copy = copy
+
+    def outlives(self, copy: PendingCopy) -> bool:
+        """Block until this copy is made. Return whether it is whole: no abort of this generation came before that."""
+        copy.wait()
+        if copy.outran_abort is not None:
+            return copy.outran_abort
+        # An abort that came before ``watch`` has not looked.
+        return not self._control.is_aborted(self.generation)
+
     def lost(self, error: BaseException) -> WorkerLostError:
         """Make the error of a failed collective into ours."""
         reason = self._control.abort_reason if self._control.is_aborted(self.generation) else str(error)
@@ -110,6 +124,8 @@ class World:
 
     def _abort_if_mine(self, generation: int) -> None:
         if generation >= self.generation:
+            if self._copy is not None:
+                self._copy.before_abort()
             self.group.abort()
 
     def _wait_while_alive(self, is_done: Any) -> bool:

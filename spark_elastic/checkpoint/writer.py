@@ -81,21 +81,27 @@ class CheckpointWriter:
             self._report("checkpoint_restored", {"name": str(saved.name), "step": saved.steps})
         return saved
 
-    def offer(self, commit: CommitId, snapshots: Lender, now: bool = False) -> None:
-        """Begin to write the current snapshot if that is due and no write is under way. Never blocks.
+    def is_due(self, now: bool = False) -> bool:
+        """Whether a commit is to be written: none is being written, and the interval is over.
 
         ``now`` makes it due; if a write is under way, the first commit after it is written.
         """
         self._asked |= now
-        if not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at):
-            self._begin(commit, snapshots)
+        return not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at)
+
+    def begin(self, commit: CommitId, snapshots: Lender) -> None:
+        """Begin to write the current snapshot, which is that of ``commit``. Never blocks."""
+        name = CheckpointName(self.attempt, commit.generation, commit.index)
+        self._asked = False
+        self._due_at = time.monotonic() + self._interval
+        self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over``. Gives up with a warning after ``STALL_SECONDS``."""
         steps = snapshots.current.skeleton["steps"]
         self._wait(is_over)
         if not self._is_writing and self._durable_steps != steps and not self._superseded and not is_over():
-            self._begin(commit, snapshots)
+            self.begin(commit, snapshots)
             self._wait(is_over)
         if self._durable_steps != steps and not self._superseded and not is_over():
             logger.warning(
@@ -113,12 +119,6 @@ class CheckpointWriter:
     @property
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
-
-    def _begin(self, commit: CommitId, snapshots: Lender) -> None:
-        name = CheckpointName(self.attempt, commit.generation, commit.index)
-        self._asked = False
-        self._due_at = time.monotonic() + self._interval
-        self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         seen, since = self._pieces, time.monotonic()

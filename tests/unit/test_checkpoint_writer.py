@@ -50,7 +50,9 @@ class Job:
         return CommitId(1, step)
 
     def commit(self, step: int, durable: bool = False, settle: bool = True) -> None:
-        self.writer.offer(self.save(step), self.snapshots, durable)
+        made = self.save(step)
+        if self.writer.is_due(durable):
+            self.writer.begin(made, self.snapshots)
         if settle:
             self.settle()
 
@@ -214,7 +216,7 @@ def test_an_object_that_cannot_be_pickled_fails_the_write_and_not_the_training(j
     job.snapshots.spare.take({"steps": 1, "size": 1, "objects": {}}, None)
     job.snapshots.spare.skeleton["objects"]["lock"] = threading.Lock()
     job.snapshots.switch()
-    job.writer.offer(CommitId(1, 1), job.snapshots)
+    job.writer.begin(CommitId(1, 1), job.snapshots)
     job.settle()
     assert "pickle" in job.of("checkpoint_failed")[0]["error"]
 

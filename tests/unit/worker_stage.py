@@ -12,6 +12,7 @@ from spark_elastic import state as state_module
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.messages import CommitId, Member
 from spark_elastic.reporting import Reporter
+from spark_elastic.world import World
 
 
 class Stage:
@@ -56,8 +57,18 @@ class Stage:
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),
+            watch=lambda copy: World.watch(self.world, copy),
+            outlives=lambda copy: World.outlives(self.world, copy),
+            _control=SimpleNamespace(is_aborted=lambda generation: self.broken),
+            _copy=None,
         )
         state._begin(self)
+
+    def abort(self) -> None:
+        """What the control thread does when the driver says that a rank is lost."""
+        self.broken = True
+        if self.world._copy is not None:
+            self.world._copy.before_abort()
 
     def _start_exchange(self, values: list[int]) -> None:
         self._pending = values
