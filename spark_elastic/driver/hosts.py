@@ -69,6 +69,9 @@ class HostManager:
     def remove(self, host: int) -> Host | None:
         return self._hosts.pop(host, None)
 
+    def draining(self) -> set[int]:
+        return {host.host for host in self._hosts.values() if host.draining}
+
     def worker_failed(self, place: str, now: float) -> bool:
         """Note that a worker of this place died. Return whether the place itself looks at fault."""
         record = self._records.setdefault(place, _Record())

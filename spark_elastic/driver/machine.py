@@ -22,7 +22,7 @@ from spark_elastic.driver import watchdog
 from spark_elastic.driver.failures import FailureBook, describe_exit
 from spark_elastic.driver.hosts import Host, HostManager
 from spark_elastic.driver.listing import HostListing
-from spark_elastic.driver.ranks import Candidate, assign_ranks, choose_members
+from spark_elastic.driver.ranks import assign_ranks, choose_members
 from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
 from spark_elastic.errors import (
     NotEnoughHostsError,
@@ -557,7 +557,8 @@ class DriverMachine:
         members = self._living_members()
         if any(worker.phase is Phase.VOTED for worker in members):
             return
-        staying = [worker for worker in members if not self._is_draining(worker)]
+        draining = self.hosts.draining()
+        staying = [worker for worker in members if worker.host not in draining]
         due = self._join_due_at()
         reason = ""
         if len(staying) < len(members) and (staying or self._newcomers()):
@@ -602,15 +603,12 @@ class DriverMachine:
             self._lose_state("all workers that held the newest commit were lost")
             if self.over:
                 return
-        chosen = choose_members(
-            (Candidate(worker.worker, worker.host_name, worker.commit) for worker in ready),
-            self.settings.max_np,
-            newest,
-            {worker.worker: self._is_draining(worker) for worker in ready},
-        )
+        draining = self.hosts.draining()
+        leaving = {worker.worker for worker in ready if worker.host in draining}
+        chosen = choose_members(ready, self.settings.max_np, newest, leaving)
         if len(chosen) < self._needed(now):
             # Who drains and is not kept would only hold a slot that may be needed elsewhere.
-            self._dismiss_drained(kept={candidate.worker for candidate in chosen})
+            self._dismiss_drained(kept={worker.worker for worker in chosen})
             return
         self._form(assign_ranks(chosen), newest, now)
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_elastic.driver.ranks import Candidate, assign_ranks, choose_members
+from spark_elastic.driver.ranks import assign_ranks, choose_members
+from spark_elastic.driver.world import Worker
 from spark_elastic.messages import CommitId
+
+
+def worker(number: int, host_name: str, commit: CommitId | None) -> Worker:
+    return Worker(number, number, host_name, host_name, heard=0.0, commit=commit)
+
 
 commits = st.none() | st.builds(CommitId, st.integers(1, 3), st.integers(0, 3))
 candidates = st.lists(
-    st.builds(Candidate, st.integers(0, 99), st.sampled_from("abcd"), commits),
+    st.builds(worker, st.integers(0, 99), st.sampled_from("abcd"), commits),
     unique_by=lambda c: c.worker,
     max_size=12,
 )
 
 
 @given(candidates)
-def test_ranks_are_dense_and_the_oldest_is_rank_0(given_candidates: list[Candidate]) -> None:
+def test_ranks_are_dense_and_the_oldest_is_rank_0(given_candidates: list[Worker]) -> None:
     members = assign_ranks(given_candidates)
     assert [member.rank for member in members] == list(range(len(given_candidates)))
     if members:
@@ -25,7 +31,7 @@ def test_ranks_are_dense_and_the_oldest_is_rank_0(given_candidates: list[Candida
 
 
 @given(candidates)
-def test_workers_of_a_machine_have_consecutive_ranks_by_age(given_candidates: list[Candidate]) -> None:
+def test_workers_of_a_machine_have_consecutive_ranks_by_age(given_candidates: list[Worker]) -> None:
     names = {candidate.worker: candidate.host_name for candidate in given_candidates}
     members = assign_ranks(given_candidates)
     order = [names[member.worker] for member in members]
@@ -39,7 +45,7 @@ def test_workers_of_a_machine_have_consecutive_ranks_by_age(given_candidates: li
 
 
 @given(candidates)
-def test_cross_ranks_count_the_machines_that_have_the_local_rank(given_candidates: list[Candidate]) -> None:
+def test_cross_ranks_count_the_machines_that_have_the_local_rank(given_candidates: list[Worker]) -> None:
     members = assign_ranks(given_candidates)
     for local_rank in {member.local_rank for member in members}:
         row = [member for member in members if member.local_rank == local_rank]
@@ -48,16 +54,16 @@ def test_cross_ranks_count_the_machines_that_have_the_local_rank(given_candidate
 
 
 @given(candidates)
-def test_the_order_in_which_candidates_are_named_does_not_matter(given_candidates: list[Candidate]) -> None:
+def test_the_order_in_which_candidates_are_named_does_not_matter(given_candidates: list[Worker]) -> None:
     assert assign_ranks(given_candidates) == assign_ranks(reversed(given_candidates))
 
 
 @given(candidates, st.integers(1, 6), st.sets(st.integers(0, 99)))
 def test_the_chosen_hold_the_newest_commit_and_are_no_more_than_max_np(
-    given_candidates: list[Candidate], max_np: int, leaving: set[int]
+    given_candidates: list[Worker], max_np: int, leaving: set[int]
 ) -> None:
     newest = max((c.commit for c in given_candidates if c.commit is not None), default=None)
-    chosen = choose_members(given_candidates, max_np, newest, dict.fromkeys(leaving, True))
+    chosen = choose_members(given_candidates, max_np, newest, leaving)
     assert len(chosen) <= max_np
     assert chosen == sorted(chosen, key=lambda candidate: candidate.worker)
     if newest is not None:
@@ -66,17 +72,17 @@ def test_the_chosen_hold_the_newest_commit_and_are_no_more_than_max_np(
 
 
 def test_nobody_is_chosen_when_the_newest_commit_is_nowhere() -> None:
-    assert choose_members([Candidate(0, "a", CommitId(1, 1))], 4, CommitId(1, 2), {}) == []
+    assert choose_members([worker(0, "a", CommitId(1, 1))], 4, CommitId(1, 2), ()) == []
 
 
 def test_a_leaving_worker_is_kept_only_as_the_last_holder() -> None:
     old, new = CommitId(1, 1), CommitId(1, 2)
-    both = [Candidate(0, "a", old), Candidate(1, "b", new)]
-    assert choose_members(both, 4, new, {1: True}) == both
-    assert choose_members([Candidate(0, "a", new), Candidate(1, "b", new)], 4, new, {1: True})[0].worker == 0
+    both = [worker(0, "a", old), worker(1, "b", new)]
+    assert choose_members(both, 4, new, {1}) == both
+    assert choose_members([worker(0, "a", new), worker(1, "b", new)], 4, new, {1})[0].worker == 0
 
 
 def test_the_holder_displaces_the_youngest_where_the_world_is_full() -> None:
     old, new = CommitId(1, 1), CommitId(1, 2)
-    given_candidates = [Candidate(0, "a", old), Candidate(1, "b", old), Candidate(2, "c", new)]
-    assert [candidate.worker for candidate in choose_members(given_candidates, 2, new, {})] == [0, 2]
+    given_candidates = [worker(0, "a", old), worker(1, "b", old), worker(2, "c", new)]
+    assert [candidate.worker for candidate in choose_members(given_candidates, 2, new, ())] == [0, 2]
