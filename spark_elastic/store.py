@@ -12,6 +12,7 @@ import msgspec
 from torch.distributed import Store
 
 from spark_elastic.control import ControlClient
+from spark_elastic.packing import unpack
 
 
 class WorldStore(Store):
@@ -35,7 +36,8 @@ class WorldStore(Store):
 
     def gather(self, key: str, value: bytes, size: int) -> tuple[bytes, ...]:
         """Bring a value and get all of them, in any order, once ``size`` ranks have brought theirs."""
-        return self._control.store("gather", (key,), (value,), size, generation=self._generation).values
+        (packed,) = self._control.store("gather", (key,), (value,), size, generation=self._generation).values
+        return unpack(packed)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self._control.store("get", tuple(keys), generation=self._generation)
@@ -69,9 +71,10 @@ class MeshStore(Store):
         self.addresses: set[tuple[str, int]] = set()
 
     def set(self, key: str, value: bytes) -> None:
-        mine = msgspec.msgpack.encode((key, bytes(value), self._address))
+        # The value comes last: it ends alike on all ranks, which ``pack`` makes use of.
+        mine = msgspec.msgpack.encode((key, self._address, bytes(value)))
         for entry in self._store.gather(key.rstrip("0123456789"), mine, self._size):
-            published, content, address = msgspec.msgpack.decode(entry, type=tuple[str, bytes, tuple[str, int]])
+            published, address, content = msgspec.msgpack.decode(entry, type=tuple[str, tuple[str, int], bytes])
             self._values[published] = content
             self.addresses.add(address)
 

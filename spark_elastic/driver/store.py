@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_elastic.messages import StoreReply, StoreRequest
+from spark_elastic.packing import pack
 
 JOB = 0
 # Bytes that a name space may hold, waiting requests included. Rendezvous takes some hundred bytes a rank.
@@ -63,7 +64,7 @@ class ControlStore:
     """Used by the driver's event loop alone.
 
     A ``get`` of a missing key is answered once the key is set; a ``gather``, with all values that were brought to its key in
-    order of arrival, once there are as many as its amount.
+    order of arrival, packed into one, once there are as many as its amount.
     """
 
     def __init__(self) -> None:
@@ -123,9 +124,9 @@ def _gather(waiter: _Waiter, space: _Space) -> None:
     if len(gathered) >= request.amount:
         del space.gathering[name]
         space.size -= sum(each.size for each in gathered)
-        values = tuple(value for each in gathered for value in each.request.values)
+        packed = pack([value for each in gathered for value in each.request.values])
         for each in gathered:
-            each.answer(StoreReply(each.request.number, values))
+            each.answer(StoreReply(each.request.number, (packed,)))
 
 
 def _execute(request: StoreRequest, space: _Space) -> StoreReply:

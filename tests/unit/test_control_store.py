@@ -6,6 +6,7 @@ import pytest
 
 from spark_elastic.driver.store import JOB, ControlStore
 from spark_elastic.messages import StoreReply, StoreRequest
+from spark_elastic.packing import pack
 
 
 class Client:
@@ -72,14 +73,15 @@ def test_a_gather_is_answered_with_all_values_once_all_have_come(client: Client)
     other = client.ask("gather", "b", values=(b"4",), amount=3, generation=1)
     assert client.answers == {}
     third = client.ask("gather", "a", values=(b"3",), amount=3, generation=1)
-    assert client.answers == {number: StoreReply(number, (b"1", b"2", b"3")) for number in (first, second, third)}
+    packed = pack([b"1", b"2", b"3"])
+    assert client.answers == {number: StoreReply(number, (packed,)) for number in (first, second, third)}
     client.store.close_generation(1)
     assert client.answers[other] == StoreReply(other, gone=True)
 
 
 def test_a_key_may_be_gathered_again(client: Client) -> None:
-    assert client.answer("gather", "a", values=(b"1",), amount=1, generation=1).values == (b"1",)
-    assert client.answer("gather", "a", values=(b"2",), amount=1, generation=1).values == (b"2",)
+    assert client.answer("gather", "a", values=(b"1",), amount=1, generation=1).values == (pack([b"1"]),)
+    assert client.answer("gather", "a", values=(b"2",), amount=1, generation=1).values == (pack([b"2"]),)
 
 
 def test_add_counts_and_wakes(client: Client) -> None:

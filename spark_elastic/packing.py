@@ -1,0 +1,32 @@
+"""Many like values as one small one: what ranks publish of themselves ends alike, and every rank gets all of it.
+
+Gloo's address of a rank takes 154 bytes, few of which are its own, and 8 for each rank of the group, the same on every rank.
+Those of 1,000 ranks are 8 MB, and a hundredth of that packed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+
+
+def pack(values: Sequence[bytes]) -> bytes:
+    end = _common_end(values)
+    own = [value.removesuffix(end) for value in values]
+    return zlib.compress(msgspec.msgpack.encode((own, end)))
+
+
+def unpack(packed: bytes) -> tuple[bytes, ...]:
+    own, end = msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[list[bytes], bytes])
+    return tuple(value + end for value in own)
+
+
+def _common_end(values: Sequence[bytes]) -> bytes:
+    """What the first and the last value have in common when all are sorted from behind, all have."""
+    mirrored = [value[::-1] for value in values]
+    first, last = min(mirrored, default=b""), max(mirrored, default=b"")
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return first[: sum(1 for _ in same)][::-1]
