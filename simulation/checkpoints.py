@@ -34,7 +34,7 @@ class Writer:
         saved: SavedState | None = disk[max(disk)] if disk else None
         return saved
 
-    def is_due(self, now: bool = False) -> bool:
+    def is_due(self) -> bool:
         return not self._is_writing and bool(self._simulation.clock.now >= self._due_at)
 
     def finish(self, commit: CommitId, snapshots: Any, is_over: Callable[[], bool]) -> None:

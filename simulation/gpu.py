@@ -1,10 +1,14 @@
-"""A GPU, as far as commits are concerned: copies are made after they were asked for, and an abort spoils those not yet made."""
+"""A GPU and NCCL, as far as commits are concerned: copies are made after they were asked for, behind reductions of their step.
+
+A reduction waits for lost ranks until it is aborted. An abort completes it with nonsense, on its own rank and on others.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from simulation.threads import Condition
+from spark_elastic.pending_copy import PendingCopy
 
 if TYPE_CHECKING:
     from simulation.processes import WorkerProcess
@@ -13,27 +17,36 @@ if TYPE_CHECKING:
 NONSENSE = -1
 
 
-class CopyEvent:
-    """Stands for the ``torch.cuda.Event`` behind a copy. Stopping the process does not stop its GPU."""
+class GpuCopy(PendingCopy):
+    """The copy of a commit. Stopping the process does not stop its GPU."""
 
     def __init__(self, process: WorkerProcess, snapshot: Snapshot, step_seconds: float) -> None:
+        self.was_made = None
+        assert process.group is not None
         self._group = process.group
         self._snapshot = snapshot
         self._changed = Condition()
         self._is_made = False
         simulation = process.simulation
-        simulation.clock.after(simulation.random.uniform(0.0, 2 * step_seconds), self._make)
+        self._waits_for_all = simulation.random.random() < 0.5
+        simulation.clock.after(simulation.random.uniform(0.0, 2 * step_seconds), self._come)
 
-    def query(self) -> bool:
+    def is_made(self) -> bool:
         return self._is_made
 
-    def synchronize(self) -> None:
+    def wait(self) -> None:
         self._changed.wait_for(lambda: self._is_made)
 
-    def _make(self) -> None:
+    def _come(self) -> None:
+        if self._waits_for_all and self._group.lost and not self._group.is_nccl_aborted:
+            self._group.stuck.append(self.make)
+        else:
+            self.make()
+
+    def make(self) -> None:
         model = self._snapshot.skeleton["objects"]["model"]
         # What is kept in place has been reduced before its step.
-        if self._group is not None and self._group.is_aborted and isinstance(model.content, dict):
+        if self._group.has_nonsense() and isinstance(model.content, dict):
             model.content["weights"] = NONSENSE
         self._is_made = True
         self._changed.notify_all()

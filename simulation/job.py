@@ -82,8 +82,14 @@ class Simulation:
         self._meshes: dict[int, Mesh] = {}
         self._healed_at = self.clock.now
         job = schedule.job
+        backend = "nccl" if job.on_gpu else "gloo"
         self.settings = JobSettings(
-            min_np=job.min_np, num_proc=job.num_proc, max_np=job.max_np, durable=job.durable, **TIMEOUTS
+            min_np=job.min_np,
+            num_proc=job.num_proc,
+            max_np=job.max_np,
+            durable=job.durable,
+            backend=backend,
+            **TIMEOUTS,
         )
         self.driver = Process(self, Machine("driver"), 0)
         self.driver.kind = "driver"

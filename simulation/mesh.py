@@ -8,7 +8,7 @@ be complete on one rank and fail on another.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -126,11 +126,14 @@ class Group:
         self.gloo = SimpleNamespace(allgather=self._allgather)
         self.nccl = None
         self.error = ""
+        # What NCCL's abort sets free.
+        self.stuck: list[Callable[[], None]] = []
+        self.is_nccl_aborted = False
         self._store = store
         self._timeout = timeout.total_seconds()
         self._entered = 0
         self.lost: set[int] = set()
-        self.is_aborted = False
+        self._is_aborted = False
         self._is_left = False
         self.is_connected = False
         self._mesh: Mesh | None = None
@@ -151,7 +154,7 @@ class Group:
         done = self.condition.wait_for(lambda: self.is_connected or bool(self.error), self._timeout)
         if not done or self.error:
             raise RuntimeError(self.error or "a peer did not connect")
-        if self.is_aborted:
+        if self._is_aborted:
             self.abort()
 
     def register(self) -> None: ...
@@ -160,14 +163,21 @@ class Group:
         return self._entered
 
     def is_broken(self) -> bool:
-        return self.is_aborted or bool(self.lost)
+        return self._is_aborted or bool(self.lost)
 
     def abort(self) -> None:
-        self.is_aborted = True
+        self._is_aborted = True
         self._fail("connection closed by an abort")
+
+    def abort_nccl(self) -> None:
+        self.is_nccl_aborted = True
+        stuck, self.stuck = self.stuck, []
+        for go_on in stuck:
+            go_on()
 
     def close(self) -> None:
         self.abort()
+        self.abort_nccl()
         self.leave()
 
     # ------------------------------------------------------------------ operations
@@ -234,6 +244,10 @@ class Group:
         waits_for_it = self._mesh is not None and bool(self._mesh.takers[(rank, self.rank)])
         if near or waits_for_it:
             self._fail("connection closed by peer")
+
+    def has_nonsense(self) -> bool:
+        """Whether reductions that are not complete yet give nonsense: a rank has aborted NCCL."""
+        return self._mesh is not None and any(group.is_nccl_aborted for group in self._mesh.groups.values())
 
     def connected(self) -> None:
         self.is_connected = True

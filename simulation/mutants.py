@@ -83,8 +83,8 @@ MUTANTS = (
     ),
     Mutant(
         "a host gets a second worker",
-        "spark_elastic.driver.hosts:HostManager.startable",
-        "host.worker is None and ",
+        "spark_elastic.driver.hosts:Host.is_vacant",
+        "self.worker is None and ",
         "",
     ),
     Mutant(
@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "a drained worker stays while too few others are left",
         _MACHINE + "_form_if_ready",
-        "worker.worker not in kept",
-        "len(chosen) >= self._needed(now) and worker.worker not in kept",
+        "self._dismiss_drained(kept={worker.worker for worker in chosen})",
+        "pass",
     ),
     Mutant("the driver's loop spins after the end", _MACHINE + "deadline", "if self.over:", "if False:"),
     Mutant(
@@ -112,15 +112,23 @@ MUTANTS = (
     Mutant(
         "a copy on a GPU counts although an abort has met it",
         "spark_elastic.world:World.outlives",
-        "return copy.outran_abort",
+        "return copy.was_made",
         "return True",
     ),
+    Mutant("a copy on a GPU is not waited for", "spark_elastic.world:World.outlives", "copy.wait()", "pass"),
     Mutant(
-        "a copy on a GPU is not waited for",
-        "spark_elastic.pending_copy:PendingCopy.wait",
-        "event.synchronize()",
-        "pass",
+        "a rank aborts NCCL before the others have looked",
+        "spark_elastic.world:World._abort_if_mine",
+        "self.group.abort()",
+        "(self.group.abort(), self.group.abort_nccl())",
     ),
+    Mutant(
+        "NCCL is aborted when the first rank has looked",
+        _MACHINE + "_abort_nccl_if_all_answered",
+        "world.answered.issuperset(waiting)",
+        "world.answered",
+    ),
+    Mutant("NCCL is not aborted", _MACHINE + "_abort_nccl_if_all_answered", "if waiting and", "if False and"),
     Mutant(
         "the last commit before a reset is not settled",
         "spark_elastic.state:ObjectState.restore",

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 
 from simulation import threads
-from simulation.gpu import CopyEvent
+from simulation.gpu import GpuCopy
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.elastic_loop import elastic
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.pending_copy import PendingCopy
 from spark_elastic.torch_state import TorchState
 
 Tickets = tuple[int, ...]
@@ -140,8 +139,7 @@ class State(TorchState):
         # Only commits are copied behind reductions; what rank 0 begins with is not.
         job = self._process.simulation.schedule.job
         if job.on_gpu:
-            copied: Any = CopyEvent(self._process, self._snapshots.spare, job.step_seconds)
-            self._snapshots.spare.pending = PendingCopy([copied])
+            self._snapshots.spare.pending = GpuCopy(self._process, self._snapshots.spare, job.step_seconds)
 
     def _hold(self) -> None:
         super()._hold()

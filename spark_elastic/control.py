@@ -61,7 +61,9 @@ class ControlClient:
         self.beats = 0
         # Set by the world that is being built or used.
         self.abort_world: Callable[[int], None] = lambda generation: None
+        self.abort_nccl: Callable[[int], None] = lambda generation: None
         self.count_collectives: Callable[[], int] = lambda: 0
+        self.is_stuck: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> ControlClient:
         self._thread.start()
@@ -254,9 +256,13 @@ class ControlClient:
         if isinstance(message, m.AbortWorld):
             self.abort_world(message.generation)
             connection.send(m.WorkerAborted(message.generation, self.commit))
+        elif isinstance(message, m.AbortNccl):
+            self.abort_nccl(message.generation)
 
     async def _beat(self, connection: Connection) -> None:
         while True:
+            if self.is_stuck():
+                connection.send(m.WorldBroken(self.generation, "a connection to another rank ended"))
             connection.send(m.Heartbeat(self.generation, self.count_collectives(), self.beats, self.commit))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 

@@ -53,6 +53,8 @@ class Group:
         self._aborted = threading.Event()
         self.gloo: Any = None
         self.nccl: Any = None
+        # Those of ``new_group`` in user code; Gloo's are reached by their sockets.
+        self._nccl_subgroups: list[Any] = []
 
     def build(self) -> None:
         """Connect to all ranks. Raises what torch raises when a peer does not answer in time."""
@@ -71,6 +73,7 @@ class Group:
             self.nccl = self._new_nccl(dist.PrefixStore("nccl", self._store), self._rank, self._size)
         if self._aborted.is_set():
             self.abort()
+            self.abort_nccl()
 
     def register(self) -> None:
         """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
@@ -89,12 +92,15 @@ class Group:
         return self._aborted.is_set() or self._sockets.is_broken()
 
     def abort(self) -> None:
-        """End all pending and later collectives of the group with an error, on this rank and its peers."""
+        """End all pending and later collectives of Gloo's with an error, on this rank and its peers."""
         self._aborted.set()
         self._sockets.shut()
-        if self.nccl is not None:
-            # NCCL's abort may wait for kernels; the caller is the control thread and must not.
-            threading.Thread(target=self.nccl.abort, name="spark_elastic-nccl-abort", daemon=True).start()
+
+    def abort_nccl(self) -> None:
+        """End those of NCCL's, without an error and with nonsense in their results, also of peers that have not aborted yet."""
+        for group in [*self._nccl_subgroups, *([] if self.nccl is None else [self.nccl])]:
+            # It may wait for kernels; the caller is the control thread and must not.
+            threading.Thread(target=group.abort, name="spark_elastic-nccl-abort", daemon=True).start()
 
     def close(self) -> None:
         """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn.
@@ -102,10 +108,12 @@ class Group:
         Its destructor waits for its threads, so it runs on a thread of ours that can be left behind.
         """
         self.abort()
+        self.abort_nccl()
         if dist.is_initialized():
             dist.destroy_process_group()
-        doomed = [self.gloo, self.nccl, self._device]
+        doomed = [self.gloo, self.nccl, *self._nccl_subgroups, self._device]
         self.gloo = self.nccl = self._device = None
+        self._nccl_subgroups.clear()
         dropping = threading.Thread(target=doomed.clear, name="spark_elastic-drop", daemon=True)
         dropping.start()
         dropping.join(DROP_SECONDS)
@@ -136,7 +144,9 @@ class Group:
     def subgroup(self, kind: str, options: Any) -> Any:
         """Make the backend of a ``new_group`` in user code, on the same device, so that an abort reaches it."""
         if kind == NCCL_BACKEND:
-            return self._new_nccl(options.store, options.group_rank, options.group_size)
+            group = self._new_nccl(options.store, options.group_rank, options.group_size)
+            self._nccl_subgroups.append(group)
+            return group
         group = self._new_gloo(options.store, options.group_rank, options.group_size, self._timeout)
         group._set_default_timeout(COLLECTIVE_TIMEOUT)
         return group
@@ -162,9 +172,11 @@ def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Ca
     threading.Thread(target=build, name="spark_elastic-form", daemon=True).start()
     if not wait(done.is_set):
         group.abort()
+        group.abort_nccl()
         raise WorkerLostError("the generation ended while its group was being built")
     if failures:
         group.abort()
+        group.abort_nccl()
         raise WorkerLostError(f"the group could not be built: {failures[0]}") from failures[0]
 
 

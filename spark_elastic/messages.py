@@ -183,10 +183,17 @@ class WorkerReady(Message, frozen=True):
 
 
 class WorkerAborted(Message, frozen=True):
-    """Answer of the control thread to ``AbortWorld``: collectives are aborted, this is the last commit."""
+    """Answer of the control thread to ``AbortWorld``: Gloo's collectives are aborted, this is the last commit."""
 
     generation: int
     commit: CommitId | None
+
+
+class WorldBroken(Message, frozen=True):
+    """This rank has lost another, and may be unable to get ready before all ranks abort."""
+
+    generation: int
+    reason: str
 
 
 class WorldFormed(Message, frozen=True):
@@ -269,10 +276,16 @@ class FormWorld(Message, frozen=True):
 
 
 class AbortWorld(Message, frozen=True):
-    """Abort the collectives of the generation at once."""
+    """The generation is over: abort Gloo's collectives at once, and say which commit is whole."""
 
     generation: int
     reason: str
+
+
+class AbortNccl(Message, frozen=True):
+    """Every rank has said so: abort NCCL's collectives. That can complete those of other ranks, with nonsense."""
+
+    generation: int
 
 
 class InterruptWorld(Message, frozen=True):
@@ -314,6 +327,7 @@ ToDriver = (
     | WorkerHello
     | WorkerReady
     | WorkerAborted
+    | WorldBroken
     | WorldFormed
     | WorkerReturned
     | WorkerRaised
@@ -326,4 +340,4 @@ ToDriver = (
     | Pong
 )
 ToTask = Welcome | Refused | StartWorker | KillWorker | RestartTask | ReleaseTask | Ping
-ToWorker = FormWorld | AbortWorld | InterruptWorld | FinishWorld | LeaveJob | StoreReply | Chunk
+ToWorker = FormWorld | AbortWorld | AbortNccl | InterruptWorld | FinishWorld | LeaveJob | StoreReply | Chunk

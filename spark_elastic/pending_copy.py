@@ -1,47 +1,49 @@
 """PendingCopy: a commit's copy that a GPU is still making.
 
-A commit only enqueues its copy, behind the step on the same stream, and training goes on. An abort ends the step's
-reductions without a result, and the stream then runs what is queued behind them, the copy among it. So the order decides:
-a copy that was complete ahead of the abort is whole, any other is none.
+A commit only enqueues its copy, behind the step on the same stream, and training goes on. An abort of NCCL's ends the step's
+reductions with nonsense, on this rank and possibly on its neighbours, and the stream then runs what is queued behind them, the
+copy among it. So the order decides: a copy that was complete before any rank aborted is whole, any other is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
 
 class PendingCopy:
-    """Made on the thread that has enqueued the copy. ``before_abort`` may come from any thread, at any time."""
+    """What the present stream of the GPU has still to do. Made on the thread that has enqueued the copy of ``sources``.
 
-    def __init__(self, events: Iterable[torch.cuda.Event]) -> None:
-        self._events = list(events)
-        # Whether it was complete when the group was aborted; None if it was not aborted.
-        self.outran_abort: bool | None = None
+    All ranks ``look`` before any of them aborts.
+    """
 
-    def before_abort(self) -> None:
-        """Look whether the copy is complete; whoever aborts the group calls this first."""
-        try:
-            self.outran_abort = all(event.query() for event in self._events)
-        except RuntimeError:  # an earlier failure of the GPU, which the thread that uses it will meet
-            self.outran_abort = False
+    def __init__(self, sources: Sequence[torch.Tensor]) -> None:
+        # Nobody else gets their memory while they are read.
+        self._sources = sources
+        # Written by the GPU when it comes to it: to ask CUDA could block, or hold the interpreter up, when peers are gone.
+        self._mark = torch.zeros(1, pin_memory=True)
+        self._mark.copy_(torch.ones(1, device="cuda"), non_blocking=True)
+        # One that waits without using a core.
+        self._event = torch.cuda.Event(blocking=True)
+        self._event.record()
+        # Whether it was complete when all ranks looked; None if they had no reason to.
+        self.was_made: bool | None = None
+
+    def is_made(self) -> bool:
+        """Whether it is complete, from any thread, without asking CUDA."""
+        return bool(self._mark.item())
 
     def wait(self) -> None:
         """Block until nothing is copied any more, whole or not."""
-        for event in self._events:
-            event.synchronize()
+        self._event.synchronize()
+
+    def look(self) -> None:
+        """Remember whether it is complete. Later looks change nothing."""
+        if self.was_made is None:
+            self.was_made = self.is_made()
 
 
-def pending_copy(sources: Iterable[torch.Tensor]) -> PendingCopy | None:
-    """What the present streams of these tensors' GPUs have still to do; None where all are on the CPU."""
-    devices = {tensor.device for tensor in sources if tensor.is_cuda}
-    if not devices:
-        return None
-    events = []
-    for device in devices:
-        # One that waits without using a core.
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(device))
-        events.append(event)
-    return PendingCopy(events)
+def pending_copy(sources: Sequence[torch.Tensor]) -> PendingCopy | None:
+    """The copy of ``sources`` that has just been enqueued, with all before it; None where no GPU is in use."""
+    return PendingCopy(sources) if torch.cuda.is_initialized() else None

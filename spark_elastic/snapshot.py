@@ -136,7 +136,7 @@ class TensorBuffer:
         self.specs = specs
 
     def copy_from(self, tensors: list[torch.Tensor]) -> PendingCopy | None:
-        """Copy the tensors in. What is on a GPU is only enqueued, behind all else on its stream, and returned as pending."""
+        """Copy the tensors in. Where a GPU is in use, copies are only enqueued, behind all else on its present stream."""
         if not self._has_room_for(tensors):
             self.fit(
                 tuple(
@@ -238,6 +238,7 @@ class SnapshotPair:
         """Touch the memory of both snapshots, for a state like this one: the system takes its time to hand out new pages."""
         for snapshot in (self._current, self._spare):
             snapshot.take(shared, None)
+            snapshot.wait()
 
     def switch(self) -> None:
         self._spare.wait()

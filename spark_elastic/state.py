@@ -27,6 +27,8 @@ from spark_elastic.world import LOADER_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
 _NO_LOADER = (0,) * LOADER_FIELDS
+# Up to this index commits of a generation are waited for: the driver takes them as signs that it has begun, and gets on.
+FIRST_COMMIT = 1
 
 
 class State(ABC):
@@ -49,7 +51,10 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Keep a copy of the present values, in this process. The copy before it must stay intact until it is whole."""
+        """Keep a copy of the present values, in this process. The copy before it must stay intact until it is whole.
+
+        On a GPU, wait for it: when this returns, it counts.
+        """
 
     @abstractmethod
     def restore(self) -> None:
@@ -78,10 +83,10 @@ class State(ABC):
         """Save, then see whether the world changes.
 
         Costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have to
-        commit equally often. On a GPU the copy, too, is waited for only then: one that is under way when a worker is lost
-        comes to nothing, and the commit before it holds. ``durable`` has this commit written to the job's ``checkpoint``, in
-        the background, without regard to ``checkpoint_interval``; where an older one is just being written, the first commit
-        after that.
+        commit equally often. On a GPU the copy of an ``ObjectState``, too, is waited for only then: one that is under way when
+        a worker is lost comes to nothing, and the commit before it holds. ``durable`` has this commit written to the job's
+        ``checkpoint``, in the background, without regard to ``checkpoint_interval``; where an older one is just being
+        written, the first commit after that.
 
         Raises ``WorkerLostError`` when a rank is gone (this step is then not saved if a reduction may have failed in it) and
         ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers come or leave.
@@ -98,9 +103,12 @@ class State(ABC):
         self._save_and_count()
         faults.reached(faults.Point.RECORDED, **where)
         job.reporter.committed(self._steps, self._progress if world.rank == 0 else None)
-        if job.checkpoints is not None and world.rank == 0 and job.checkpoints.is_due(durable):
-            self._settle()
-            job.checkpoints.begin(CommitId(world.generation, self._index), self._durable_copies())
+        if job.checkpoints is not None and world.rank == 0:
+            if durable:
+                job.checkpoints.ask()
+            if job.checkpoints.is_due():
+                self._settle()
+                job.checkpoints.begin(CommitId(world.generation, self._index), self._durable_copies())
         if self._exchange(job, world):
             raise HostsUpdatedInterrupt("workers arrive or leave")
         faults.reached(faults.Point.COMMITTED, **where)
@@ -296,8 +304,9 @@ class ObjectState(State):
     def save(self) -> None:
         """Copy all objects into the spare one of two kept buffers, then make it the current one.
 
-        In a job, copies on a GPU are enqueued only; the next ``save`` or ``restore`` waits for them. Raises
-        ``WorkerLostError`` if those of the last ``save`` have come to nothing.
+        In a job, copies on a GPU are enqueued only, and the next ``save`` or ``restore`` waits for them. Raises
+        ``WorkerLostError`` if those of the last ``save`` have come to nothing: what a subclass keeps beside them is then of a
+        commit that never was.
         """
         self._settle()
         world = self._world
@@ -305,10 +314,10 @@ class ObjectState(State):
         self._count()
         self._is_settling = True
         copy = self._snapshots.spare.pending
-        if world is None or copy is None:
-            self._settle()
-        else:
+        if world is not None and copy is not None:
             world.watch(copy)
+        if world is None or copy is None or self._index <= FIRST_COMMIT:
+            self._settle()
 
     def restore(self) -> None:
         """Set all objects back to the last commit, in place where they can; gradients are cleared.
@@ -323,6 +332,7 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective."""
+        self._settle()
         world = self._world
         if world is None:
             return

@@ -41,6 +41,7 @@ class World:
         self._form_timeout = form_timeout
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._copy: PendingCopy | None = None
+        self._is_waiting = False
 
     @property
     def rank(self) -> int:
@@ -59,7 +60,9 @@ class World:
         """Connect to the other ranks and become torch's default group. Raises ``WorkerLostError`` if that fails."""
         faults.reached(faults.Point.FORM, rank=self.rank, generation=self.generation)
         self._control.abort_world = self._abort_if_mine
+        self._control.abort_nccl = self._abort_nccl_if_mine
         self._control.count_collectives = self.group.collectives
+        self._control.is_stuck = self.is_stuck
         build_on_thread(self.group, self._control.notify, self._wait_while_alive)
         self.group.register()
         self._control.formed()
@@ -99,16 +102,22 @@ class World:
         return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
 
     def watch(self, copy: PendingCopy) -> None:
-        """Have an abort look first whether this copy, of the newest commit, is complete."""
+        """Have the control thread look whether this copy, of the newest commit, is complete before any rank aborts."""
         self._copy = copy
 
     def outlives(self, copy: PendingCopy) -> bool:
-        """Block until this copy is made. Return whether it is whole: no abort of this generation came before that."""
+        """Block until this copy is made. Return whether it is whole: it was complete when the generation ended, if it has."""
+        self._is_waiting = True
         copy.wait()
-        if copy.outran_abort is not None:
-            return copy.outran_abort
-        # An abort that came before ``watch`` has not looked.
+        self._is_waiting = False
+        if copy.was_made is not None:
+            return copy.was_made
+        # The end that came ahead of ``watch`` has not been looked at.
         return not self._control.is_aborted(self.generation)
+
+    def is_stuck(self) -> bool:
+        """Whether the user's thread may wait for what only an abort sets free: a reduction on the GPU with a lost rank."""
+        return self._is_waiting and self.group.is_broken()
 
     def lost(self, error: BaseException) -> WorkerLostError:
         """Make the error of a failed collective into ours."""
@@ -117,16 +126,21 @@ class World:
 
     def close(self) -> None:
         """Leave the generation for good."""
-        self._control.abort_world = lambda generation: None
+        self._control.abort_world = self._control.abort_nccl = lambda generation: None
         self._control.count_collectives = lambda: 0
+        self._control.is_stuck = lambda: False
         self._pending = None
         self.group.close()
 
     def _abort_if_mine(self, generation: int) -> None:
         if generation >= self.generation:
             if self._copy is not None:
-                self._copy.before_abort()
+                self._copy.look()
             self.group.abort()
+
+    def _abort_nccl_if_mine(self, generation: int) -> None:
+        if generation >= self.generation:
+            self.group.abort_nccl()
 
     def _wait_while_alive(self, is_done: Any) -> bool:
         alive = self._control.wait(

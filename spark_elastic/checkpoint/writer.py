@@ -81,16 +81,16 @@ class CheckpointWriter:
             self._report("checkpoint_restored", {"name": str(saved.name), "step": saved.steps})
         return saved
 
-    def is_due(self, now: bool = False) -> bool:
-        """Whether a commit is to be written: none is being written, and the interval is over.
+    def ask(self) -> None:
+        """Have the next commit written that can be."""
+        self._asked = True
 
-        ``now`` makes it due; if a write is under way, the first commit after it is written.
-        """
-        self._asked |= now
+    def is_due(self) -> bool:
+        """Whether a commit is to be written now: none is being written, and the interval is over, or somebody has asked."""
         return not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at)
 
     def begin(self, commit: CommitId, snapshots: Lender) -> None:
-        """Begin to write the current snapshot, which is that of ``commit``. Never blocks."""
+        """Begin to write the current snapshot, which is that of ``commit``. Blocks for no longer than a copy of it takes."""
         name = CheckpointName(self.attempt, commit.generation, commit.index)
         self._asked = False
         self._due_at = time.monotonic() + self._interval

@@ -50,6 +50,13 @@ class AbortWorld(msgspec.Struct, frozen=True):
     reason: str
 
 
+class AbortNccl(msgspec.Struct, frozen=True):
+    """Every rank has answered ``AbortWorld``. Nothing to do in a world over Gloo alone."""
+
+    generation: int
+    workers: tuple[int, ...]
+
+
 class FinishWorld(msgspec.Struct, frozen=True):
     generation: int
     workers: tuple[int, ...]
@@ -85,6 +92,7 @@ Command = (
     | FormWorld
     | InterruptWorld
     | AbortWorld
+    | AbortNccl
     | FinishWorld
     | LeaveJob
     | FinishJob

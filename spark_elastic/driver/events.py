@@ -83,6 +83,14 @@ class WorkerAborted(msgspec.Struct, frozen=True):
     commit: CommitId | None
 
 
+class WorldBroken(msgspec.Struct, frozen=True):
+    """One rank has lost another, and may be unable to get ready before all ranks abort."""
+
+    worker: int
+    generation: int
+    reason: str
+
+
 class GroupFormed(msgspec.Struct, frozen=True):
     """One rank has built its process group."""
 
@@ -135,6 +143,7 @@ Event = (
     | WorkerExited
     | WorkerReady
     | WorkerAborted
+    | WorldBroken
     | GroupFormed
     | WorkerReturned
     | WorkerRaised

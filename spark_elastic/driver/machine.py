@@ -96,6 +96,7 @@ class DriverMachine:
             ev.WorkerExited: self._worker_exited,
             ev.WorkerReady: self._worker_ready,
             ev.WorkerAborted: self._worker_aborted,
+            ev.WorldBroken: self._world_broken,
             ev.GroupFormed: self._group_formed,
             ev.WorkerReturned: self._worker_returned,
             ev.WorkerRaised: self._worker_raised,
@@ -279,7 +280,15 @@ class DriverMachine:
             return
         worker.heard = now
         if self.is_member(event.worker):
+            self.world.answered.add(event.worker)
             self._note_commit(worker, event.commit)
+
+    def _world_broken(self, event: ev.WorldBroken, now: float) -> None:
+        world = self.world
+        if world is None or event.generation != world.generation or event.worker not in self.workers:
+            return
+        if event.worker in world.ranks and world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+            self._break(f"rank {world.ranks[event.worker]} reports: {event.reason}", now)
 
     def _group_formed(self, event: ev.GroupFormed, now: float) -> None:
         world = self.world
@@ -446,6 +455,17 @@ class DriverMachine:
                 do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by)
             )
 
+    def _abort_nccl_if_all_answered(self) -> None:
+        """Have NCCL aborted once all have told what they had completed: that can complete others' collectives with nonsense."""
+        world = self.world
+        if world is None or world.phase is not WorldPhase.BREAKING or world.is_aborted:
+            return
+        inside = (Phase.MEMBER, Phase.VOTED)
+        waiting = tuple(worker.worker for worker in self._living_members() if worker.phase in inside)
+        if waiting and world.answered.issuperset(waiting):
+            world.is_aborted = True
+            self._commands.append(do.AbortNccl(world.generation, waiting))
+
     def _all_members_lost(self, world: World) -> None:
         what = f"all {len(world.members)} workers of generation {world.generation} were lost"
         if world.raised >= set(world.workers):
@@ -490,6 +510,7 @@ class DriverMachine:
             return
         if self._elastic_since is None and self._finish_plain(now):
             return
+        self._abort_nccl_if_all_answered()
         self._dismiss_drained_if_sealed()
         self._interrupt_if_planned(now)
         self._form_if_ready(now)

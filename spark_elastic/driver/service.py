@@ -104,6 +104,7 @@ class SparkDriverService:
         self._pings = 0
         self._next_ping = time.monotonic()
         self._backend: str | None = settings.backend
+        self._uses_nccl = False
         self._timer: asyncio.TimerHandle | None = None
         self._deciding: asyncio.Handle | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -348,6 +349,8 @@ class SparkDriverService:
                 self._handle(ev.WorkerReady(worker, message.generation, message.commit, message.reason))
             case m.WorkerAborted():
                 self._handle(ev.WorkerAborted(worker, message.generation, message.commit))
+            case m.WorldBroken():
+                self._handle(ev.WorldBroken(worker, message.generation, message.reason))
             case m.WorldFormed():
                 self._handle(ev.GroupFormed(worker, message.generation))
             case m.WorkerReturned():
@@ -472,13 +475,17 @@ class SparkDriverService:
             case do.FormWorld(generation, members, previous_size):
                 self._store.open_generation(generation)
                 self._ranks.update({member.worker: member.rank for member in members})
+                self._uses_nccl = (backend := self._choose_backend(members)) == "nccl"
                 self._to_workers(
                     tuple(member.worker for member in members),
-                    m.FormWorld(generation, members, previous_size, self._choose_backend(members)),
+                    m.FormWorld(generation, members, previous_size, backend),
                 )
             case do.AbortWorld(generation, workers, reason):
                 self._store.close_generation(generation)
                 self._to_workers(workers, m.AbortWorld(generation, reason))
+            case do.AbortNccl(generation, workers):
+                if self._uses_nccl:
+                    self._to_workers(workers, m.AbortNccl(generation))
             case do.InterruptWorld(generation, workers):
                 self._to_workers(workers, m.InterruptWorld(generation))
             case do.FinishWorld(generation, workers):

@@ -201,6 +201,7 @@ class Fuzzer:
                     m.Heartbeat(generation, dice.randrange(10**6), dice.randrange(10**6), commit),
                     m.WorkerReady(generation, commit, "again"),
                     m.WorkerAborted(generation, commit),
+                    m.WorldBroken(generation, "a connection ended"),
                     m.WorldFormed(generation),
                     m.WorkerReturned(generation, commit),
                     m.StoreRequest(1, dice.choice([0, generation]), operation, keys, value),

@@ -302,6 +302,36 @@ def test_a_job_of_one_worker_runs_from_registration_to_its_result(service: Spark
     assert service.outcome.result(SECONDS) == [b"result"]
 
 
+@pytest.mark.parametrize(("backend", "is_told"), [("nccl", True), ("gloo", False)])
+def test_nccl_is_aborted_when_all_ranks_have_answered_and_nothing_is_where_there_is_none(
+    log: Log, backend: str, is_told: bool
+) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        ranks = []
+        for slot in (0, 1):
+            start = await expect(await task(slot), m.StartWorker)
+            ranks.append(await worker(start.worker))
+            ranks[-1].send(m.WorkerReady(0, None))
+        for rank in ranks:
+            assert (await expect(rank, m.FormWorld)).backend == backend
+            rank.send(m.WorldFormed(1))
+        await asyncio.to_thread(log.wait_for, "world_formed")
+        ranks[1].send(m.WorldBroken(1, "a connection ended"))
+        for rank in ranks:
+            assert (await expect(rank, m.AbortWorld)).reason == "rank 1 reports: a connection ended"
+            rank.send(m.WorkerAborted(1, None))
+        if is_told:
+            assert [await rank.receive() for rank in ranks] == [m.AbortNccl(1)] * 2
+        for rank in ranks:
+            rank.send(m.WorkerReady(1, None, "a rank was lost"))
+        return [type(await rank.receive()) for rank in ranks]
+
+    settings = JobSettings(min_np=2, max_np=2, num_proc=2, backend=backend)
+    with SparkDriverService(settings, CREDENTIALS, b"payload", bind_address="127.0.0.1", event_log=log) as service:
+        assert play(service, scene) == [m.FormWorld] * 2
+        service.cancel(JobCancelledError("the test is over"))
+
+
 def test_a_task_that_comes_when_the_job_is_over_is_released(service: SparkDriverService) -> None:
     service.cancel(JobCancelledError("stop"))
 

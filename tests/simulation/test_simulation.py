@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulation.job import TIMEOUTS
-from simulation.mutants import MUTANTS, schedules_until_caught
+from simulation.mutants import MUTANTS, applied, schedules_until_caught
 from simulation.running import minimize, play, play_many, replay_command
 from simulation.schedule import Schedule, make_schedule
 from simulation.tally import Tally
@@ -31,6 +31,9 @@ SOON_NOTICED = {
     "a dirty rank says that it holds its last commit",
     "the state is not restored after a loss",
     "the loader does not go back",
+    "a copy on a GPU counts although an abort has met it",
+    "NCCL is aborted when the first rank has looked",
+    "NCCL is not aborted",
 }
 
 
@@ -69,6 +72,12 @@ def test_a_mistake_in_the_product_is_noticed(mutant: Any) -> None:
     count, violation = schedules_until_caught(mutant, limit=1000)
     assert count, "not noticed"
     assert violation
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mistake_can_still_be_made(mutant: Any) -> None:
+    with applied(mutant):
+        pass
 
 
 def test_a_schedule_is_made_smaller_as_long_as_it_fails() -> None:

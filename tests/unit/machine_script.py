@@ -292,6 +292,9 @@ class Script:
                     for member in command.members:
                         process = self.processes[member.worker]
                         process.generation, process.phase, process.collectives = command.generation, "forming", 0
+                case do.AbortNccl(generation, workers):
+                    assert generation == self.generation
+                    assert set(workers) <= self.machine.world.answered  # type: ignore[union-attr]
                 case do.AbortWorld(generation, _, _) | do.InterruptWorld(generation, _):
                     assert generation == self.generation, f"{command} is for a stale generation"
                     self._world_is_over = True

@@ -51,7 +51,9 @@ class Job:
 
     def commit(self, step: int, durable: bool = False, settle: bool = True) -> None:
         made = self.save(step)
-        if self.writer.is_due(durable):
+        if durable:
+            self.writer.ask()
+        if self.writer.is_due():
             self.writer.begin(made, self.snapshots)
         if settle:
             self.settle()

@@ -148,6 +148,39 @@ def test_an_abort_answered_by_a_commit_of_another_generation_is_ignored() -> Non
     assert script.worlds[-1].members[0].commit == CommitId(1, 0)
 
 
+def test_nccl_is_aborted_once_when_all_ranks_have_told_what_they_had_completed() -> None:
+    """The abort of one could complete a reduction of another with nonsense, before that one has looked."""
+    script = running("a", "b", "c")
+    script.kill(2)
+    commit = CommitId(1, 0)
+    assert script.send(ev.WorkerAborted(0, 1, commit)).of(do.AbortNccl) == []
+    assert script.send(ev.WorkerAborted(1, 1, commit)).of(do.AbortNccl) == [do.AbortNccl(1, (0, 1))]
+    assert script.send(ev.WorkerAborted(1, 1, commit)).of(do.AbortNccl) == []
+
+
+def test_nccl_is_not_aborted_where_nothing_has_broken() -> None:
+    script = running("a", "b")
+    told = script.since(lambda: [script.send(ev.WorkerAborted(worker, 1, CommitId(1, 0))) for worker in (0, 1)])
+    assert told.commands == []
+
+
+def test_for_the_abort_of_nccl_nobody_waits_for_ranks_that_are_lost_or_ready() -> None:
+    script = running("a", "b", "c", "d")
+    script.kill(3)
+    script.ready(2, "a connection broke")
+    script.send(ev.WorkerAborted(0, 1, CommitId(1, 0)))
+    assert script.since(lambda: script.kill(1)).of(do.AbortNccl) == [do.AbortNccl(1, (0,))]
+
+
+def test_a_rank_that_cannot_get_ready_before_the_abort_says_that_its_world_is_broken() -> None:
+    script = running("a", "b")
+    assert script.send(ev.WorldBroken(1, 7, "of another generation")).commands == []
+    assert script.send(ev.WorldBroken(5, 1, "of nobody")).commands == []
+    told = script.send(ev.WorldBroken(1, 1, "a connection ended"))
+    assert told.commands == [do.AbortWorld(1, (0, 1), "rank 1 reports: a connection ended")]
+    assert script.send(ev.WorldBroken(0, 1, "a connection ended")).commands == []
+
+
 # ---------------------------------------------------------------- ends
 
 
@@ -588,12 +621,12 @@ class AnySchedule(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9), generation=st.integers(0, 5))
     def say_something_stale(self, number: int, generation: int) -> None:
-        stale = [ev.GroupFormed, ev.WorkerAborted, ev.WorkerReturned, ev.WorkerReady]
+        stale = [ev.GroupFormed, ev.WorkerAborted, ev.WorkerReturned, ev.WorkerReady, ev.WorldBroken]
         if generation < self.script.machine.generation:
             kind = stale[number % len(stale)]
-            commit = () if kind is ev.GroupFormed else (CommitId(generation, 1),)
+            rest = {ev.GroupFormed: (), ev.WorldBroken: ("a connection ended",)}.get(kind, (CommitId(generation, 1),))
             worker = number if kind is not ev.WorkerReady else 10**6
-            self.script.send(kind(worker, generation, *commit))
+            self.script.send(kind(worker, generation, *rest))
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 5.0]), mute=st.integers(-3, 9))
     def pass_time(self, seconds: float, mute: int) -> None:

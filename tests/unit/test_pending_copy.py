@@ -19,32 +19,30 @@ from spark_elastic.state import ObjectState
 from spark_elastic.torch_state import TorchState
 
 
-class Event:
-    """Stands for a CUDA event; the copy is made when somebody waits for it, or ``make`` is called."""
+class Copy(PendingCopy):
+    """Made when somebody waits for it, or ``make`` is called."""
 
     def __init__(self) -> None:
-        self.is_made = False
-        self.is_failing = False
+        self.was_made = None
+        self._is_made = False
 
     def make(self) -> None:
-        self.is_made = True
+        self._is_made = True
 
-    def query(self) -> bool:
-        if self.is_failing:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self.is_made
+    def is_made(self) -> bool:
+        return self._is_made
 
-    synchronize = make
+    wait = make
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
-    """The events of all copies, which a GPU makes from here on."""
-    made: list[Event] = []
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[Copy]:
+    """All copies, which a GPU makes from here on."""
+    made: list[Copy] = []
 
-    def pending(sources: Any) -> PendingCopy:
-        made.append(Event())
-        return PendingCopy(made[-1:])  # type: ignore[arg-type]
+    def pending(sources: Any) -> Copy:
+        made.append(Copy())
+        return made[-1]
 
     monkeypatch.setattr(snapshot, "pending_copy", pending)
     return made
@@ -57,11 +55,12 @@ def stage() -> Iterator[Stage]:
 
 
 def begun(stage: Stage) -> ObjectState:
-    """A state in its first generation, whose seal (1, 0) is whole."""
+    """A state in its first generation that has made one commit, (1, 1), since those to come are not waited for."""
     state = ObjectState(epoch=0)
     stage.begin(state)
-    state._settle()
     assert stage.control.commit == CommitId(1, 0)
+    commit(state, 1)
+    assert stage.control.commit == CommitId(1, 1)
     return state
 
 
@@ -77,179 +76,229 @@ def restored(state: ObjectState) -> int:
 
 
 def test_a_commit_returns_before_its_copy_is_made_and_counts_from_the_next_one_on(
-    stage: Stage, events: list[Event]
+    stage: Stage, copies: list[Copy]
 ) -> None:
     state = begun(stage)
-    commit(state, 1)
-    assert not events[-1].is_made
-    assert stage.control.commit == CommitId(1, 0)
     commit(state, 2)
-    assert [event.is_made for event in events[-2:]] == [True, False]
+    assert not copies[-1].is_made()
     assert stage.control.commit == CommitId(1, 1)
-    assert state._snapshots.current.content()["objects"] == {"epoch": 1}
+    commit(state, 3)
+    assert [copy.is_made() for copy in copies[-2:]] == [True, False]
+    assert stage.control.commit == CommitId(1, 2)
+    assert state._snapshots.current.content()["objects"] == {"epoch": 2}
 
 
-def test_a_copy_that_an_abort_met_is_none_and_the_commit_before_holds(stage: Stage, events: list[Event]) -> None:
+def test_a_copy_that_was_not_made_when_all_ranks_looked_is_none(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    commit(state, 1)
     commit(state, 2)
     stage.abort()
+    copies[-1].make()
+    stage.abort()  # looking again changes nothing
     assert restored(state) == 1
     assert stage.control.commit == CommitId(1, 1)
 
 
-def test_a_copy_that_was_made_ahead_of_the_abort_counts(stage: Stage, events: list[Event]) -> None:
+def test_a_copy_that_was_made_before_counts(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    commit(state, 1)
     commit(state, 2)
-    events[-1].make()
+    copies[-1].make()
     stage.abort()
     assert restored(state) == 2
     assert stage.control.commit == CommitId(1, 2)
 
 
-def test_a_copy_that_was_enqueued_after_the_abort_is_none(stage: Stage, events: list[Event]) -> None:
+def test_a_copy_that_was_enqueued_after_the_look_is_none(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    commit(state, 1)
-    state._settle()
-    stage.world.is_broken = lambda: False  # the abort comes between the look at the world and the copy
+    stage.world.is_broken = lambda: False  # the driver's word comes between the look at the world and the copy
     stage.abort()
     commit(state, 2)
-    events[-1].make()
+    copies[-1].make()
     assert restored(state) == 1
 
 
-def test_a_save_after_a_spoilt_one_raises(stage: Stage, events: list[Event]) -> None:
+def test_a_save_after_a_spoilt_one_raises(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    commit(state, 1)
+    commit(state, 2)
     stage.abort()
     with pytest.raises(WorkerLostError, match="generation 1 was aborted"):
         state.save()
-    assert restored(state) == 0
+    assert restored(state) == 1
 
 
-def test_a_planned_interrupt_waits_for_the_copy(stage: Stage, events: list[Event]) -> None:
+def test_a_sync_by_the_user_does_not_write_into_a_copy_under_way(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    stage.control.is_interrupted = True
-    commit(state, 1)
-    with pytest.raises(HostsUpdatedInterrupt):
-        commit(state, 2)
-    assert restored(state) == 2
+    commit(state, 2)
+    state.sync()
+    assert copies[-1].is_made()
     assert stage.control.commit == CommitId(1, 2)
 
 
-def test_a_rank_that_leaves_the_function_holds_its_last_commit(stage: Stage, events: list[Event]) -> None:
+def test_a_planned_interrupt_waits_for_the_copy(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    commit(state, 1)
-    state._leave(stage.world)
-    assert stage.control.commit == CommitId(1, 1)
+    stage.control.is_interrupted = True
     commit(state, 2)
+    with pytest.raises(HostsUpdatedInterrupt):
+        commit(state, 3)
+    assert restored(state) == 3
+    assert stage.control.commit == CommitId(1, 3)
+
+
+def test_a_rank_that_leaves_the_function_holds_its_last_commit(stage: Stage, copies: list[Copy]) -> None:
+    state = begun(stage)
+    commit(state, 2)
+    state._leave(stage.world)
+    assert stage.control.commit == CommitId(1, 2)
+    commit(state, 3)
     stage.abort()
     with pytest.raises(WorkerLostError):
         state._leave(stage.world)
 
 
-def test_a_durable_commit_is_waited_for_and_others_are_not(stage: Stage, events: list[Event]) -> None:
+def test_a_commit_that_is_to_be_written_is_waited_for_and_others_are_not(stage: Stage, copies: list[Copy]) -> None:
     state = begun(stage)
-    written = []
-    stage.checkpoints = SimpleNamespace(
-        is_due=lambda durable: durable,
+    written: list[Any] = []
+    stage.checkpoints = checkpoints = SimpleNamespace(
+        asked=False,
+        ask=lambda: setattr(checkpoints, "asked", True),
+        is_due=lambda: checkpoints.asked,
         begin=lambda commit, copies: written.append((commit, copies.current.content()["steps"])),
     )
-    commit(state, 1)
+    commit(state, 2)
+    assert not copies[-1].is_made()
     assert not written
-    state.epoch = 2
     state.commit(durable=True)
-    assert events[-1].is_made
-    assert written == [(CommitId(1, 2), 2)]
+    assert written == [(CommitId(1, 3), 3)]
 
 
-def test_a_commit_in_place_is_whole_at_once_whatever_has_happened(stage: Stage, events: list[Event]) -> None:
+def test_the_first_commits_of_a_generation_are_waited_for(stage: Stage, copies: list[Copy]) -> None:
+    """The driver takes them for signs that the world has the state, and that it gets on."""
+    state = begun(stage)
+    stage.begin(state)
+    assert stage.control.commit == CommitId(2, 0)
+    commit(state, 2)
+    assert stage.control.commit == CommitId(2, 1)
+
+
+def test_a_commit_in_place_is_whole_at_once_whatever_has_happened(stage: Stage, copies: list[Copy]) -> None:
     """The step was made behind reductions that had been waited for; there is nothing to go back to."""
     model = torch.nn.Linear(1, 1)
     state = TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), commit="in_place")
     stage.begin(state)
+    state.commit()
     model(torch.ones(1, 1)).sum().backward()
     state.optimizer.step()
     stage.world.start_exchange = lambda values: None
     stage.abort()
     state.commit()
-    assert stage.control.commit == CommitId(1, 1)
+    assert stage.control.commit == CommitId(1, 2)
 
 
-def test_a_copy_in_place_is_made_before_a_writer_gets_it(events: list[Event], stage: Stage) -> None:
-    model = torch.nn.Linear(1, 1)
-    state = TorchState(model=model, commit="in_place")
+def test_a_copy_in_place_is_made_before_a_writer_gets_it(stage: Stage, copies: list[Copy]) -> None:
+    state = TorchState(model=torch.nn.Linear(1, 1), commit="in_place")
     stage.begin(state)
     lent = state._durable_copies().lend()
-    assert events[-1].is_made
+    assert copies[-1].is_made()
     assert lent.pending is None
 
 
-def test_outside_a_job_a_commit_waits(events: list[Event]) -> None:
-    state = ObjectState(epoch=1)
-    state.commit()
-    assert events[-1].is_made
-    assert restored(state) == 1
+def test_outside_a_job_a_commit_waits(copies: list[Copy]) -> None:
+    state = ObjectState(epoch=0)
+    for epoch in (1, 2, 3):
+        commit(state, epoch)
+        assert copies[-1].is_made()
+    assert restored(state) == 3
 
 
-def test_a_switch_waits_for_the_copy(events: list[Event]) -> None:
+def test_a_switch_waits_for_the_copy(copies: list[Copy]) -> None:
     pair = SnapshotPair(Snapshot())
     pair.spare.take({}, None)
-    assert not events[-1].is_made
+    assert not copies[-1].is_made()
     pair.switch()
-    assert events[-1].is_made
+    assert copies[-1].is_made()
 
 
-def test_a_gpu_in_error_does_not_keep_the_control_thread_from_aborting() -> None:
-    event = Event()
-    event.is_made = event.is_failing = True
-    copy = PendingCopy([event])  # type: ignore[list-item]
-    copy.before_abort()
-    assert copy.outran_abort is False
+def test_room_that_has_been_made_is_not_written_to_any_more(copies: list[Copy]) -> None:
+    """What arrives from another rank is written there by the CPU."""
+    SnapshotPair().make_room({"weights": torch.ones(2)})
+    assert [copy.is_made() for copy in copies] == [True, True]
 
 
-def test_an_abort_looks_at_the_copy_ahead_of_the_groups_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other way round, what the abort sets free could complete the copy in between."""
-    event, seen = Event(), []
+class Group:
+    """Stands for the process group; what its aborts set free completes the copy."""
 
-    class Group:
-        def __init__(self, *args: Any) -> None: ...
+    def __init__(self, copy: Copy) -> None:
+        self.seen: list[tuple[str, bool | None]] = []
+        self.broken = True
+        self._copy = copy
 
-        def abort(self) -> None:
-            seen.append(copy.outran_abort)
-            event.make()
+    def is_broken(self) -> bool:
+        return self.broken
 
-    monkeypatch.setattr(world, "Group", Group)
-    aborted: list[int] = []
-    control: Any = SimpleNamespace(is_aborted=lambda generation: generation in aborted)
-    order = FormWorld(3, (Member(7, 0, 0, 1, 0, 1, None),), 0, "gloo")
-    formed = world.World(control, order, 7, "127.0.0.1", 1.0)
-    copy = PendingCopy([event])  # type: ignore[list-item]
-    formed.watch(copy)
-    formed._abort_if_mine(2)
-    assert seen == []
-    aborted.append(3)
-    formed._abort_if_mine(3)
-    assert seen == [False]
-    assert not formed.outlives(copy)
+    def abort(self) -> None:
+        self.seen.append(("gloo", self._copy.was_made))
+        self._copy.make()
+
+    def abort_nccl(self) -> None:
+        self.seen.append(("nccl", self._copy.was_made))
 
 
-def test_nothing_is_pending_on_cpus() -> None:
-    assert pending_copy([torch.ones(2)]) is None
+def formed(monkeypatch: pytest.MonkeyPatch, copy: Copy) -> tuple[world.World, Group]:
+    """Generation 3, which is aborted as soon as its group is."""
+    group = Group(copy)
+    monkeypatch.setattr(world, "Group", lambda *args: group)
+    control: Any = SimpleNamespace(is_aborted=lambda generation: bool(group.seen))
+    order = FormWorld(3, (Member(7, 0, 0, 1, 0, 1, None),), 0, "nccl")
+    return world.World(control, order, 7, "127.0.0.1", 1.0), group
+
+
+def test_an_end_is_looked_at_ahead_of_gloos_abort_and_of_nccls(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Copy()
+    made, group = formed(monkeypatch, copy)
+    made.watch(copy)
+    for generation in (2, 3):
+        made._abort_if_mine(generation)
+        made._abort_nccl_if_mine(generation)
+    assert group.seen == [("gloo", False), ("nccl", False)]
+    assert not made.outlives(copy)
+
+
+def test_a_rank_is_stuck_while_it_waits_for_a_copy_and_a_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may take that peer for one that has left its collectives, and order no abort by itself."""
+    found = []
+
+    class Waited(Copy):
+        def wait(self) -> None:
+            found.append(made.is_stuck())
+            group.broken = False
+            found.append(made.is_stuck())
+
+    copy = Waited()
+    made, group = formed(monkeypatch, copy)
+    assert not made.is_stuck()
+    assert made.outlives(copy)
+    group.broken = True
+    assert not made.is_stuck()
+    assert found == [True, False]
+
+
+def test_nothing_is_pending_where_no_gpu_is_in_use() -> None:
+    assert torch.cuda.is_initialized() or pending_copy([torch.ones(2)]) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_copy_on_a_gpu_is_pending_until_its_stream_has_come_to_it(stage: Stage) -> None:
     state = ObjectState(weights=torch.zeros(1000, device="cuda"))
     stage.begin(state)
-    torch.cuda._sleep(100_000_000)  # cycles
+    state.weights += 1
+    state.commit()
+    torch.cuda._sleep(2_000_000_000)  # cycles: a second or so
     state.weights += 1
     state.commit()
     pending = state._snapshots.spare.pending
     assert pending is not None
-    assert not pending._events[0].query()
+    assert not pending.is_made()
     state.weights += 1
     state.restore()
-    assert state.weights.eq(1).all()
-    assert stage.control.commit == CommitId(1, 1)
+    assert state.weights.eq(2).all()
+    assert pending.is_made()
+    assert stage.control.commit == CommitId(1, 2)

@@ -28,7 +28,7 @@ class Stage:
         self.models: list[Any] = []
         self.checkpoints: Any = None
         self.finished = False
-        self.broken = False
+        self.broken = self.aborted = False
         self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]
         # What a donor sends when the next generation begins.
         self.arriving: Any = None
@@ -44,7 +44,7 @@ class Stage:
         held = [*others[:rank], self.control.commit, *others[rank:]]
         members = tuple(Member(number, number, 0, 1, 0, 1, commit) for number, commit in enumerate(held))
         self.control.generation += 1
-        self._pending, self.broken = None, False
+        self._pending, self.broken, self.aborted = None, False, False
         self.world = SimpleNamespace(
             generation=self.control.generation,
             members=members,
@@ -59,16 +59,16 @@ class Stage:
             lost=lambda error: WorkerLostError(str(error)),
             watch=lambda copy: World.watch(self.world, copy),
             outlives=lambda copy: World.outlives(self.world, copy),
-            _control=SimpleNamespace(is_aborted=lambda generation: self.broken),
+            group=SimpleNamespace(is_broken=lambda: self.broken, abort=lambda: setattr(self, "broken", True)),
+            _control=SimpleNamespace(is_aborted=lambda generation: self.aborted),
             _copy=None,
         )
         state._begin(self)
 
     def abort(self) -> None:
         """What the control thread does when the driver says that a rank is lost."""
-        self.broken = True
-        if self.world._copy is not None:
-            self.world._copy.before_abort()
+        self.aborted = True
+        World._abort_if_mine(self.world, self.world.generation)
 
     def _start_exchange(self, values: list[int]) -> None:
         self._pending = values
