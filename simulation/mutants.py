@@ -111,11 +111,11 @@ MUTANTS = (
     Mutant("a commit need not be whole", "spark_elastic.state:ObjectState._settle", "self._snapshots.switch()", "pass"),
     Mutant(
         "a copy on a GPU counts although an abort has met it",
-        "spark_elastic.world:World.outlives",
+        "spark_elastic.world:World.wait_for",
         "return copy.was_made",
         "return True",
     ),
-    Mutant("a copy on a GPU is not waited for", "spark_elastic.world:World.outlives", "copy.wait()", "pass"),
+    Mutant("a copy on a GPU is not waited for", "spark_elastic.world:World.wait_for", "copy.wait()", "pass"),
     Mutant(
         "a rank aborts NCCL before the others have looked",
         "spark_elastic.world:World._abort_if_mine",
@@ -125,10 +125,10 @@ MUTANTS = (
     Mutant(
         "NCCL is aborted when the first rank has looked",
         _MACHINE + "_abort_nccl_if_all_answered",
-        "world.answered.issuperset(waiting)",
-        "world.answered",
+        "if all(",
+        "if any(",
     ),
-    Mutant("NCCL is not aborted", _MACHINE + "_abort_nccl_if_all_answered", "if waiting and", "if False and"),
+    Mutant("NCCL is not aborted", _MACHINE + "_abort_nccl_if_all_answered", "if all(", "if False and all("),
     Mutant(
         "the last commit before a reset is not settled",
         "spark_elastic.state:ObjectState.restore",

@@ -70,6 +70,8 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             job.finish()
             faults.reached(faults.Point.FINISHED, rank=world.rank, generation=world.generation)
             return value
+        if job.world is not None:
+            job.world.rest()
         # Also after a planned interrupt: gradients, and what code ran on the way out, belong to no commit.
         state.restore()
 

@@ -36,8 +36,8 @@ NCCL_BACKEND = "elastic_nccl"
 class Group:
     """The process group of a generation, over Gloo, with NCCL beside it where ``backend`` is "nccl".
 
-    ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort`` and ``is_broken`` may be called
-    from any thread, at any time.
+    ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort``, ``abort_nccl`` and ``is_broken``
+    may be called from any thread, at any time.
     """
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, backend: str, timeout: timedelta) -> None:
@@ -96,11 +96,16 @@ class Group:
         self._aborted.set()
         self._sockets.shut()
 
-    def abort_nccl(self) -> None:
+    def abort_nccl(self) -> list[threading.Thread]:
         """End those of NCCL's, without an error and with nonsense in their results, also of peers that have not aborted yet."""
-        for group in [*self._nccl_subgroups, *([] if self.nccl is None else [self.nccl])]:
-            # It may wait for kernels; the caller is the control thread and must not.
-            threading.Thread(target=group.abort, name="spark_elastic-nccl-abort", daemon=True).start()
+        groups = [group for group in (self.nccl, *self._nccl_subgroups) if group is not None]
+        # It may wait for kernels; the caller may be the control thread and must not.
+        aborting = [
+            threading.Thread(target=group.abort, name="spark_elastic-nccl-abort", daemon=True) for group in groups
+        ]
+        for thread in aborting:
+            thread.start()
+        return aborting
 
     def close(self) -> None:
         """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn.
@@ -108,7 +113,8 @@ class Group:
         Its destructor waits for its threads, so it runs on a thread of ours that can be left behind.
         """
         self.abort()
-        self.abort_nccl()
+        for thread in self.abort_nccl():
+            thread.join(DROP_SECONDS)  # what torch does next may wait for kernels
         if dist.is_initialized():
             dist.destroy_process_group()
         doomed = [self.gloo, self.nccl, *self._nccl_subgroups, self._device]
@@ -146,6 +152,8 @@ class Group:
         if kind == NCCL_BACKEND:
             group = self._new_nccl(options.store, options.group_rank, options.group_size)
             self._nccl_subgroups.append(group)
+            if self._aborted.is_set():
+                raise WorkerLostError("the generation ended while a group was being built")
             return group
         group = self._new_gloo(options.store, options.group_rank, options.group_size, self._timeout)
         group._set_default_timeout(COLLECTIVE_TIMEOUT)

@@ -15,12 +15,12 @@ import torch
 class PendingCopy:
     """What the present stream of the GPU has still to do. Made on the thread that has enqueued the copy of ``sources``.
 
-    All ranks ``look`` before any of them aborts.
+    All ranks ``look`` before any that has entered a collective aborts.
     """
 
     def __init__(self, sources: Sequence[torch.Tensor]) -> None:
         # Nobody else gets their memory while they are read.
-        self._sources = sources
+        self._sources: Sequence[torch.Tensor] = sources
         # Written by the GPU when it comes to it: to ask CUDA could block, or hold the interpreter up, when peers are gone.
         self._mark = torch.zeros(1, pin_memory=True)
         self._mark.copy_(torch.ones(1, device="cuda"), non_blocking=True)
@@ -37,6 +37,7 @@ class PendingCopy:
     def wait(self) -> None:
         """Block until nothing is copied any more, whole or not."""
         self._event.synchronize()
+        self._sources = ()
 
     def look(self) -> None:
         """Remember whether it is complete. Later looks change nothing."""

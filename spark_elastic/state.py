@@ -355,7 +355,7 @@ class ObjectState(State):
         if self._is_settling:
             self._is_settling = False
             world, copy = self._world, self._snapshots.spare.pending
-            if world is not None and copy is not None and not self._has_stepped_in_place() and not world.outlives(copy):
+            if world is not None and copy is not None and not self._has_stepped_in_place() and not world.wait_for(copy):
                 raise WorkerLostError(f"generation {world.generation} was aborted ahead of its last commit's copy")
             self._snapshots.switch()
             self._hold()
@@ -415,6 +415,7 @@ class ObjectState(State):
             return None
         own = Snapshot()
         own.take(self._values(shared=False), None)
+        own.pending = None  # the copy of what is shared comes after it, and is waited for
         return own
 
     def _load_shared(self, copies: SnapshotPair) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -105,15 +106,30 @@ class World:
         """Have the control thread look whether this copy, of the newest commit, is complete before any rank aborts."""
         self._copy = copy
 
-    def outlives(self, copy: PendingCopy) -> bool:
+    def wait_for(self, copy: PendingCopy) -> bool:
         """Block until this copy is made. Return whether it is whole: it was complete when the generation ended, if it has."""
-        self._is_waiting = True
-        copy.wait()
-        self._is_waiting = False
+        with self._waiting():
+            copy.wait()
+        if self.backend != "nccl":
+            return True  # Gloo's reductions had succeeded before the host went on
         if copy.was_made is not None:
             return copy.was_made
         # The end that came ahead of ``watch`` has not been looked at.
         return not self._control.is_aborted(self.generation)
+
+    def rest(self) -> None:
+        """Block until the GPU has done all that it was given: what is left of a failed step must not come after the restore."""
+        if torch.cuda.is_initialized():
+            with self._waiting():
+                torch.cuda.synchronize()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
 
     def is_stuck(self) -> bool:
         """Whether the user's thread may wait for what only an abort sets free: a reduction on the GPU with a lost rank."""

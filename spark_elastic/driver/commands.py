@@ -51,7 +51,7 @@ class AbortWorld(msgspec.Struct, frozen=True):
 
 
 class AbortNccl(msgspec.Struct, frozen=True):
-    """Every rank has answered ``AbortWorld``. Nothing to do in a world over Gloo alone."""
+    """All ranks that had not come back have answered ``AbortWorld``. Nothing to do in a world over Gloo alone."""
 
     generation: int
     workers: tuple[int, ...]

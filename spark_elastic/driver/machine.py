@@ -456,15 +456,18 @@ class DriverMachine:
             )
 
     def _abort_nccl_if_all_answered(self) -> None:
-        """Have NCCL aborted once all have told what they had completed: that can complete others' collectives with nonsense."""
+        """Have NCCL aborted once all have told what they had completed: that can complete others' collectives with nonsense.
+
+        Who is ready has completed what it will.
+        """
         world = self.world
-        if world is None or world.phase is not WorldPhase.BREAKING or world.is_aborted:
+        if world is None or world.nccl_aborted or not world.answered:
             return
-        inside = (Phase.MEMBER, Phase.VOTED)
-        waiting = tuple(worker.worker for worker in self._living_members() if worker.phase in inside)
-        if waiting and world.answered.issuperset(waiting):
-            world.is_aborted = True
-            self._commands.append(do.AbortNccl(world.generation, waiting))
+        members = self._living_members()
+        inside = [worker for worker in members if worker.phase in (Phase.MEMBER, Phase.VOTED)]
+        if all(worker.ready_deadline is not None and worker.worker in world.answered for worker in inside):
+            world.nccl_aborted = True
+            self._commands.append(do.AbortNccl(world.generation, tuple(worker.worker for worker in members)))
 
     def _all_members_lost(self, world: World) -> None:
         what = f"all {len(world.members)} workers of generation {world.generation} were lost"

@@ -52,9 +52,9 @@ class World:
     since: float
     phase: WorldPhase = WorldPhase.FORMING
     acknowledged: set[int] = field(default_factory=set)
-    # Who has answered the abort, and whether NCCL's collectives have been aborted after that.
+    # Who has answered the abort, and whether NCCL has been aborted after that.
     answered: set[int] = field(default_factory=set)
-    is_aborted: bool = False
+    nccl_aborted: bool = False
     raised: set[int] = field(default_factory=set)
     # Whether an explicit commit of this generation is known.
     progressed: bool = False

@@ -294,7 +294,8 @@ class Script:
                         process.generation, process.phase, process.collectives = command.generation, "forming", 0
                 case do.AbortNccl(generation, workers):
                     assert generation == self.generation
-                    assert set(workers) <= self.machine.world.answered  # type: ignore[union-attr]
+                    answered = self.machine.world.answered  # type: ignore[union-attr]
+                    assert all(w in answered or self.processes[w].phase == "ready" for w in workers)
                 case do.AbortWorld(generation, _, _) | do.InterruptWorld(generation, _):
                     assert generation == self.generation, f"{command} is for a stale generation"
                     self._world_is_over = True

@@ -169,7 +169,17 @@ def test_for_the_abort_of_nccl_nobody_waits_for_ranks_that_are_lost_or_ready() -
     script.kill(3)
     script.ready(2, "a connection broke")
     script.send(ev.WorkerAborted(0, 1, CommitId(1, 0)))
-    assert script.since(lambda: script.kill(1)).of(do.AbortNccl) == [do.AbortNccl(1, (0,))]
+    assert script.since(lambda: script.kill(1)).of(do.AbortNccl) == [do.AbortNccl(1, (0, 2))]
+
+
+def test_nccl_is_aborted_for_voters_that_a_planned_interrupt_calls_back() -> None:
+    """What they had enqueued last may wait for ranks that have been interrupted."""
+    script = running("a", "b")
+    script.vote(0)
+    script.drain(1)
+    script.ready(1)
+    told = script.send(ev.WorkerAborted(0, 1, CommitId(1, 0)))
+    assert told.of(do.AbortNccl) == [do.AbortNccl(1, (0, 1))]
 
 
 def test_a_rank_that_cannot_get_ready_before_the_abort_says_that_its_world_is_broken() -> None:

@@ -42,18 +42,23 @@ class OneJob:
             generation=len(self.reasons),
             is_broken=lambda: self.broken,
             lost=lambda error: WorkerLostError(str(error)),
+            rest=lambda: setattr(self, "rested", True),
         )
+        self.rested = False
         return self.world
 
 
 class OneState:
     restored = 0
+    _job: Any = None
 
-    def _begin(self, job: Any) -> None: ...
+    def _begin(self, job: Any) -> None:
+        self._job = job
 
     def _leave(self, world: Any) -> None: ...
 
     def restore(self) -> None:
+        assert self._job is None or self._job.rested
         self.restored += 1
 
 

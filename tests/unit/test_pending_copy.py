@@ -259,7 +259,7 @@ def test_an_end_is_looked_at_ahead_of_gloos_abort_and_of_nccls(monkeypatch: pyte
         made._abort_if_mine(generation)
         made._abort_nccl_if_mine(generation)
     assert group.seen == [("gloo", False), ("nccl", False)]
-    assert not made.outlives(copy)
+    assert not made.wait_for(copy)
 
 
 def test_a_rank_is_stuck_while_it_waits_for_a_copy_and_a_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,14 +275,36 @@ def test_a_rank_is_stuck_while_it_waits_for_a_copy_and_a_peer_is_gone(monkeypatc
     copy = Waited()
     made, group = formed(monkeypatch, copy)
     assert not made.is_stuck()
-    assert made.outlives(copy)
+    assert made.wait_for(copy)
     group.broken = True
     assert not made.is_stuck()
     assert found == [True, False]
 
 
-def test_nothing_is_pending_where_no_gpu_is_in_use() -> None:
-    assert torch.cuda.is_initialized() or pending_copy([torch.ones(2)]) is None
+def test_over_gloo_a_copy_is_whole_whenever_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host has waited for the reductions before it."""
+    copy = Copy()
+    made, _group = formed(monkeypatch, copy)
+    made.backend = "gloo"
+    made.watch(copy)
+    made._abort_if_mine(3)
+    assert made.wait_for(copy)
+
+
+def test_nothing_is_pending_where_no_gpu_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert pending_copy([torch.ones(2)]) is None
+
+
+def test_a_rank_is_not_ready_before_its_gpu_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _group = formed(monkeypatch, Copy())
+    seen = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made.is_stuck()))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    made.rest()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    made.rest()
+    assert seen == [True]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

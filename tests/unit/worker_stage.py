@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,16 +52,18 @@ class Stage:
             rank=rank,
             size=len(members),
             previous_size=previous_size,
+            backend="nccl",
             newest_commit=max((commit for commit in held if commit is not None), default=None),
             is_broken=lambda: self.broken,
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),
             watch=lambda copy: World.watch(self.world, copy),
-            outlives=lambda copy: World.outlives(self.world, copy),
+            wait_for=lambda copy: World.wait_for(self.world, copy),
             group=SimpleNamespace(is_broken=lambda: self.broken, abort=lambda: setattr(self, "broken", True)),
             _control=SimpleNamespace(is_aborted=lambda generation: self.aborted),
             _copy=None,
+            _waiting=nullcontext,
         )
         state._begin(self)
 
