@@ -82,7 +82,12 @@ class CheckpointDirectory:
         if handler is not None:
             handler.fs.invalidate_cache()  # fsspec would show an old listing
         root = self._location.root.strip("/")
-        entries = self._files.get_file_info(FileSelector(self._location.root, allow_not_found=True, recursive=True))
+        everything = FileSelector(self._location.root, allow_not_found=True, recursive=True)
+        try:
+            entries = self._files.get_file_info(everything)
+        except FileNotFoundError:
+            # Pyarrow does not find it, then looks whether it is there: another run has made it in between.
+            entries = self._files.get_file_info(everything)
         paths = (entry.path.strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
 

@@ -31,6 +31,20 @@ def test_a_directory_that_does_not_exist_is_empty(directory: CheckpointDirectory
     assert directory.list() == Listing()
 
 
+def test_a_directory_that_another_run_makes_while_it_is_listed_is_listed(tmp_path: Path) -> None:
+    """Seen with runs that began at once: pyarrow lists it in vain, and then finds that it exists."""
+    directory, other = (CheckpointDirectory(str(tmp_path / "a")) for _ in range(2))
+    real = directory._files
+
+    def list_in_vain(selector: Any) -> Any:
+        directory._files = real
+        fill(FIRST, other)
+        raise FileNotFoundError(f"Cannot list directory '{tmp_path / 'a'}'")
+
+    directory._files = SimpleNamespace(get_file_info=list_in_vain)
+    assert directory.list().complete == {FIRST}
+
+
 def test_what_is_written_is_listed_and_read(directory: CheckpointDirectory) -> None:
     fill(FIRST, directory)
     assert directory.list().complete == {FIRST}
