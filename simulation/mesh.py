@@ -246,8 +246,12 @@ class Group:
             self._fail("connection closed by peer")
 
     def has_nonsense(self) -> bool:
-        """Whether reductions that are not complete yet give nonsense: a rank has aborted NCCL."""
-        return self._mesh is not None and any(group.is_nccl_aborted for group in self._mesh.groups.values())
+        """Whether reductions that are not complete yet give nonsense: a rank that takes part has aborted NCCL.
+
+        Who has given up connecting takes part in none.
+        """
+        groups = [] if self._mesh is None else self._mesh.groups.values()
+        return any(group.is_nccl_aborted and group._entered for group in groups)
 
     def connected(self) -> None:
         self.is_connected = True
