@@ -21,7 +21,6 @@ class GpuCopy(PendingCopy):
     """The copy of a commit. Stopping the process does not stop its GPU."""
 
     def __init__(self, process: WorkerProcess, snapshot: Snapshot, step_seconds: float) -> None:
-        self.was_made = None
         assert process.group is not None
         self._group = process.group
         self._snapshot = snapshot

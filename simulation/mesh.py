@@ -175,9 +175,12 @@ class Group:
         for go_on in stuck:
             go_on()
 
-    def close(self) -> None:
+    def give_up(self) -> None:
         self.abort()
         self.abort_nccl()
+
+    def close(self) -> None:
+        self.give_up()
         self.leave()
 
     # ------------------------------------------------------------------ operations

@@ -72,8 +72,7 @@ class Group:
         if self._backend == "nccl":
             self.nccl = self._new_nccl(dist.PrefixStore("nccl", self._store), self._rank, self._size)
         if self._aborted.is_set():
-            self.abort()
-            self.abort_nccl()
+            self.give_up()
 
     def register(self) -> None:
         """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
@@ -97,7 +96,10 @@ class Group:
         self._sockets.shut()
 
     def abort_nccl(self) -> list[threading.Thread]:
-        """End those of NCCL's, without an error and with nonsense in their results, also of peers that have not aborted yet."""
+        """End those of NCCL's, without an error and with nonsense in their results, also of peers that have not aborted yet.
+
+        Returns the threads that do so.
+        """
         groups = [group for group in (self.nccl, *self._nccl_subgroups) if group is not None]
         # It may wait for kernels; the caller may be the control thread and must not.
         aborting = [
@@ -107,13 +109,17 @@ class Group:
             thread.start()
         return aborting
 
+    def give_up(self) -> list[threading.Thread]:
+        """Abort both, where no other rank may still have something to complete. Return the threads that abort NCCL."""
+        self.abort()
+        return self.abort_nccl()
+
     def close(self) -> None:
         """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn.
 
         Its destructor waits for its threads, so it runs on a thread of ours that can be left behind.
         """
-        self.abort()
-        for thread in self.abort_nccl():
+        for thread in self.give_up():
             thread.join(DROP_SECONDS)  # what torch does next may wait for kernels
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -179,12 +185,10 @@ def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Ca
 
     threading.Thread(target=build, name="spark_elastic-form", daemon=True).start()
     if not wait(done.is_set):
-        group.abort()
-        group.abort_nccl()
+        group.give_up()
         raise WorkerLostError("the generation ended while its group was being built")
     if failures:
-        group.abort()
-        group.abort_nccl()
+        group.give_up()
         raise WorkerLostError(f"the group could not be built: {failures[0]}") from failures[0]
 
 

@@ -1,7 +1,7 @@
 """Many like values as one small one: what ranks publish of themselves ends alike, and every rank gets all of it.
 
 Gloo's address of a rank takes 154 bytes, few of which are its own, and 8 for each rank of the group, the same on every rank.
-Those of 1,000 ranks are 8 MB, and a hundredth of that packed.
+Those of 1,000 ranks are 8 MB, and 40 KB packed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ class PendingCopy:
     All ranks ``look`` before any that has entered a collective aborts.
     """
 
+    # Whether it was complete when all ranks looked; None if they had no reason to.
+    was_made: bool | None = None
+
     def __init__(self, sources: Sequence[torch.Tensor]) -> None:
         # Nobody else gets their memory while they are read.
         self._sources: Sequence[torch.Tensor] = sources
@@ -27,8 +30,6 @@ class PendingCopy:
         # One that waits without using a core.
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()
-        # Whether it was complete when all ranks looked; None if they had no reason to.
-        self.was_made: bool | None = None
 
     def is_made(self) -> bool:
         """Whether it is complete, from any thread, without asking CUDA."""

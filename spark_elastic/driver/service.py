@@ -475,7 +475,8 @@ class SparkDriverService:
             case do.FormWorld(generation, members, previous_size):
                 self._store.open_generation(generation)
                 self._ranks.update({member.worker: member.rank for member in members})
-                self._uses_nccl = (backend := self._choose_backend(members)) == "nccl"
+                backend = self._choose_backend(members)
+                self._uses_nccl = backend == "nccl"
                 self._to_workers(
                     tuple(member.worker for member in members),
                     m.FormWorld(generation, members, previous_size, backend),

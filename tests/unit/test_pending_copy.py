@@ -23,7 +23,6 @@ class Copy(PendingCopy):
     """Made when somebody waits for it, or ``make`` is called."""
 
     def __init__(self) -> None:
-        self.was_made = None
         self._is_made = False
 
     def make(self) -> None:
