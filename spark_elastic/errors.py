@@ -116,7 +116,7 @@ class DataError(SparkElasticError):
 
 
 class JobCancelledError(SparkElasticError):
-    """The job was ended from outside: the SparkContext stopped."""
+    """The job was ended from outside: the SparkContext stopped, or the job's Spark jobs were cancelled."""
 
 
 class WorldChanged(Exception):

@@ -23,7 +23,7 @@ from spark_elastic.credentials import create_credentials
 from spark_elastic.driver.discovery import HostDiscovery
 from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.driver.launcher import SlotLauncher
+from spark_elastic.driver.launcher import SlotLauncher, is_gone
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
@@ -207,8 +207,10 @@ def _run_job(
             try:
                 return _await(service)
             except SparkElasticError as error:
-                if _is_stopped(session) and not isinstance(error, JobCancelledError):
-                    raise JobCancelledError("the job cannot go on in Spark: the SparkContext was stopped") from error
+                # All workers are lost then, and that is not what ended the job.
+                ended = _find_end(session, launcher)
+                if ended and not isinstance(error, JobCancelledError):
+                    raise JobCancelledError(f"the job cannot go on in Spark: {ended}") from error
                 raise
             except BaseException:
                 service.cancel(JobCancelledError("run() was interrupted"))
@@ -218,13 +220,14 @@ def _run_job(
                 service.stop_serving()
 
 
-def _is_stopped(session: Any) -> bool:
-    """Whether the SparkContext is going: all workers are lost then, and that is not what ended the job."""
-    context = session.sparkContext
+def _find_end(session: Any, launcher: SlotLauncher) -> str:
+    """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
+    if is_gone(session.sparkContext):
+        return "the SparkContext was stopped"
     try:
-        return context._jsc is None or bool(context._jsc.sc().isStopped())
-    except Exception:  # the gateway to the JVM is gone
-        return True
+        return launcher.find_cancellation()
+    except Exception:  # Spark cannot be asked at the moment
+        return ""
 
 
 def _await(service: SparkDriverService) -> list[bytes]:

@@ -30,12 +30,17 @@ RESUBMIT_LIMIT_SECONDS = 10.0
 # A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
 YIELD_SECONDS = (1.0, 6.0)
 END_SECONDS = 20.0
+# How often what is left of our Spark jobs is looked at while they end.
+CANCEL_SECONDS = 0.05
 # Attempts of a slot's task that are looked at to find out where it runs now.
 TASKS_OF_A_SLOT = 100
 
-
 # How names of exceptions begin that are not Python's.
 _OF_JAVA = ("java.", "org.", "scala.")
+
+
+class SparkEndedError(Exception):
+    """Spark is gone, has been told to cancel our Spark jobs, or cannot run us at all: no other try will change it."""
 
 
 @dataclass(slots=True)
@@ -52,9 +57,10 @@ class _Slot:
 class SlotLauncher:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    ``on_stopped`` is called when the SparkContext has gone or its executors cannot run us, ``on_draining`` when Spark is about to
-    take a slot's executor away, ``on_given_up`` when it has given up a slot that had not registered; all on that thread.
-    ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
+    ``on_stopped`` is called when the SparkContext has gone, our Spark jobs were cancelled or executors cannot run us,
+    ``on_draining`` when Spark is about to take a slot's executor away, ``on_given_up`` when it has given up a slot that had not
+    registered; all on that thread. Whatever else goes wrong there (no descriptor or no room on the disk is left for a moment)
+    is tried again after a pause that grows. ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
     """
 
     def __init__(
@@ -80,6 +86,8 @@ class SlotLauncher:
         # Whether any slot has ever registered: executors that cannot run us are not like all others then.
         self._has_hosts = False
         self._properties = _inherited_properties(self._context)
+        self._has_properties = False
+        self._cancellation = ""
         self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
 
     def __enter__(self) -> SlotLauncher:
@@ -113,28 +121,69 @@ class SlotLauncher:
             self._give_back = True
             self._wake.notify_all()
 
+    def find_cancellation(self) -> str:
+        """Say by what our Spark jobs were cancelled from outside; empty if they were not. May be called from any thread.
+
+        The tasks of a cancelled Spark job end, and with them the workers: that may be noticed before this thread looks at Spark.
+        """
+        for slot in self._slots:
+            future = slot.future
+            if not self._cancellation and future is not None and future.isDone():
+                self._cancellation = find_cancellation(_reason(future))
+        return self._cancellation
+
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        failures = 0
         try:
-            self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
-            for name, value in self._properties.items():
-                self._context.setLocalProperty(name, value)
             while not self._closing:
-                self._watch()
-                with self._wake:
-                    self._wake.wait_for(lambda: self._closing or self._give_back, WATCH_SECONDS)
-        except Exception as error:
+                pause = WATCH_SECONDS
+                try:
+                    self._watch()
+                    failures = 0
+                except SparkEndedError:
+                    raise
+                except Exception as error:
+                    if self._closing:
+                        break
+                    if is_gone(self._context):
+                        raise SparkEndedError("the SparkContext was stopped") from error
+                    failures += 1
+                    pause = pause_after(failures)
+                    logger.warning(
+                        "the launcher of Spark tasks failed (%s: %s); it tries again in %.1f s, and what runs goes on",
+                        type(error).__name__,
+                        _first_line(error),
+                        pause,
+                    )
+                    logger.debug("the launcher failed", exc_info=True)
+                self._wait(pause, is_failing=failures > 0)
+        except SparkEndedError as error:
             if not self._closing:
                 logger.debug("the launcher ended", exc_info=True)
-                self._on_stopped(_first_line(error))
+                self._on_stopped(str(error))
         finally:
             self._cancel_all()
+
+    def _wait(self, seconds: float, is_failing: bool) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing or (self._give_back and not is_failing), seconds)
+
+    def _take_properties(self) -> None:
+        """Have what this thread submits run as the user's own Spark jobs would, in a group of ours."""
+        if self._has_properties:
+            return
+        self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
+        for name, value in self._properties.items():
+            self._context.setLocalProperty(name, value)
+        self._has_properties = True
 
     def _watch(self) -> None:
         now = time.monotonic()
         if self._context._jsc is None or self._context._jsc.sc().isStopped():
-            raise RuntimeError("the SparkContext was stopped")
+            raise SparkEndedError("the SparkContext was stopped")
+        self._take_properties()
         if self._give_back:
             self._give_back = False
             self._cancel_all()
@@ -143,12 +192,14 @@ class SlotLauncher:
                 slot.future, slot.submit_at, slot.registered = None, again, False
         for number, slot in enumerate(self._slots):
             if slot.future is not None and slot.future.isDone():
-                slot.failures += 1
-                pause = min(RESUBMIT_SECONDS * 2 ** (slot.failures - 1), RESUBMIT_LIMIT_SECONDS)
-                slot.submit_at = now + pause
                 reason = _reason(slot.future)
+                if cancellation := self.find_cancellation():
+                    raise SparkEndedError(cancellation)
                 if not self._has_hosts and (hopeless := find_hopeless(reason)):
-                    raise RuntimeError(hopeless)
+                    raise SparkEndedError(hopeless)
+                slot.failures += 1
+                pause = pause_after(slot.failures)
+                slot.submit_at = now + pause
                 reason = reason or (
                     "its task ended without registering at the driver; can executors reach it at "
                     + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses)
@@ -208,19 +259,23 @@ class SlotLauncher:
         It is looked for again and again: Spark may put a task back into its queue, and its own view of jobs, which is what users
         see, is a little behind. This returns when that view shows none of ours.
         """
-        try:
-            open_slots = [slot for slot in self._slots if slot.future is not None]
-            deadline = time.monotonic() + END_SECONDS
-            while any(not slot.future.isDone() for slot in open_slots) or self._active_jobs():
+        open_slots = [slot for slot in self._slots if slot.future is not None]
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            try:
+                if all(slot.future.isDone() for slot in open_slots) and not self._active_jobs():
+                    return
                 if time.monotonic() > deadline:
                     self._context.cancelJobGroup(self._group)
                     return
                 self._cancel_waiting()
-                with self._wake:
-                    self._wake.wait_for(lambda: False, 0.05)
-        except Exception:
-            # The SparkContext is gone, and its jobs with it.
-            logger.debug("could not cancel the slots", exc_info=True)
+            except Exception:
+                if is_gone(self._context) or time.monotonic() > deadline:
+                    # The SparkContext is gone as a rule, and its jobs with it.
+                    logger.debug("could not cancel the slots", exc_info=True)
+                    return
+            with self._wake:
+                self._wake.wait_for(lambda: False, CANCEL_SECONDS)
 
     def _cancel_waiting(self) -> None:
         tracker = self._context.statusTracker()
@@ -292,9 +347,13 @@ def _inherited_properties(context: Any) -> dict[str, str]:
 
 
 def _reason(future: Any) -> str:
-    """Say why a slot's Spark job failed, in a line; empty if it did not fail."""
+    """Say why a slot's Spark job failed, in a line; empty if it did not fail. Raises what keeps Spark from being asked."""
+    from py4j.protocol import Py4JNetworkError
+
     try:
         future.get()
+    except (OSError, Py4JNetworkError):
+        raise
     except Exception as error:
         # What is raised only says that the job failed; its cause, that of Spark's, has the executor's Python traceback.
         story, cause = [str(error)], getattr(error, "java_exception", None)
@@ -317,6 +376,42 @@ def find_hopeless(reason: str) -> str:
     if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
         return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
     return reason if SlotConfigurationError.__name__ in reason else ""
+
+
+def find_cancellation(reason: str) -> str:
+    """Say that somebody has cancelled a slot's Spark job, and how; empty if it ended for another reason.
+
+    That is what ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the links "kill" of Spark's UI do, and nothing else:
+    Spark runs lost tasks again, and a job whose tasks fail too often is aborted.
+    """
+    if not re.search(r"\bJob \d+ cancelled\b", reason):
+        return ""
+    if "SparkContext was shut down" in reason:
+        return "the SparkContext was stopped"
+    return f"its Spark jobs were cancelled ({reason})"
+
+
+def is_gone(context: Any) -> bool:
+    """Whether the SparkContext has been stopped, or its JVM has ended.
+
+    A question that cannot be asked (this process has no descriptor left, for example) does not count as an answer.
+    """
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception as error:
+        return any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what has led to it. Py4J has a way of its own to say so."""
+    while error is not None:
+        yield error
+        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+
+
+def pause_after(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return float(min(RESUBMIT_SECONDS * 2 ** min(failures - 1, 10), RESUBMIT_LIMIT_SECONDS))
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import training
 from test_faults import check
 
 import spark_elastic
-from spark_elastic import NotEnoughHostsError, ResetLimitExceededError, TrainingFailedError
+from spark_elastic import JobCancelledError, NotEnoughHostsError, ResetLimitExceededError, TrainingFailedError
 from spark_elastic.testing import kill, kill_executor
 
 
@@ -242,6 +242,21 @@ def test_two_runs_side_by_side_on_too_few_slots_take_turns(run: Any) -> None:
     assert set(outcomes) == {"a", "b"}
     for outcome in outcomes.values():
         check(outcome, 20)
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["without a checkpoint", "with a checkpoint"])
+def test_cancelling_the_spark_jobs_of_a_run_cancels_the_run(
+    run: Any, spark: Any, tmp_path: Path, durable: bool
+) -> None:
+    def cancel(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            spark.sparkContext.cancelAllJobs()
+
+    checkpoint = str(tmp_path / "checkpoint") if durable else None
+    with pytest.raises(JobCancelledError, match="its Spark jobs were cancelled") as failure:
+        run(training.train_until, str(tmp_path / "never"), min_np=2, max_np=2, on_event=cancel, checkpoint=checkpoint)
+    kinds = [event["event"] for event in failure.value.events]  # type: ignore[attr-defined]
+    assert kinds.count("world_formed") == 1
 
 
 def test_a_stopped_run_leaves_within_seconds(spark: Any) -> None:
