@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "a survivor in user code is waited for",
         _WATCHDOG + "late_survivors",
-        "worker.ready_deadline is not None and",
+        "worker.awaited_since is not None and",
         "False and",
     ),
     Mutant("worlds below min_np form", _MACHINE + "_needed", "return self.settings.min_np", "return 1"),

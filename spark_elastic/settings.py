@@ -31,9 +31,10 @@ class JobSettings:
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
 
-    # A worker whose control thread is silent for so long is taken for stopped (SIGSTOP, swapped out, a cut network).
+    # A worker whose control thread is silent for so long is taken for stopped (SIGSTOP, swapped out, a cut network). The last
+    # holders of the newest commit are waited for until ``elastic_timeout``.
     heartbeat_timeout: float = 20.0
-    # A survivor has so long to come back to its elastic function after an abort.
+    # A survivor has so long to come back to its elastic function after an abort, and never less than ``hang_timeout``.
     ready_timeout: float = 60.0
     # The ranks of a new world have so long to connect to each other.
     form_timeout: float = 60.0

@@ -79,7 +79,8 @@ def run(
             allocation from its limits, else from the cluster's present cores.
         start_timeout: seconds to get hosts.
         elastic_timeout: seconds to get back to ``min_np`` workers after a loss.
-        hang_timeout: seconds that all others may wait for one worker in a collective before it is replaced.
+        hang_timeout: seconds that a worker may spend in code without a collective, or a ``state.heartbeat()``, while
+            others wait for it; then it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
         reset_limit: resets caused by failures after which the job fails; None is no limit.
         backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
         env: environment variables for the workers.

@@ -141,7 +141,10 @@ class State(ABC):
         self._reset_callbacks.extend(given)
 
     def heartbeat(self) -> None:
-        """Say that this worker makes progress in long code between collectives; restarts ``hang_timeout``. Costs nothing."""
+        """Say that this worker makes progress in long code between collectives; restarts ``hang_timeout``. Costs nothing.
+
+        docs/howto/training.md says how long such code may take without it ("Time limits").
+        """
         if self._job is not None:
             self._job.control.beat()
 

@@ -233,8 +233,8 @@ class DriverMachine:
         if event.beats != worker.beats:
             worker.beats = event.beats
             worker.active_at = now
-            if worker.ready_deadline is not None:
-                worker.ready_deadline = now + self.settings.ready_timeout
+            if worker.awaited_since is not None:
+                worker.awaited_since = now
         if self.world is not None and event.generation == self.world.generation and self.is_member(event.worker):
             if event.collectives != worker.collectives:
                 worker.collectives = event.collectives
@@ -255,9 +255,7 @@ class DriverMachine:
             if event.generation != world.generation:
                 return
             # After a planned interrupt ranks come back without a reason; those that the driver has called back are expected.
-            expected = worker.ready_deadline is not None or (
-                world.phase is WorldPhase.INTERRUPTING and not event.reason
-            )
+            expected = worker.awaited_since is not None or (world.phase is WorldPhase.INTERRUPTING and not event.reason)
             if not expected and world.phase is not WorldPhase.FINISHING:
                 if world.phase is WorldPhase.FORMING:
                     worker.form_failures += 1
@@ -269,7 +267,7 @@ class DriverMachine:
                     return
         worker.phase = Phase.READY
         worker.ready_at = worker.active_at = now
-        worker.ready_deadline = None
+        worker.awaited_since = None
         worker.commit = event.commit
         self._note_commit(worker, event.commit)
         self._record("worker_ready", worker=event.worker, generation=event.generation, commit=str(event.commit))
@@ -447,9 +445,9 @@ class DriverMachine:
                 )
                 return
         waiting = [worker for worker in self._living_members() if worker.phase in (Phase.MEMBER, Phase.VOTED)]
-        fresh = [worker for worker in waiting if worker.ready_deadline is None]
+        fresh = [worker for worker in waiting if worker.awaited_since is None]
         for worker in fresh:
-            worker.ready_deadline = now + self.settings.ready_timeout
+            worker.awaited_since = now
         if fresh:
             self._commands.append(
                 do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by)
@@ -465,7 +463,7 @@ class DriverMachine:
             return
         members = self._living_members()
         inside = [worker for worker in members if worker.phase in (Phase.MEMBER, Phase.VOTED)]
-        if all(worker.ready_deadline is not None and worker.worker in world.answered for worker in inside):
+        if all(worker.awaited_since is not None and worker.worker in world.answered for worker in inside):
             world.nccl_aborted = True
             self._commands.append(do.AbortNccl(world.generation, tuple(worker.worker for worker in members)))
 
@@ -554,7 +552,7 @@ class DriverMachine:
             if voted and any(worker is not None and worker.phase is Phase.READY for worker in members):
                 for worker in voted:
                     worker.phase = Phase.MEMBER
-                    worker.ready_deadline = now + self.settings.ready_timeout
+                    worker.awaited_since = now
                 self._commands.append(
                     do.AbortWorld(
                         world.generation, tuple(worker.worker for worker in voted), "other ranks were interrupted"
@@ -670,7 +668,7 @@ class DriverMachine:
             worker.phase = Phase.MEMBER
             worker.collectives = 0
             worker.active_at = now
-            worker.ready_deadline = None
+            worker.awaited_since = None
         self._commands.append(do.FormWorld(self._generation, members, previous_size))
         self._record(
             "world_forming",

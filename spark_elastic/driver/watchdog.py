@@ -6,7 +6,7 @@ the machine's own, which stands still while the driver is paused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from spark_elastic.driver.hosts import Host
@@ -65,18 +65,28 @@ Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | Pointless
 
 def silent_hosts(seen: Situation) -> Iterator[Finding]:
     limit = seen.settings.heartbeat_timeout
-    for host in seen.hosts:
-        if host.heard is not None and seen.now - host.heard > limit:
-            yield HostSilent(host.host, f"it did not answer pings for {limit:g} s")
+    silent = {
+        host.host: seen.now - host.heard
+        for host in seen.hosts
+        if host.heard is not None and seen.now - host.heard > limit
+    }
+    needed = last_holders(seen, [worker.worker for worker in seen.workers if worker.host in silent])
+    holding = {worker.host for worker in seen.workers if worker.worker in needed}
+    for host, seconds in silent.items():
+        patience = _patience(seen, limit, host in holding)
+        if seconds > patience:
+            yield HostSilent(host, f"it did not answer pings for {patience:g} s")
 
 
 def silent_workers(seen: Situation) -> Iterator[Finding]:
     settings = seen.settings
     # Half of the time that a world has to come about in, so that there is time left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
+    limit = settings.heartbeat_timeout
+    needed = last_holders(seen, [worker.worker for worker in seen.workers if seen.now - worker.heard > limit])
     for worker in seen.workers:
         is_starting = worker.phase is Phase.STARTING
-        patience = to_start if is_starting else settings.heartbeat_timeout
+        patience = to_start if is_starting else _patience(seen, limit, worker.worker in needed)
         if worker.phase is not Phase.DONE and seen.now - worker.heard > patience:
             what = "did not start" if is_starting else "its process was silent"
             yield WorkerHung(worker.worker, f"hung: {what} for {patience:g} s")
@@ -87,8 +97,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return
-    # The first step of a generation may compile kernels, open files, fill a loader …
-    limit = seen.settings.hang_timeout * (1 if world.progressed else 2)
+    limit = _time_without_progress(seen.settings, world)
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
     inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
@@ -124,12 +133,51 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
 
 
 def late_survivors(seen: Situation) -> Iterator[Finding]:
-    for worker in seen.members:
-        if worker.ready_deadline is not None and seen.now > worker.ready_deadline:
-            limit = seen.settings.ready_timeout
+    """Find survivors of an abort that are in user code for too long: as long as a rank may be there at any time."""
+    if seen.world is None:
+        return
+    limit = max(seen.settings.ready_timeout, _time_without_progress(seen.settings, seen.world))
+    awaited = {
+        worker.worker: seen.now - worker.awaited_since
+        for worker in seen.members
+        if worker.awaited_since is not None and seen.now - worker.awaited_since > limit
+    }
+    needed = last_holders(seen, awaited)
+    for worker, seconds in awaited.items():
+        patience = _patience(seen, limit, worker in needed)
+        if seconds > patience:
+            which = "elastic_timeout, as nobody else held the newest commit" if worker in needed else "hang_timeout"
             yield WorkerHung(
-                worker.worker, f"hung: did not return to its elastic function for {limit:g} s after a reset"
+                worker,
+                f"hung: did not return to its elastic function for {patience:g} s after a reset ({which}; call "
+                "state.heartbeat() in long code)",
             )
+
+
+def last_holders(seen: Situation, suspects: Collection[int]) -> set[int]:
+    """Find the workers that hold the newest commit, if every one of them is a suspect: without them it is lost.
+
+    Before the first commit of a job all members hold what there is.
+    """
+    members = {worker.worker for worker in seen.members}
+    candidates = [
+        worker
+        for worker in seen.workers
+        if worker.phase not in (Phase.LEAVING, Phase.DONE) and (worker.commit is not None or worker.worker in members)
+    ]
+    newest = max((worker.commit for worker in candidates if worker.commit is not None), default=None)
+    holders = {worker.worker for worker in candidates if worker.commit == newest}
+    return holders if holders <= set(suspects) else set()
+
+
+def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
+    """How long to wait for a suspect. A job that has nobody else to go on with waits as long as it does for any worker."""
+    return max(limit, seen.settings.elastic_timeout) if is_last_holder else limit
+
+
+def _time_without_progress(settings: JobSettings, world: World) -> float:
+    """How long a rank may show no progress. The first step of a generation may compile kernels, open files, fill a loader."""
+    return settings.hang_timeout * (1 if world.progressed else 2)
 
 
 def slow_forming(seen: Situation) -> Iterator[Finding]:

@@ -41,7 +41,8 @@ class Worker:
     beats: int = 0
     active_at: float = 0.0
     ready_at: float = 0.0
-    ready_deadline: float | None = None
+    # Since when it is waited for at its elastic function: since an abort, or its latest heartbeat() after one.
+    awaited_since: float | None = None
     form_failures: int = 0
 
 

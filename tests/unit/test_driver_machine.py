@@ -346,9 +346,105 @@ def test_who_waits_for_the_state_is_not_taken_out_with_the_rank_that_hangs_befor
     holder.commit, holder.collectives = CommitId(2, 0), 1
     script.pass_time(102)
     script.come_back(1, newcomer)
-    script.pass_time(21)
+    script.pass_time(102)
     assert script.ranks == [1, newcomer]
     assert script.error is None
+
+
+# ---------------------------------------------------------------- the last holders of the newest commit
+
+
+def in_long_code(*names: str, **settings: Any) -> Script:
+    """A world in which the last rank is lost while all others are in long code without a collective."""
+    script = running(*names, **settings)
+    script.commit()
+    script.kill(len(names) - 1)
+    return script
+
+
+def test_the_last_holder_is_waited_for_in_long_code_as_long_as_for_any_worker() -> None:
+    script = in_long_code("a", "b", hang_timeout=30, ready_timeout=10, elastic_timeout=200)
+    assert do.KillWorker(0, 0) not in script.since(lambda: script.pass_time(199)).commands
+    script.come_back(0)
+    assert script.ranks[0] == 0
+    assert script.error is None
+
+
+def test_a_heartbeat_of_the_last_holder_restarts_its_time() -> None:
+    script = in_long_code("a", "b", hang_timeout=30, elastic_timeout=60)
+    script.pass_time(50)
+    script.pass_time(1, busy=True)
+    assert do.KillWorker(0, 0) not in script.since(lambda: script.pass_time(59)).commands
+    assert script.error is None
+
+
+def test_a_last_holder_that_never_comes_back_ends_the_job_and_is_told_what_to_call() -> None:
+    script = in_long_code("a", "b", hang_timeout=30, elastic_timeout=60)
+    script.pass_time(62)
+    assert isinstance(script.error, StateLostError)
+    assert "60 s after a reset (elastic_timeout, as nobody else held the newest commit; call state.heartbeat()" in str(
+        script.error
+    )
+
+
+def test_a_last_holder_that_never_comes_back_is_replaced_from_the_durable_checkpoint() -> None:
+    script = in_long_code("a", "b", hang_timeout=30, elastic_timeout=60, durable=True)
+    script.pass_time(62)
+    assert script.error is None
+    assert [record.kind for record in script.records].count("state_lost") == 1
+
+
+def test_holders_that_are_all_late_are_all_waited_for_until_one_is_back() -> None:
+    script = in_long_code("a", "b", "c", hang_timeout=30, elastic_timeout=200)
+    assert script.since(lambda: script.pass_time(100)).of(do.KillWorker) == []
+    script.come_back(1)
+    assert do.KillWorker(0, 0) in script.since(lambda: script.pass_time(1)).commands
+    assert script.ranks == [1]
+
+
+def test_a_drain_whose_deadline_passes_in_long_code_costs_nobody_else() -> None:
+    script = running("a", "b", hang_timeout=30, ready_timeout=10, elastic_timeout=200)
+    script.commit()
+    script.drain(1, deadline=script.now + 20)
+    script.pass_time(25)
+    script.lose_host(1, reason="its executor was decommissioned")
+    assert script.since(lambda: script.pass_time(100)).of(do.KillWorker) == []
+    script.come_back(0)
+    assert (script.error, script.ranks) == (None, [0])
+
+
+def test_a_last_holder_that_is_silent_for_a_while_is_waited_for() -> None:
+    """Its machine may have been paused, or cut off for a minute: when it is gone, its connection breaks."""
+    script = running("a", "b", heartbeat_timeout=20, elastic_timeout=200)
+    script.commit()
+    assert script.since(lambda: script.pass_time(100, silent={0, 1})).of(do.KillWorker) == []
+    script.pass_time(10)
+    assert (script.error, script.machine.resets) == (None, 0)
+
+
+def test_a_silent_last_holder_is_given_up_after_elastic_timeout() -> None:
+    script = running("a", heartbeat_timeout=20, elastic_timeout=60)
+    script.commit()
+    script.pass_time(62, silent={0})
+    assert isinstance(script.error, StateLostError)
+
+
+def test_a_host_that_does_not_answer_keeps_its_task_while_its_worker_is_the_last_holder() -> None:
+    script = running("a", heartbeat_timeout=20, elastic_timeout=200)
+    script.commit()
+    script.hosts.clear()  # whose tasks answer pings no more, while the worker sends heartbeats
+    assert script.since(lambda: script.pass_time(100)).commands == []
+    script.heartbeat(0)
+
+
+def test_a_silent_rank_is_replaced_at_once_where_another_holds_the_state() -> None:
+    script = running("a", "b", heartbeat_timeout=20, elastic_timeout=200)
+    script.commit()
+    told = script.since(lambda: script.pass_time(22, silent={1}))
+    assert told.of(do.KillWorker) == [do.KillWorker(1, 1)]
+
+
+# ---------------------------------------------------------------- newcomers
 
 
 def test_exceptions_of_newcomers_do_not_condemn_a_job_that_commits() -> None:

@@ -754,17 +754,20 @@ def test_a_function_that_never_commits_fails_with_a_hint() -> None:
     assert "state.commit()" in str(script.error)
 
 
-def test_a_survivor_that_does_not_come_back_is_fenced_after_ready_timeout() -> None:
-    script = running("a", "b", "c", ready_timeout=30)
+def test_a_survivor_that_does_not_come_back_is_fenced_after_hang_timeout() -> None:
+    script = running("a", "b", "c", hang_timeout=40, ready_timeout=30)
+    script.commit()
     script.kill(2)
     script.come_back(0)
-    told = script.since(lambda: script.pass_time(32))
+    assert script.since(lambda: script.pass_time(39)).of(do.KillWorker) == []
+    told = script.since(lambda: script.pass_time(3))
     assert told.of(do.KillWorker) == [do.KillWorker(1, 1)]
     assert script.ranks == [0]
 
 
 def test_a_survivor_that_calls_heartbeat_is_waited_for() -> None:
-    script = running("a", "b", "c", ready_timeout=30)
+    script = running("a", "b", "c", hang_timeout=30, ready_timeout=30)
+    script.commit()
     script.kill(2)
     script.come_back(0)
     script.pass_time(100, busy=True)
