@@ -200,7 +200,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         """The model with its Params and shapes, but no network yet."""
         layout = lesson.layout
         with own_randomness(0), torch.no_grad():
-            outputs = outputs_of(layout.call(copy.deepcopy(lesson.network).eval(), sample))
+            outputs = outputs_of(layout.call(copy.deepcopy(lesson.network).eval(), sample), layout)
         widths = [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
@@ -288,12 +288,12 @@ class TorchEstimator(ElasticEstimator):
             entries = [Input(None, (name,)) for name in positional]
         else:
             entries = [_keyword_input(name, columns) for name, columns in keyword.items()]
-        return Layout(tuple(entries), tuple(self.value("labelCols") or ()), self.value("weightCol"))
+        labels = tuple(self.value("labelCols") or ())
+        default = [f"{label}_prediction" for label in labels] if len(labels) > 1 else ["prediction"]
+        return Layout(tuple(entries), labels, self.value("weightCol"), tuple(self.value("outputCols") or default))
 
     def _make_model(self, layout: Layout) -> ElasticModel:
-        several = len(layout.labels) > 1
-        default = [f"{label}_prediction" for label in layout.labels] if several else ["prediction"]
-        return TorchModel(outputCols=default)
+        return TorchModel(outputCols=list(layout.outputs))
 
 
 def _keyword_input(name: str, columns: list[Any]) -> Input:

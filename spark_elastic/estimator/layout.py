@@ -37,11 +37,15 @@ class Input:
 
 @dataclass(frozen=True)
 class Layout:
-    """The roles of a dataset's columns."""
+    """The roles of a dataset's columns.
+
+    outputs: the columns that ``transform`` makes of the network's outputs, where they may be names of its outputs.
+    """
 
     inputs: tuple[Input, ...]
     labels: tuple[str, ...] = ()
     weight: str | None = None
+    outputs: tuple[str, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -71,20 +75,53 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.long()
 
 
-def outputs_of(value: Any, names: Sequence[str] = ()) -> list[torch.Tensor]:
-    """Return a model's outputs as a list: of a dict those called ``names``, or all in its order."""
+def outputs_of(value: Any, layout: Layout) -> list[torch.Tensor]:
+    """Return a model's outputs as a list: those of a list or tuple by their places, those of a dict by their names.
+
+    Training and ``transform`` both take them in this order. Raises TypeError for what is no tensor, and ValueError for a dict
+    whose names do not tell which label or column an output is for.
+    """
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, Mapping):
-        wanted = names if names and all(name in value for name in names) else list(value)
-        value = [value[name] for name in wanted]
+        value = [value[name] for name in ordered(list(value), layout)]
     if isinstance(value, (list, tuple)) and value and all(isinstance(entry, torch.Tensor) for entry in value):
         return list(value)
     raise TypeError(f"the model must return a tensor, or a list, tuple or dict of tensors, not {type(value).__name__}")
 
 
+def ordered(names: Sequence[str], layout: Layout) -> list[str]:
+    """Order the names of a dict of outputs as labels and output columns are ordered; those of none of them come last.
+
+    An output is called as its label is, or as its column. An output alone, and a last one for a last column that has no label,
+    may have any name. Raises ValueError where names are missing, or say two things.
+    """
+    if len(names) == 1:
+        return list(names)
+    found: list[str] = []
+    for place in range(max(len(layout.labels), len(layout.outputs))):
+        meant = unique([*layout.labels[place : place + 1], *layout.outputs[place : place + 1]])
+        called = [name for name in meant if name in names]
+        left = [name for name in names if name not in found]
+        if not called and len(left) == 1 and place >= len(layout.labels):
+            called = left
+        if len(called) != 1 or called[0] in found:
+            raise ValueError(
+                f"the model returns a dict of the outputs {_listed(names)}, which does not tell the one for "
+                f"{_listed(meant, ' or ')}: name each output as its label ({_listed(layout.labels)}) or its "
+                f"output column ({_listed(layout.outputs)}) "
+                "is named, or return a tuple in their order"
+            )
+        found += called
+    return unique([*found, *names])
+
+
 def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+def _listed(names: Iterable[str], between: str = ", ") -> str:
+    return between.join(map(repr, names)) or "none"
 
 
 def _side_by_side(entry: Input, parts: list[torch.Tensor]) -> torch.Tensor:

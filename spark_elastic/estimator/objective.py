@@ -35,7 +35,7 @@ class Objective:
 
         One loss and one output with several labels of one number each get the labels side by side.
         """
-        found = outputs_of(outputs, layout.labels)
+        found = outputs_of(outputs, layout)
         labels = [plain(batch[name]) for name in layout.labels]
         losses = self.losses
         if len(found) == 1 and len(labels) > 1 and len(losses) == 1:

@@ -105,7 +105,7 @@ class ModelReader(EstimatorReader):
         layout = facts.pop("layout")
         inputs = tuple(Input(**{**entry, "columns": tuple(entry["columns"])}) for entry in layout["inputs"])
         shapes = {name: None if shape is None else tuple(shape) for name, shape in facts.pop("shapes").items()}
-        layout = Layout(inputs, tuple(layout["labels"]), layout["weight"])
+        layout = Layout(inputs, tuple(layout["labels"]), layout["weight"], tuple(layout.get("outputs", ())))
         instance.describe(model=objects["model"], layout=layout, shapes=shapes, **facts)
 
 

@@ -42,13 +42,13 @@ def try_model(
     or its outputs do not fit labels and losses.
     """
     outputs, layout = _try_layouts(model, layout, batch)
+    found = outputs_of(outputs, layout)
     if objective is None:
         return layout, None
     try:
         pairs = objective.pairs(layout, outputs, batch)
         objective.loss(pairs, batch[layout.weight].float() if layout.weight else None)
     except Exception as error:
-        found = outputs_of(outputs, layout.labels) if not isinstance(error, TypeError) else []
         raise ValueError(
             f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "
             f"outputs {', '.join(map(shown_shape, found))})"

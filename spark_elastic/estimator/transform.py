@@ -34,7 +34,7 @@ class Scorer:
         batch = {name: _tensor(values) for name, values in columns.items()}
         self.module.eval()
         with torch.inference_mode():
-            outputs = outputs_of(self.layout.call(self.module, batch), ())
+            outputs = outputs_of(self.layout.call(self.module, batch), self.layout)
         return self.finish(
             [
                 output.float().numpy(force=True) if output.is_floating_point() else output.numpy(force=True)
@@ -71,7 +71,7 @@ class PredictionUdf:
                 _maker(network, names, self._only),
                 return_type=kind if self._only is None else kind[self._only].dataType,
                 batch_size=batch_size,
-                input_tensor_shapes=tensors,
+                input_tensor_shapes=tensors or None,
             )
 
     def __call__(self, frame: DataFrame) -> Column:

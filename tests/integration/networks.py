@@ -96,3 +96,19 @@ class Recorder:
 
 def absolute_error(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output - label).abs().mean()
+
+
+class AnyShapes(torch.nn.Module):
+    """Takes columns of any shapes. ``u`` is the sum of a row's numbers and ``v`` ten times that; form: how they are returned."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.factors = torch.nn.Parameter(torch.tensor([1.0, 10.0]))
+
+    def forward(self, *columns: torch.Tensor, **named: torch.Tensor) -> Any:
+        given = [*columns, *named.values()]
+        total = torch.stack([column.float().reshape(len(column), -1).sum(1) for column in given]).sum(0)
+        u, v = total * self.factors[0], total * self.factors[1]
+        forms = {"number": u, "matrix": u[:, None], "vector": torch.stack([u, v], 1), "dict of one": {"any": u}}
+        return {**forms, "tuple": (u, v), "dict": {"v": v, "u": u}}[self.form]

@@ -1,0 +1,105 @@
+"""Every shape of columns with every form of outputs, through fit and transform on executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import networks
+import pytest
+import torch
+from pyspark.ml.feature import VectorAssembler
+from pyspark.sql import functions as f
+
+from spark_elastic.estimator import TorchEstimator
+from spark_elastic.estimator.planning import plan_lesson
+
+cloudpickle.register_pickle_by_value(networks)
+
+INPUTS: dict[str, Any] = {
+    "one number": {"featureCols": ["a"]},
+    "one whole number": {"featureCols": ["i"]},
+    "numbers": {"featureCols": ["a", "i", "flag"]},
+    "one array": {"featureCols": ["list"]},
+    "one vector": {"featureCols": ["vector"]},
+    "arrays and vectors": {"featureCols": ["list", "vector", "single"]},
+    "all": {"featureCols": ["a", "list", "vector", "i"]},
+    "keywords": {"inputs": {"x": ["a", "i"], "more": ["vector"]}},
+}
+FORMS = {"number": "u", "matrix": "u", "dict of one": "u", "vector": "uv", "tuple": "uv", "dict": "uv"}
+FITTED = [
+    ("one number", "number"),
+    ("numbers", "tuple"),
+    ("one vector", "vector"),
+    ("all", "dict"),
+    ("keywords", "matrix"),
+]
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    """``total`` is the sum of all numbers of ``a``, ``i``, …; one partition, so that one Python process scores."""
+    base = spark.range(0, 60, 1, 1).select(
+        (f.col("id") / 8).alias("a"), (f.col("id") % 7).alias("i"), (f.col("id") % 2 == 0).alias("flag")
+    )
+    base = base.withColumn("list", f.array(f.col("a"), f.lit(1.0), f.col("a"))).withColumn("single", f.array("i"))
+    return VectorAssembler(inputCols=["a", "i"], outputCol="vector").transform(base).persist()
+
+
+def features_of(columns: dict[str, Any]) -> list[str]:
+    return columns.get("featureCols") or [name for names in columns["inputs"].values() for name in names]
+
+
+def total(frame: Any, columns: dict[str, Any]) -> Any:
+    """The sum that the network is to make of a row."""
+    sums = {
+        "a": f.col("a"), "i": f.col("i"), "flag": f.col("flag").cast("int"), "list": 2 * f.col("a") + 1,
+        "vector": f.col("a") + f.col("i"), "single": f.col("i"),
+    }  # fmt: skip
+    return sum((sums[name] for name in features_of(columns)), f.lit(0.0))
+
+
+def make(columns: dict[str, Any], form: str) -> TorchEstimator:
+    labels = list(FORMS[form])
+    outputs = ["both"] if form == "vector" else [f"{label}_found" for label in labels]
+    return TorchEstimator(
+        model=networks.AnyShapes(form), optimizer=torch.optim.SGD, learningRate=1e-12, loss=torch.nn.MSELoss(),
+        labelCols=labels, outputCols=outputs, batchSize=16, maxNp=1, verbose=0, **columns,
+    )  # fmt: skip
+
+
+def labelled(frame: Any, columns: dict[str, Any]) -> Any:
+    return frame.withColumn("u", total(frame, columns)).withColumn("v", 10 * f.col("u"))
+
+
+def check(scored: Any, form: str) -> None:
+    found = scored.toPandas()
+    if form == "vector":
+        found["u_found"], found["v_found"] = zip(*(row.toArray() for row in found["both"]), strict=True)
+    for label in FORMS[form]:
+        assert found[f"{label}_found"].tolist() == pytest.approx(found[label].tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize(("columns", "form"), FITTED)
+def test_every_shape_of_columns_and_outputs_is_trained_and_scored(frame: Any, columns: str, form: str) -> None:
+    data = labelled(frame, INPUTS[columns])
+    model = make(INPUTS[columns], form).fit(data)
+    assert model.history[0]["loss"] == pytest.approx(0.0, abs=1e-5), "each output meets its own label"
+    check(model.transform(data), form)
+
+
+@pytest.mark.parametrize("columns", INPUTS)
+def test_every_form_of_outputs_is_scored_for_every_shape_of_columns(frame: Any, columns: str) -> None:
+    data = labelled(frame, INPUTS[columns])
+    shapes = {"list": (3,), "vector": (2,), "single": (1,)}
+    for form in FORMS:
+        estimator = make(INPUTS[columns], form)
+        layout = estimator._layout(data.schema)
+        lesson = plan_lesson(estimator, layout, None)
+        sample = {
+            name: torch.zeros(7, *shapes.get(name, ()), dtype=torch.int64 if name in ("i", "flag") else torch.float32)
+            for name in layout.columns
+        }
+        lesson = lesson.tried(sample)
+        model = estimator._untrained(lesson, sample).describe(model=lesson.network)
+        check(model.transform(data), form)
