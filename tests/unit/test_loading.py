@@ -112,3 +112,14 @@ def test_other_objects_get_tensors_of_their_own() -> None:
     load_state_dict(average, kept)
     average.mean += 1
     assert torch.equal(kept["mean"], torch.ones(2))
+
+
+def test_a_scaler_may_step_again_after_a_reset_between_step_and_update() -> None:
+    model, optimizer = trained(torch.optim.SGD, 0)
+    scaler = torch.amp.GradScaler("cpu")
+    kept = cloned(scaler.state_dict())
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(4, 3)).square().sum()).backward()
+        scaler.step(optimizer)
+        load_state_dict(scaler, kept)  # a worker was lost before scaler.update()
