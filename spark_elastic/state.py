@@ -178,7 +178,8 @@ class State(ABC):
             return
         world = job.world
         job.state = self
-        self._check_models(job)
+        if not job.is_fixed:
+            self._check_models(job)
         if job.checkpoints is not None and self._snapshots is None:
             raise CheckpointError(f"checkpoint= needs an ObjectState or a TorchState, not {type(self).__name__}")
         self.sync()
@@ -211,10 +212,23 @@ class State(ABC):
         """Refuse models whose weights nobody would keep equal."""
 
     def _check_is_the_jobs(self, job: Job) -> None:
+        if job.state is None and job.is_fixed:
+            raise SparkElasticError(
+                "call state.sync() before the first commit(): it brings all ranks to the newest checkpoint, or to the values "
+                "of rank 0 where there is none"
+            )
         if job.state is not self:
             raise SparkElasticError(
                 "only the state that was given to the elastic function commits; put all into that one"
             )
+
+    def _begins_here(self) -> bool:
+        """Begin, and say so, where nothing else does: in a fixed world the first ``sync`` or ``restore`` is the beginning."""
+        job = self._job
+        if job is None or not job.is_fixed or job.state is self:
+            return False
+        self._begin(job)
+        return True
 
     def _save_and_count(self) -> None:
         before = self._index
@@ -325,8 +339,10 @@ class ObjectState(State):
     def restore(self) -> None:
         """Set all objects back to the last commit, in place where they can; gradients are cleared.
 
-        Before the first commit it does nothing.
+        Before the first commit it does nothing; in a fixed world the first call is a ``sync``.
         """
+        if self._begins_here():
+            return
         with suppress(WorkerLostError):
             self._settle()
         if not self._snapshots.is_empty:
@@ -334,7 +350,13 @@ class ObjectState(State):
             self._load_own(self._snapshots.current.own)
 
     def sync(self) -> None:
-        """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective."""
+        """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective.
+
+        In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop: all ranks
+        go on from the newest durable checkpoint, or from the values of rank 0 where there is none.
+        """
+        if self._begins_here():
+            return
         self._settle()
         world = self._world
         if world is None:

@@ -24,6 +24,7 @@ class OneJob:
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.finished = False
+        self.is_fixed = False
         self.broken = False
         self.failing: list[BaseException] = []
         self.control = SimpleNamespace(vote=lambda: None)
