@@ -85,7 +85,7 @@ class Stage:
         if self.arriving is None:
             return False
         snapshots.spare.buffer.copy_from([])
-        snapshots.spare.skeleton = self.arriving
+        snapshots.spare.skeleton, snapshots.spare.objects = self.arriving, None
         snapshots.switch()
         return True
 
