@@ -54,6 +54,12 @@ MUTANTS = (
         "a silent worker is waited for", _WATCHDOG + "silent_workers", "seen.now - worker.heard > patience", "False"
     ),
     Mutant(
+        "a worker whose Python is held by one long call is taken for silent",
+        _MACHINE + "_worker_seen",
+        "worker.heard = now",
+        "pass",
+    ),
+    Mutant(
         "a survivor in user code is waited for",
         _WATCHDOG + "late_survivors",
         "worker.awaited_since is not None and",

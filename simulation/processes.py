@@ -109,6 +109,8 @@ class WorkerProcess(Process):
         self.state: Any = None
         self.holds: CommitId | None = None
         self.stands_ready = False
+        # Whether it does nothing because one call holds the lock of its Python.
+        self.holds_gil = False
         simulation.workers[number] = self
         threads.Thread(self._main, process=self).start()
 
@@ -247,6 +249,14 @@ class Supervisor:
             worker = self.pending.pop(0)
             self.current = WorkerProcess(self.task.simulation, self.task, worker)
             self._say(m.WorkerStarted(worker, worker))
+            self._see(self.current)
+
+    def _see(self, worker: WorkerProcess) -> None:
+        """Every second, unless the worker's process is stopped or has ended. One whose GIL is held runs."""
+        if worker is self.current and worker.is_alive and self.task.is_alive:
+            if not worker.loop.is_stopped or worker.holds_gil:
+                self._say(m.WorkerSeen(worker.number))
+            self.task.simulation.clock.after(1.0, self._see, worker, loop=self.task.loop)
 
     def worker_dies(self, worker: WorkerProcess, code: int, freed: float) -> None:
         clock, random = self.task.simulation.clock, self.task.simulation.random

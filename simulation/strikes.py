@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from simulation.spark import Executor, Machine
 
 
+# A lock of Python's that is held for less, shorter than hang_timeout and form_timeout, explains no loss.
+BRIEF_SECONDS = 5.0
+
+
 class Strikes:
     """Carries faults out, and knows which workers were hit: their loss needs no other explanation."""
 
@@ -62,7 +66,8 @@ class Strikes:
             self.hit.add(machine)
             action(machine, fault)
         elif worker is not None:
-            self.hit.add(worker)
+            if not (fault.kind is Kind.HOLD_GIL and fault.seconds < BRIEF_SECONDS):
+                self.hit.add(worker)
             action(worker, fault)
 
     def is_hit(self, worker: WorkerProcess) -> bool:
@@ -98,6 +103,16 @@ class Strikes:
         worker.stop()
         self._later(fault, worker.go_on)
         self._hold(worker)
+
+    def _hold_gil(self, worker: WorkerProcess, fault: Fault) -> None:
+        worker.holds_gil = True
+        worker.stop()
+        self._later(fault, self._release_gil, worker)
+        self._hold(worker)
+
+    def _release_gil(self, worker: WorkerProcess) -> None:
+        worker.holds_gil = False
+        worker.go_on()
 
     def _stop_for_ever(self, worker: WorkerProcess, fault: Fault) -> None:
         worker.stop()

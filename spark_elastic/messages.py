@@ -96,6 +96,12 @@ class WorkerStarted(Message, frozen=True):
     pid: int
 
 
+class WorkerSeen(Message, frozen=True):
+    """Sent every second: the worker's process is there and is not stopped, whether or not its Python can say so itself."""
+
+    worker: int
+
+
 class WorkerDying(Message, frozen=True):
     """The kernel has begun to take the worker down; its sockets may stay open until its memory is freed."""
 
@@ -320,6 +326,7 @@ class StoreReply(Message, frozen=True):
 ToDriver = (
     TaskHello
     | WorkerStarted
+    | WorkerSeen
     | WorkerDying
     | WorkerExited
     | OutputLines

@@ -33,8 +33,9 @@ class JobSettings:
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
 
-    # A worker whose control thread is silent for so long is taken for stopped (SIGSTOP, swapped out, a cut network). The last
-    # holders of the newest commit are waited for until ``elastic_timeout``.
+    # A worker whose process is stopped (SIGSTOP) for so long is replaced, and so is a host that does not answer (a frozen
+    # machine, a cut network). A process that runs is alive, whatever it does: ``hang_timeout`` judges whether it gets on. The
+    # last holders of the newest commit are waited for until ``elastic_timeout``.
     heartbeat_timeout: float = 20.0
     # A survivor has so long to come back to its elastic function after an abort, and never less than ``hang_timeout``.
     ready_timeout: float = 60.0

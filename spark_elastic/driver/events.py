@@ -59,6 +59,12 @@ class WorkerGone(msgspec.Struct, frozen=True):
     reason: str
 
 
+class WorkerSeen(msgspec.Struct, frozen=True):
+    """The worker's task says that its process is there, and not stopped."""
+
+    worker: int
+
+
 class WorkerExited(msgspec.Struct, frozen=True):
     """The worker's process has ended. ``code`` is minus the signal that killed it."""
 
@@ -140,6 +146,7 @@ Event = (
     | HostsListed
     | WorkerConnected
     | WorkerGone
+    | WorkerSeen
     | WorkerExited
     | WorkerReady
     | WorkerAborted

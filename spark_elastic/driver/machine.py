@@ -93,6 +93,7 @@ class DriverMachine:
             ev.HostsListed: self._hosts_listed,
             ev.WorkerConnected: self._worker_connected,
             ev.WorkerGone: self._worker_gone,
+            ev.WorkerSeen: self._worker_seen,
             ev.WorkerExited: self._worker_exited,
             ev.WorkerReady: self._worker_ready,
             ev.WorkerAborted: self._worker_aborted,
@@ -224,6 +225,12 @@ class DriverMachine:
             worker.heard = now
         elif worker is not None and worker.phase is Phase.LEAVING:
             self._commands.append(do.LeaveJob(event.worker))
+
+    def _worker_seen(self, event: ev.WorkerSeen, now: float) -> None:
+        """A process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
+        worker = self.workers.get(event.worker)
+        if worker is not None and worker.phase is not Phase.STARTING:
+            worker.heard = now
 
     def _worker_heard(self, event: ev.WorkerHeard, now: float) -> None:
         worker = self.workers.get(event.worker)

@@ -324,6 +324,8 @@ class SparkDriverService:
             self._print(message)
         elif isinstance(message, m.Pong):
             self._handle(ev.TaskHeard(host))
+        elif isinstance(message, m.WorkerSeen):
+            self._handle(ev.WorkerSeen(message.worker))
         elif isinstance(message, m.WorkerDying):
             self._handle(ev.WorkerGone(message.worker, PROCESS_DIED))
         elif isinstance(message, m.WorkerExited):

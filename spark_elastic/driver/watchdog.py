@@ -79,6 +79,7 @@ def silent_hosts(seen: Situation) -> Iterator[Finding]:
 
 
 def silent_workers(seen: Situation) -> Iterator[Finding]:
+    """Find workers whose process is stopped, or did not start. Whether a process gets on is not asked here."""
     settings = seen.settings
     # Half of the time that a world has to come about in, so that there is time left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2

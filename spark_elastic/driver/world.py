@@ -34,6 +34,7 @@ class Worker:
     host: int
     host_name: str
     place: str
+    # When its process was last known to run: by its own word, or, once it has connected, by its task's.
     heard: float
     phase: Phase = Phase.STARTING
     commit: CommitId | None = None

@@ -52,6 +52,13 @@ class ExitSign:
             return True
         return bool(int(fields[6]) & _PF_EXITING)
 
+    def is_stopped(self) -> bool:
+        """Whether the process is held, by SIGSTOP or a debugger, and cannot do anything."""
+        try:
+            return os.pread(self._file, 512, 0).rpartition(b")")[2].split(None, 1)[0] in (b"T", b"t")
+        except OSError:
+            return False  # it is gone, which is another matter
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)

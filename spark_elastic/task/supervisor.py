@@ -12,7 +12,7 @@ from types import TracebackType
 
 import psutil
 
-from spark_elastic.messages import Message, Stream, WorkerDying, WorkerExited, WorkerStarted
+from spark_elastic.messages import Message, Stream, WorkerDying, WorkerExited, WorkerSeen, WorkerStarted
 from spark_elastic.rpc import Connection
 from spark_elastic.task import processes, warm_parent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
@@ -21,6 +21,8 @@ from spark_elastic.ticket import Ticket
 # How often the process table is asked whether the worker is dying. The pidfd tells only when its memory is freed. Most of a
 # glance is waking up for it, 0.15 ms: it takes under a hundredth of a core.
 GLANCE_SECONDS = 0.02
+# How often the driver is told that the worker's process is there.
+WORD_SECONDS = 1.0
 # The warm parent ends within milliseconds once told; a kernel that frees gigabytes may take longer.
 END_SECONDS = 10.0
 # Output that is still in the pipes when a worker has exited is waited for no longer than this.
@@ -47,6 +49,7 @@ class WorkerSupervisor:
         self._pidfd = -1
         self._exit_sign: processes.ExitSign | None = None
         self._glance: asyncio.TimerHandle | None = None
+        self._word_due = 0.0
         self._outputs: list[OutputForwarder] = []
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._quiet = asyncio.Event()
@@ -136,8 +139,13 @@ class WorkerSupervisor:
         assert self._exit_sign is not None
         if self._exit_sign.is_seen():
             self._dying()
-        else:
-            self._glance = asyncio.get_running_loop().call_later(GLANCE_SECONDS, self._look)
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._word_due and not self._exit_sign.is_stopped():
+            assert self._worker is not None
+            self._word_due = loop.time() + WORD_SECONDS
+            self._report(WorkerSeen(self._worker))
+        self._glance = loop.call_later(GLANCE_SECONDS, self._look)
 
     def _dying(self) -> None:
         assert self._worker is not None

@@ -150,6 +150,17 @@ def test_a_long_evaluation_with_heartbeats_is_not_taken_for_a_hang(run: Any) -> 
     assert result.results == [[0, 2, 1], [1, 2, 1]]
 
 
+def test_a_long_call_that_holds_the_lock_of_python_on_all_ranks_costs_nobody_also_where_an_abort_comes_meanwhile(
+    run: Any,
+) -> None:
+    # The first call begins on both ranks after the first commit; rank 1 dies at the second.
+    result = run(
+        training.hold_the_lock_of_python, 4.0, faults=[kill(rank=1, step=2)], min_np=2, max_np=2, heartbeat_timeout=1.5
+    )
+    assert result.results == [[0, 2, 3], [1, 2, 3]]
+    assert [event["worker"] for event in result.of("worker_lost")] == [1]
+
+
 def test_collectives_agree_with_torch_and_local_attributes_stay(run: Any) -> None:
     results = run(training.collectives, min_np=3, max_np=3).results
     for rank, result in enumerate(results):

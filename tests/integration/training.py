@@ -182,6 +182,29 @@ def long_evaluation(seconds: float) -> list[int]:
     return [se.rank(), se.size(), se.generation()]
 
 
+def hold_the_lock_of_python(seconds: float) -> list[int]:
+    """At two steps one long call keeps all Python of this process from running, the control thread's, too."""
+    import ctypes
+
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < 3:
+            if state.step:
+                ctypes.PyDLL(None).sleep(int(seconds))
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return [se.rank(), se.size(), state.step]
+
+
 def collectives() -> dict[str, Any]:
     import torch
     import torch.distributed as dist

@@ -241,10 +241,19 @@ class Script:
         for process in [process for process in self.processes.values() if process.told_to_end]:
             self.exits(process.worker, -9)
 
-    def pass_time(self, seconds: float, *, step: float = 1.0, silent: Iterable[int] = (), busy: bool = False) -> None:
+    def pass_time(
+        self,
+        seconds: float,
+        *,
+        step: float = 1.0,
+        silent: Iterable[int] = (),
+        busy: bool = False,
+        seen: Iterable[int] = (),
+    ) -> None:
         """Let time pass; hosts answer pings and workers send heartbeats, but those in ``silent``.
 
-        ``busy`` workers call ``state.heartbeat()``. Spark starts the tasks that were told to end anew, where they were.
+        The tasks of workers in ``seen`` see their processes. ``busy`` workers call ``state.heartbeat()``. Spark starts the
+        tasks that were told to end anew, where they were.
         """
         for host in self._restarting:
             name, slot, place = self._places[host]
@@ -259,6 +268,8 @@ class Script:
             for host in list(self.hosts):
                 self.send(ev.TaskHeard(host))
             for process in list(self.processes.values()):
+                if process.worker in seen:
+                    self.send(ev.WorkerSeen(process.worker))
                 if process.worker not in quiet and process.phase != "starting":
                     process.beats += busy
                     self.heartbeat(process.worker)

@@ -569,6 +569,20 @@ def test_the_worker_of_a_silent_host_is_fenced() -> None:
     assert 1 in ended, "its own connection is open: it waits for a world until the job ends"
 
 
+def test_a_worker_whose_process_is_seen_is_not_silent_while_one_long_call_keeps_its_python_from_speaking() -> None:
+    script = running("a", "b", heartbeat_timeout=20)
+    assert script.since(lambda: script.pass_time(100, silent={0, 1}, seen={0, 1})).commands == []
+    told = script.since(lambda: script.pass_time(22, silent={0, 1}, seen={0}))
+    assert told.of(do.KillWorker) == [do.KillWorker(1, 1)], "its process was stopped after all"
+
+
+def test_a_worker_that_never_connects_is_replaced_though_its_process_is_seen() -> None:
+    script = Script(min_np=1, start_timeout=60)
+    script.register("a")
+    told = script.since(lambda: script.pass_time(32, seen={0}))
+    assert told.of(do.KillWorker) == [do.KillWorker(0, 0)]
+
+
 def test_hosts_that_drain_are_no_hosts_to_begin_with() -> None:
     script = Script(min_np=2, start_timeout=40, yield_after=1000)
     for name in "ab":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -38,6 +39,24 @@ for process in left:
 def test_what_a_child_leaves_behind_is_killed_also_when_the_child_dies_between_two_looks() -> None:
     found = subprocess.run([sys.executable, "-c", DIES_WHILE_LOOKED_AT], capture_output=True, text=True, timeout=60)
     assert (found.stdout, found.stderr) == ("[] []\n", "")
+
+
+def test_a_process_that_is_stopped_shows_it_and_one_that_goes_on_again_does_not() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    sign = ExitSign(child.pid)
+    try:
+        assert not sign.is_stopped()
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        assert sign.is_stopped()
+        child.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+        assert not sign.is_stopped()
+    finally:
+        child.kill()
+        child.wait()
+    assert not sign.is_stopped()
+    sign.close()
 
 
 def test_a_process_that_ends_shows_the_sign_of_it_and_keeps_it_once_reaped() -> None:
