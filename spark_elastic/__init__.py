@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spark_elastic.elastic_loop import elastic
     from spark_elastic.errors import (
         CheckpointError,
+        DamagedError,
         DataError,
         HostsUpdatedInterrupt,
         JobCancelledError,
@@ -65,6 +66,7 @@ _MODULES = {
     "spark_elastic.elastic_loop": ("elastic",),
     "spark_elastic.errors": (
         "CheckpointError",
+        "DamagedError",
         "DataError",
         "HostsUpdatedInterrupt",
         "JobCancelledError",
@@ -88,6 +90,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CheckpointError",
+    "DamagedError",
     "DataError",
     "DistributedDataParallel",
     "HostsUpdatedInterrupt",

@@ -8,7 +8,8 @@
     │   └── StateLostError           every copy of the committed state is gone
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
-    ├── CheckpointError              a checkpoint cannot be written, read, or does not fit the job
+    ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
+    │   └── DamagedError             a file of a checkpoint or of a saved model is not what was written
     ├── DataError                    a dataset is broken, changed, or not what the job expects
     └── JobCancelledError            Spark or the user ended the job from outside
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 
 __all__ = [
     "CheckpointError",
+    "DamagedError",
     "DataError",
     "HostsUpdatedInterrupt",
     "JobCancelledError",
@@ -109,6 +111,10 @@ class NotInWorldError(SparkElasticError):
 
 class CheckpointError(SparkElasticError):
     """The checkpoint directory cannot be used, holds nothing whole, or its state is not this job's."""
+
+
+class DamagedError(CheckpointError):
+    """A file of a checkpoint, or of a saved model, is missing, damaged or forged: it is not what was written."""
 
 
 class DataError(SparkElasticError):

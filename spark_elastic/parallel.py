@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from spark_elastic import context
 from spark_elastic.errors import WorkerLostError
+from spark_elastic.snapshot import WRAPPER_MARK
 from spark_elastic.world import World
 
 # Torch 2.6 always broadcasts the parameters, which are equal already; that costs a reset some milliseconds a megabyte.
@@ -75,6 +76,12 @@ class DistributedDataParallel(nn.Module):
         job = context.current_job()
         if job is not None:
             job.add_model(self)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            # Who opens a checkpoint gets the weights without ``module.``.
+            destination._metadata[prefix[:-1]][WRAPPER_MARK] = True
 
     def attach(self, world: World) -> None:
         """Build torch's wrapper for a world. All ranks hold the same parameters already, so nothing is sent."""

@@ -1,35 +1,33 @@
-"""Turns a snapshot into the files of a checkpoint, and these into objects again.
+"""Turns a snapshot into the files of a checkpoint, and these into objects again; docs/formats.md describes them.
 
-``skeleton.pt`` holds the tree of the state without its tensors, as ``torch.load(weights_only=True)`` reads it, which runs no
-code; ``tensors.bin`` the tensors, one after the other; ``objects.pickle`` what is neither a tensor nor plain data. That file
-is unpickled by a job that goes on from its own checkpoint, and by nobody else.
+``tree.json`` holds the state without its tensors, ``tensors.safetensors`` the tensors, ``objects.pickle`` what is neither a
+tensor nor plain data. That file is unpickled by a job that goes on from its own checkpoint, and by nobody else.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import json
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
 
-from spark_elastic.checkpoint.directory import PIECE_BYTES, CheckpointDirectory, Progress
+from spark_elastic import saved_names
+from spark_elastic.checkpoint import first_format
+from spark_elastic.checkpoint.directory import CheckpointDirectory, Manifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
-from spark_elastic.snapshot import PLAIN, Leaf, Snapshot, StateDict, TensorSpec, map_tree
+from spark_elastic.checkpoint.strict_json import load_json
+from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
+from spark_elastic.checkpoint.tree import OpaqueObject, TreeDecoder, TreeEncoder
+from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.snapshot import Snapshot
 
-SKELETON, TENSORS, OBJECTS = "skeleton.pt", "tensors.bin", "objects.pickle"
+__all__ = ["OpaqueObject", "SavedState", "decode", "encode"]
 
-
-@dataclass(frozen=True, slots=True)
-class OpaqueObject:
-    """Stands for an object that only code could bring back: a class instance, a NumPy value, a set …"""
-
-    kind: str
-    number: int
+TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +42,12 @@ class SavedState:
 
 def encode(snapshot: Snapshot) -> dict[str, Iterable[Any]]:
     """Return the files of a snapshot, in pieces. Holds no second copy of the tensors; the snapshot must stay as it is."""
-    opaque: list[Any] = []
-
-    def set_apart(value: Any) -> Any:
-        if type(value) is Leaf or type(value) in PLAIN:
-            return value
-        opaque.append(value)
-        return OpaqueObject(f"{type(value).__module__}.{type(value).__qualname__}", len(opaque) - 1)
-
-    skeleton = io.BytesIO()
-    torch.save((map_tree(set_apart, snapshot.skeleton), snapshot.buffer.specs), skeleton)
-    files: dict[str, Iterable[Any]] = {SKELETON: [skeleton.getvalue()], TENSORS: _pieces(snapshot.buffer.views)}
-    if opaque:
-        files[OBJECTS] = [cloudpickle.dumps(opaque)]
+    encoder = TreeEncoder(snapshot.buffer.views, [spec.device for spec in snapshot.buffer.specs])
+    objects = {name: encoder.encode(value, name) for name, value in snapshot.skeleton["objects"].items()}
+    tree = {"steps": snapshot.skeleton["steps"], "size": snapshot.skeleton["size"], "objects": objects}
+    files: dict[str, Iterable[Any]] = {TREE: [json.dumps(tree).encode("ascii")], TENSORS: file_pieces(encoder.tensors)}
+    if encoder.objects:
+        files[OBJECTS] = [cloudpickle.dumps(encoder.objects)]
     return files
 
 
@@ -68,41 +59,99 @@ def decode(
     device: torch.device | None = None,
     progress: Progress = lambda: None,
 ) -> SavedState:
-    """Read a checkpoint. Raises ``DamagedError``; nothing is unpickled unless ``unpickle`` says so.
+    """Read a checkpoint of any release. Raises ``DamagedError``; nothing is unpickled unless ``unpickle`` says so.
 
     Tensors that were not on the CPU go to ``device``, if one is given.
     """
-    files = directory.manifest(name).files
-    with torch.serialization.safe_globals([Leaf, OpaqueObject, StateDict, TensorSpec]):
-        packed = io.BytesIO(directory.read_bytes(name, SKELETON, files.get(SKELETON)))
-        skeleton, specs = torch.load(packed, weights_only=True)
-    tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
-    room = (memoryview(_raw(tensor).numpy()) for tensor in tensors)
-    directory.read(name, TENSORS, files.get(TENSORS), room, progress)
-    if device is not None:
-        tensors = [t if spec.device == "cpu" else t.to(device) for t, spec in zip(tensors, specs, strict=True)]
-    opaque: list[Any] | None = None
-    if unpickle and OBJECTS in files:
-        opaque = pickle.loads(directory.read_bytes(name, OBJECTS, files[OBJECTS]))
-
-    def give(value: Any) -> Any:
-        if type(value) is Leaf:
-            return tensors[value.index]
-        return opaque[value.number] if opaque is not None and type(value) is OpaqueObject else value
-
-    return SavedState(name, **map_tree(give, skeleton))
+    manifest = directory.manifest(name)
+    read = _first if manifest.version == 1 else _second
+    tree = read(directory, name, manifest, unpickle, device, progress)
+    with _damage(directory, name):
+        steps, size, objects = tree["steps"], tree["size"], tree["objects"]
+        if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
+            raise ValueError("it is not that of a state")
+    return SavedState(name, steps, size, objects)
 
 
-def _pieces(tensors: list[torch.Tensor]) -> Iterator[Any]:
-    """Yield the bytes of the tensors. From a GPU they come beside its work, on a stream of their own."""
-    for tensor in tensors:
-        aside = torch.cuda.stream(torch.cuda.Stream(tensor.device)) if tensor.is_cuda else nullcontext()
-        for piece in _raw(tensor).split(PIECE_BYTES):
-            with aside:
-                host = piece.cpu()
-            yield host.numpy()
+def _second(
+    directory: CheckpointDirectory,
+    name: CheckpointName,
+    manifest: Manifest,
+    unpickle: bool,
+    device: torch.device | None,
+    progress: Progress,
+) -> Any:
+    text = directory.read_bytes(name, TREE, manifest.files.get(TREE))
+    entry = manifest.files.get(TENSORS)
+    room = TensorRoom(entry.bytes if entry is not None else 0)
+    directory.read(name, TENSORS, entry, _checked(room, directory, name), progress)
+    opaque = _objects(directory, name, manifest) if unpickle else None
+    with _damage(directory, name, TREE):
+        tree = load_json(text)
+        decoder = TreeDecoder(room.tensors, opaque, device)
+        return {**tree, "objects": {key: decoder.decode(node) for key, node in tree["objects"].items()}}
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, uncopied."""
-    return tensor.reshape(-1).view(torch.uint8)
+def _first(
+    directory: CheckpointDirectory,
+    name: CheckpointName,
+    manifest: Manifest,
+    unpickle: bool,
+    device: torch.device | None,
+    progress: Progress,
+) -> Any:
+    packed = directory.read_bytes(name, first_format.SKELETON, manifest.files.get(first_format.SKELETON))
+    entry = manifest.files.get(first_format.TENSORS)
+    with _damage(directory, name, first_format.SKELETON):
+        skeleton, specs = first_format.read_skeleton(packed)
+        room = first_format.TensorRoom(specs, entry.bytes if entry is not None else 0)
+    directory.read(name, first_format.TENSORS, entry, _checked(room, directory, name), progress)
+    tensors = [
+        tensor if device is None or spec[1] == "cpu" else tensor.to(device)
+        for tensor, spec in zip(room.tensors, specs, strict=True)
+    ]
+    opaque = _objects(directory, name, manifest) if unpickle else None
+    with _damage(directory, name, first_format.SKELETON):
+        return first_format.rebuild(skeleton, tensors, opaque)
+
+
+def _objects(directory: CheckpointDirectory, name: CheckpointName, manifest: Manifest) -> list[Any]:
+    if OBJECTS not in manifest.files:
+        return []
+    packed = directory.read_bytes(name, OBJECTS, manifest.files[OBJECTS])
+    with _damage(directory, name, OBJECTS):
+        try:
+            objects: list[Any] = saved_names.loads(packed)
+        except (ImportError, AttributeError) as error:
+            raise CheckpointError(
+                f"the objects of checkpoint {name} of {directory.url} need what is not here: {error}. Have it importable on "
+                "the workers, or give another checkpoint= to begin anew"
+            ) from error
+        return objects
+
+
+def _checked(room: Iterable[memoryview], directory: CheckpointDirectory, name: CheckpointName) -> Iterator[memoryview]:
+    """Room for tensors whose description may be nonsense; memory that is short is no damage."""
+    try:
+        yield from room
+    except ValueError as error:
+        raise DamagedError(
+            f"checkpoint {name} of {directory.url} is damaged: the header of {TENSORS}: {error}"
+        ) from error
+
+
+def _is_name(name: Any) -> bool:
+    return type(name) is str and not name.startswith("_")
+
+
+@contextmanager
+def _damage(directory: CheckpointDirectory, name: CheckpointName, file: str = "its tree") -> Iterator[None]:
+    """Make one error of the many kinds that damage, or malice, leads to in whatever reads it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise DamagedError(
+            f"checkpoint {name} of {directory.url} is damaged: {file} cannot be read: {type(error).__name__}: {error}"
+        ) from error

@@ -7,21 +7,29 @@ nor locks are needed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import msgspec
 
 from spark_elastic.checkpoint.naming import MANIFEST, CheckpointName, Claim, Listing, choose_removals, read_listing
-from spark_elastic.errors import CheckpointError, DataError
+from spark_elastic.checkpoint.strict_json import load_json
+from spark_elastic.errors import CheckpointError, DamagedError, DataError
 
 logger = logging.getLogger("spark_elastic")
 
-VERSION = 1
+# The format that is written; all from the first to this one are read.
+VERSION = 2
+# Far more than the manifest of any checkpoint.
+MOST_MANIFEST_BYTES = 2**20
+# What opening a file fails with where something else has taken its place.
+_NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOTDIR}
 # Files are read and written in pieces of this size; between two of them progress is reported.
 PIECE_BYTES = 4 * 2**20
 # Runs that claim at once step back from each other. More tries than this mean that the store's listings lie.
@@ -34,10 +42,6 @@ def _no_progress() -> None:
     pass
 
 
-class DamagedError(CheckpointError):
-    """A checkpoint is not what its manifest says."""
-
-
 class SupersededError(CheckpointError):
     """A later run has claimed the directory."""
 
@@ -45,7 +49,7 @@ class SupersededError(CheckpointError):
 class FileEntry(msgspec.Struct, frozen=True):
     """What a manifest says of a file."""
 
-    bytes: int
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
@@ -54,6 +58,12 @@ class Manifest(msgspec.Struct, frozen=True):
 
     version: int
     files: dict[str, FileEntry]
+
+
+class _AnyManifest(msgspec.Struct, frozen=True):
+    """What a manifest of every format has."""
+
+    version: int
 
 
 class CheckpointDirectory:
@@ -88,7 +98,7 @@ class CheckpointDirectory:
         except FileNotFoundError:
             # Pyarrow does not find it, then looks whether it is there: another run has made it in between.
             entries = self._files.get_file_info(everything)
-        paths = (entry.path.strip("/") for entry in entries if entry.type == FileType.File)
+        paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
 
     # ------------------------------------------------------------------ attempts
@@ -163,18 +173,23 @@ class CheckpointDirectory:
             pass
 
     def manifest(self, name: CheckpointName) -> Manifest:
-        """Read a manifest. Raises ``DamagedError``."""
+        """Read a manifest. Raises ``DamagedError``, and ``CheckpointError`` for a format that this release does not know."""
         try:
-            with self._files.open_input_stream(self._location.join(f"{name}/{MANIFEST}")) as stream:
-                manifest = msgspec.json.decode(stream.read(), type=Manifest)
-        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DamagedError(f"checkpoint {name} of {self.url} is damaged: its manifest: {error}") from error
-        if manifest.version != VERSION:
-            raise CheckpointError(
-                f"checkpoint {name} of {self.url} has format {manifest.version}, not {VERSION}: another version of "
-                "spark_elastic wrote it. Use that one, or give another checkpoint= to begin anew"
-            )
-        return manifest
+            self._check_file(name, MANIFEST)
+            with self._open(f"{name}/{MANIFEST}") as stream:
+                text = stream.read(MOST_MANIFEST_BYTES)
+            content = load_json(text)
+            version = msgspec.convert(content, _AnyManifest).version
+            if version > VERSION:
+                raise CheckpointError(
+                    f"checkpoint {name} of {self.url} has format {version}, and this release of spark_elastic reads formats 1 "
+                    f"to {VERSION}: a later release wrote it. Use that one, or give another checkpoint= to begin anew"
+                )
+            if version < 1:
+                raise msgspec.ValidationError(f"there is no format {version}")
+            return msgspec.convert(content, Manifest)
+        except (_NotAFile, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self._damaged(name, f"its manifest: {error}") from error
 
     def read(
         self,
@@ -184,31 +199,63 @@ class CheckpointDirectory:
         room: Iterable[memoryview],
         progress: Progress = _no_progress,
     ) -> None:
-        """Fill the pieces of ``room`` with a file. Raises ``DamagedError`` unless it is what its manifest entry says."""
+        """Fill the pieces of ``room`` with a file. Raises ``DamagedError`` unless it is what its manifest entry says.
+
+        The next piece is asked for when the one before is full, and the first when the file is as long as it should be.
+        """
         if entry is None:
-            raise DamagedError(f"checkpoint {name} of {self.url} is damaged: its manifest knows no {file}")
+            raise self._damaged(name, f"its manifest knows no {file}")
         digest, length = hashlib.sha256(), 0
         try:
-            with self._files.open_input_stream(self._location.join(f"{name}/{file}"), compression=None) as stream:
+            self._check_file(name, file, entry.bytes)
+            with self._open(f"{name}/{file}") as stream:
                 for piece in _cut(room):
                     while len(piece) and (count := stream.readinto(piece)):
                         digest.update(piece[:count])
                         length += count
                         piece = piece[count:]
+                    if len(piece):
+                        break
                     progress()
-        except FileNotFoundError as error:
-            raise DamagedError(f"checkpoint {name} of {self.url} is damaged: {file} is missing") from error
+        except _NotAFile as error:
+            raise self._damaged(name, str(error)) from error
         if (length, digest.hexdigest()) != (entry.bytes, entry.sha256):
-            raise DamagedError(
-                f"checkpoint {name} of {self.url} is damaged: {length:,} bytes of {file} are not the {entry.bytes:,} that "
-                "were written"
-            )
+            raise self._damaged(name, f"{length:,} bytes of {file} are not the {entry.bytes:,} that were written")
 
     def read_bytes(self, name: CheckpointName, file: str, entry: FileEntry | None) -> bytes:
         """Read a file that fits into memory; see ``read``."""
-        content = bytearray(entry.bytes if entry is not None else 0)
-        self.read(name, file, entry, [memoryview(content)])
+        content = bytearray()
+
+        def room() -> Iterator[memoryview]:
+            content.extend(bytes(entry.bytes if entry is not None else 0))
+            yield memoryview(content)
+
+        self.read(name, file, entry, room())
         return bytes(content)
+
+    def _damaged(self, name: CheckpointName, how: str) -> DamagedError:
+        return DamagedError(f"checkpoint {name} of {self.url} is damaged: {how}")
+
+    def _check_file(self, name: CheckpointName, file: str, size: int | None = None) -> None:
+        """Raise ``_NotAFile`` for what is no plain file (a pipe would never end), or is not as long as it was."""
+        from pyarrow.fs import FileType
+
+        with _missing(file):
+            info = self._files.get_file_info(self._location.join(f"{name}/{file}"))
+        if info.type == FileType.NotFound:
+            raise _NotAFile(f"{file} is missing")
+        if info.type != FileType.File:
+            raise _NotAFile(f"{file} is no file")
+        if size is not None and info.size is not None and info.size != size:
+            raise _NotAFile(f"{file} has {info.size:,} bytes, and {size:,} were written")
+
+    @contextmanager
+    def _open(self, path: str) -> Iterator[Any]:
+        with (
+            _missing(os.path.basename(path)),
+            self._files.open_input_stream(self._location.join(path), compression=None) as stream,
+        ):
+            yield stream
 
     # ------------------------------------------------------------------ files
 
@@ -236,6 +283,29 @@ class CheckpointDirectory:
             self._files.delete_file(self._location.join(path))
         except FileNotFoundError:
             pass
+
+
+class _NotAFile(Exception):
+    """There is no file where one was written, or not that one."""
+
+
+@contextmanager
+def _missing(file: str) -> Iterator[None]:
+    """Tell what is not there from stores that fail: these are asked again, and damage is not."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _NO_FILE:
+            raise _NotAFile(f"{file} is missing: {error}") from error
+        raise
+
+
+def _path_of(entry: Any) -> str:
+    """The path of what was listed; nothing of ours has a name that is no UTF-8."""
+    try:
+        return str(entry.path)
+    except UnicodeDecodeError:
+        return ""
 
 
 def _cut(pieces: Iterable[Any]) -> Iterator[memoryview]:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from spark_elastic.checkpoint.content import SavedState, decode
-from spark_elastic.checkpoint.directory import CheckpointDirectory, DamagedError
+from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
-from spark_elastic.errors import CheckpointError
-from spark_elastic.snapshot import StateDict
+from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.snapshot import WRAPPER_MARK, StateDict
 
 logger = logging.getLogger("spark_elastic")
+
+# The name by which torch.compile's wrapper knows the module.
+COMPILED = "_orig_mod"
 
 
 def load_checkpoint(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what the newest whole checkpoint of ``url`` holds, by the names that the State gave it.
 
-    Objects with a state dict come as that (a model's keys begin with ``module.`` where it was wrapped), tensors on the CPU. No
-    code out of the checkpoint is run: for objects that would need it there is an ``OpaqueObject`` that names their type.
-    Damaged checkpoints are skipped with a warning. Raises ``CheckpointError`` when there is none that is whole.
+    Objects with a state dict come as that, tensors on the CPU. A model's weights have the names of the plain module, also where
+    it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code out of the checkpoint is run:
+    for objects that would need it there is an ``OpaqueObject`` that names their type. Checkpoints of earlier releases are read,
+    and damaged ones are skipped with a warning. Raises ``DamagedError`` when all are damaged, ``CheckpointError`` when there is
+    none, or the newest was written by a later release.
     """
     directory = CheckpointDirectory(os.fspath(url), storage_options)
     saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
     if saved is None:
         raise CheckpointError(f"{directory.url} holds no complete checkpoint")
-    return {name: value.content if isinstance(value, StateDict) else value for name, value in saved.objects.items()}
+    return {name: _state_dicts(value) for name, value in saved.objects.items()}
 
 
 def load_newest(
@@ -37,15 +43,50 @@ def load_newest(
 ) -> SavedState | None:
     """Load the newest checkpoint that is whole; None where none has ever been completed.
 
-    Raises ``CheckpointError`` where all are damaged: whoever wants to begin anew after that should say so.
+    Raises ``DamagedError`` where all are damaged: whoever wants to begin anew after that should say so.
     """
     names = directory.list().newest_first
+    reason = ""
     for name in names:
         try:
             return load(name)
         except DamagedError as error:
             logger.warning("%s; it is skipped", error)
             skipped(name)
+            reason = str(error)
     if names:
-        raise CheckpointError(f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to begin anew")
+        raise DamagedError(
+            f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to begin anew. The oldest: {reason}"
+        )
     return None
+
+
+def _state_dicts(value: Any) -> Any:
+    """A value with the contents of its ``StateDict``s in their places, those of modules by the names of the plain module."""
+    if type(value) is StateDict:
+        return plain_names(_state_dicts(value.content))
+    if type(value) in (list, tuple):
+        return type(value)(_state_dicts(entry) for entry in value)
+    if type(value) is dict:
+        return {key: _state_dicts(entry) for key, entry in value.items()}
+    return value
+
+
+def plain_names(weights: Any) -> Any:
+    """Rename a module's weights as if it had neither been wrapped by ``DistributedDataParallel`` nor compiled."""
+    if not hasattr(weights, "_metadata"):
+        return weights
+    wrappers = {path for path, facts in weights._metadata.items() if facts.get(WRAPPER_MARK)}
+    renamed: Any = OrderedDict((_plain_name(name, wrappers), value) for name, value in weights.items())
+    renamed._metadata = OrderedDict((_plain_name(path, wrappers), facts) for path, facts in weights._metadata.items())
+    return renamed
+
+
+def _plain_name(name: str, wrappers: Collection[str]) -> str:
+    parts = name.split(".")
+    kept = []
+    for place, part in enumerate(parts):
+        is_wrapped = part == "module" and ".".join(parts[:place]) in wrappers
+        if not is_wrapped and part != COMPILED:
+            kept.append(part)
+    return ".".join(kept)

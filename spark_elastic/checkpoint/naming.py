@@ -61,6 +61,8 @@ def read_listing(paths: Iterable[str]) -> Listing:
     for path in paths:
         if match := _CHECKPOINT.fullmatch(path):
             name = CheckpointName(*map(int, match.group(1, 2, 3)))
+            if str(name) != path.partition("/")[0]:
+                continue  # longer zeros, or digits of another script
             begun.add(name)
             if match.group(4) == MANIFEST:
                 complete.add(name)

@@ -20,11 +20,13 @@ from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
+from spark_elastic.saved_names import saved_as
 
 _OURS = ("sampler", "batch_sampler", "drop_last", "batch_size")
 _BLOCK = 64
 
 
+@saved_as("spark_elastic.data")
 class ElasticDataLoader(PositionedLoader[Any]):
     """Iterates over the rest of the current epoch of a map-style dataset, yielding what `collate_fn` makes of items.
 

@@ -24,12 +24,14 @@ import pyarrow.parquet as pq
 
 from spark_elastic.data.filesystem import Location, list_files, locate, shown
 from spark_elastic.errors import DataError
+from spark_elastic.saved_names import saved_as
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 _TAIL = 64 * 1024
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
+@saved_as("spark_elastic.data")
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """One row group. `path` is relative to the dataset's root, `partition` the (name, value) pairs of a Hive path."""
@@ -51,6 +53,7 @@ class DataFile:
     footer: bytes
 
 
+@saved_as("spark_elastic.data")
 @dataclass(frozen=True)
 class Manifest(Sequence[RowGroup]):
     """The row groups of a dataset in path order, with what is needed to read them without listing anything again.

@@ -23,12 +23,14 @@ from spark_elastic.data.plan import BatchPlan, Step
 from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.data.window import WindowStore
+from spark_elastic.saved_names import saved_as
 
 ENGINES = ("arrow", "petastorm")
 _CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
 _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
 
 
+@saved_as("spark_elastic.data")
 class ParquetLoader(PositionedLoader[Batch]):
     """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows in the first dimension.
 

@@ -17,6 +17,7 @@ import numpy as np
 from spark_elastic.data.order import EpochOrder, OrderSpec, Piece
 from spark_elastic.data.plan import BatchPlan, Step, make_step
 from spark_elastic.errors import DataError
+from spark_elastic.saved_names import saved_as
 
 _MODULUS = 1 << 61
 
@@ -42,6 +43,7 @@ class _Interval:
     expected_tickets: int = 0
 
 
+@saved_as("spark_elastic.data")
 class RowGroupTracker:
     """The position of one rank in a dataset whose row groups have `rows` rows (int64, as counted after filters)."""
 

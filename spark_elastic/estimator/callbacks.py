@@ -11,7 +11,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_elastic.saved_names import saved_as
 
+
+@saved_as("spark_elastic.estimator")
 @dataclass
 class EpochContext:
     """What a callback sees.
@@ -38,6 +41,7 @@ class EpochContext:
         self.kept = True
 
 
+@saved_as("spark_elastic.estimator")
 class Callback:
     """Base for callbacks; any object with ``on_epoch_end`` will do."""
 
@@ -74,6 +78,7 @@ class _Monitor(Callback):
         return True
 
 
+@saved_as("spark_elastic.estimator")
 class EarlyStopping(_Monitor):
     """Stops when a number has not got better for ``patience`` epochs. restore_best: the result is the best epoch's model."""
 
@@ -100,6 +105,7 @@ class EarlyStopping(_Monitor):
                 ctx.stop()
 
 
+@saved_as("spark_elastic.estimator")
 class BestModel(_Monitor):
     """Makes the model of the best epoch the result of fit, rather than the last one's."""
 
@@ -108,6 +114,7 @@ class BestModel(_Monitor):
             ctx.keep_model()
 
 
+@saved_as("spark_elastic.estimator")
 class TensorBoard(Callback):
     """Writes all numbers to TensorBoard's event files, by default to the run's logs in the store.
 
@@ -128,6 +135,7 @@ class TensorBoard(Callback):
                 writer.add_scalar(name, value, ctx.epoch)
 
 
+@saved_as("spark_elastic.estimator")
 class MLflow(Callback):
     """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``, and a tracking server that workers reach."""
 

@@ -13,6 +13,7 @@ from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasT
 from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
+from spark_elastic.saved_names import saved_as
 
 METRICS = ("accuracy", "f1", "weightedPrecision", "weightedRecall")
 
@@ -23,6 +24,7 @@ class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds):
     thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)
 
 
+@saved_as("spark_elastic.estimator")
 class TorchClassifier(Predictor, HasClassifierCols):
     """Trains a network that gives a logit for each class, or one for two classes, on labels 0, 1, ….
 
@@ -40,6 +42,7 @@ class TorchClassifier(Predictor, HasClassifierCols):
         return TorchClassificationModel().describe(expected=self.value("numClasses"), is_probability=is_probability)
 
 
+@saved_as("spark_elastic.estimator")
 class TorchClassificationModel(PredictionModel, HasClassifierCols):
     """Adds ``rawPredictionCol`` and ``probabilityCol``, vectors, and ``predictionCol``, a double; "" leaves a column out."""
 

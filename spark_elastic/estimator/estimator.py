@@ -39,7 +39,6 @@ from spark_elastic.estimator.planning import (
     plan_split,
 )
 from spark_elastic.estimator.runs import (
-    VERSION,
     RunRecord,
     check_run,
     describe_callbacks,
@@ -49,6 +48,7 @@ from spark_elastic.estimator.runs import (
 )
 from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import not_a_class, train
+from spark_elastic.saved_names import saved_as
 from spark_elastic.spark_run import check_gpus
 
 
@@ -93,7 +93,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             # A temporary store has nothing to find again: the rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
-            record = RunRecord(run_id, identity, describe_params(self), version=VERSION)
+            record = RunRecord(run_id, identity, describe_params(self))
             known = check_run(store, record) if resumable else None
             with written(
                 dataset,
@@ -143,7 +143,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             plan = plan_data(self, (url, validation_url), options, True)
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
             identity = "/".join(read_manifest(each, storage_options=options or None).fingerprint for each in urls)
-            record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
+            record = RunRecord(self._run_id(), identity, describe_params(self))
             check_run(store, record)
             return self._train(session, store, record, plan, lesson, sizes, {})
 
@@ -263,6 +263,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         return EstimatorReader(cls)
 
 
+@saved_as("spark_elastic.estimator")
 class TorchEstimator(ElasticEstimator):
     """Any network, any columns. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
 

@@ -19,6 +19,7 @@ from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.params import Parameterized, names, param, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
+from spark_elastic.saved_names import saved_as
 
 _STRUCT = "__spark_elastic_prediction"
 
@@ -123,6 +124,7 @@ class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
         return ModelReader(cls)
 
 
+@saved_as("spark_elastic.estimator")
 class TorchModel(ElasticModel):
     """Adds ``outputCols``: a double where the network gives one number a row, else a vector."""
 

@@ -6,17 +6,19 @@
     weights.safetensors  every tensor of the network by the name that its state dict has for it
     code.pkl             the network without its tensors, and Params that are no JSON (functions, classes)
 
-``code.pkl`` is code: loading it runs it. Reading the other two runs nothing.
+``code.pkl`` is code: loading it runs it. Reading the other two runs nothing. docs/formats.md describes all three; what earlier
+releases saved is read for ever.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
-import pickle
 import tempfile
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -24,9 +26,14 @@ import cloudpickle
 import torch
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
+from spark_elastic import saved_names
+from spark_elastic.checkpoint.tensors import file_pieces, load_file
+from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.hadoop import HadoopFiles
 from spark_elastic.estimator.layout import Input, Layout
 
+# The format that is written; all from the first to this one are read.
+FORMAT = 2
 _WEIGHTS, _CODE = "weights.safetensors", "code.pkl"
 _FACTS = "sparkElastic"
 
@@ -40,8 +47,12 @@ class EstimatorWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         plain, other = split_params(self.instance)
-        DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), self._facts(), plain)
-        _save_objects(path, {"params": other, **self._objects()})
+        with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
+            written = _write_objects(folder, {"params": other, **self._objects()})
+            facts = {_FACTS: {"format": FORMAT, "files": written, **self._facts()}}
+            DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), facts, plain)
+            for name in written:
+                HadoopFiles(path).upload(os.path.join(folder, name), f"{path}/{name}")
 
     def _facts(self) -> dict[str, Any]:
         return {}
@@ -56,15 +67,13 @@ class ModelWriter(EstimatorWriter):
     def _facts(self) -> dict[str, Any]:
         model = self.instance
         return {
-            _FACTS: {
-                "layout": asdict(model.layout),
-                "shapes": model.shapes,
-                "widths": model.widths,
-                "history": model.history,
-                "run_id": model.run_id,
-                "label_metadata": model.label_metadata,
-                "is_probability": model.is_probability,
-            }
+            "layout": asdict(model.layout),
+            "shapes": model.shapes,
+            "widths": model.widths,
+            "history": model.history,
+            "run_id": model.run_id,
+            "label_metadata": model.label_metadata,
+            "is_probability": model.is_probability,
         }
 
     def _objects(self) -> dict[str, Any]:
@@ -79,29 +88,32 @@ class EstimatorReader(MLReader[Any]):
         self.cls = cls
 
     def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, _context(self))
-        found = metadata["class"]
-        own = f"{self.cls.__module__}.{self.cls.__name__}"
+        metadata = _read_metadata(path, _context(self))
+        found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:
             raise ValueError(f"{path} holds a {found}, not a {own}; load it by that class")
+        facts = metadata.get(_FACTS, {})
+        written = check_format(path, facts)
         warnings.warn(f"loading {path} runs the code that is saved in it; load only what you trust", stacklevel=3)
         instance = self.cls()
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
-        objects = _load_objects(path)
-        instance._set(**objects["params"])
-        self._restore(instance, metadata, objects)
+        objects = _load_objects(path, written)
+        try:
+            instance._set(**objects["params"])
+            self._restore(instance, facts, objects)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path} is damaged: its metadata: {type(error).__name__}: {error}") from error
         return instance
 
-    def _restore(self, instance: Any, metadata: dict[str, Any], objects: dict[str, Any]) -> None:
+    def _restore(self, instance: Any, facts: dict[str, Any], objects: dict[str, Any]) -> None:
         pass
 
 
 class ModelReader(EstimatorReader):
     """Reads what ``ModelWriter`` wrote."""
 
-    def _restore(self, instance: Any, metadata: dict[str, Any], objects: dict[str, Any]) -> None:
-        facts = metadata[_FACTS]
+    def _restore(self, instance: Any, facts: dict[str, Any], objects: dict[str, Any]) -> None:
         layout = facts.pop("layout")
         inputs = tuple(Input(**{**entry, "columns": tuple(entry["columns"])}) for entry in layout["inputs"])
         shapes = {name: None if shape is None else tuple(shape) for name, shape in facts.pop("shapes").items()}
@@ -127,36 +139,91 @@ def _context(base: Any) -> Any:
     return session if int(session.version.split(".")[0]) >= 4 else session.sparkContext
 
 
+def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, Any]:
+    """Take format and files out of the facts, and return what is known of each file; the first format told nothing of them.
+
+    Raises ``CheckpointError`` for a format that this release does not know.
+    """
+    version = facts.pop("format", 1)
+    if version not in range(1, FORMAT + 1):
+        raise CheckpointError(
+            f"{path} has format {version}, and this release of spark_elastic reads formats 1 to {FORMAT}: a later release "
+            "wrote it; load it with that one"
+        )
+    files: Mapping[str, Any] = facts.pop("files", {})
+    return files
+
+
+def _class_name(saved: str) -> str:
+    """The present name of a class that any release has saved."""
+    module, _, name = saved.rpartition(".")
+    return f"{saved_names.home_of(module, name)}.{name}"
+
+
+def _read_metadata(path: str, context: Any) -> dict[str, Any]:
+    try:
+        metadata: dict[str, Any] = DefaultParamsReader.loadMetadata(path, context)
+        return {"class": str(metadata["class"]), **metadata}
+    except (ValueError, TypeError, LookupError) as error:
+        raise DamagedError(f"{path} is damaged: its metadata: {error}") from error
+    except Exception as error:
+        if "ChecksumException" in str(error):
+            raise DamagedError(f"{path} is damaged: its metadata are not what was written") from error
+        raise
+
+
 # ---------------------------------------------------------------- files
 
 
-def _save_objects(path: str, objects: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    files = HadoopFiles(path)
+def _write_objects(folder: str, objects: dict[str, Any]) -> dict[str, Any]:
+    """Write weights and code into a folder of this machine; return length and SHA-256 of each file."""
     tensors: dict[str, torch.Tensor] = {}
     code = io.BytesIO()
     _Pickler(code, tensors, _names(objects)).dump(objects)
+    files: dict[str, Iterable[Any]] = {_WEIGHTS: file_pieces(tensors), _CODE: [code.getvalue()]}
+    written = {}
+    for name, pieces in files.items():
+        digest = hashlib.sha256()
+        with open(os.path.join(folder, name), "wb") as file:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+            written[name] = {"bytes": file.tell(), "sha256": digest.hexdigest()}
+    return written
+
+
+def _load_objects(path: str, written: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
-        weights, pickled = os.path.join(folder, _WEIGHTS), os.path.join(folder, _CODE)
-        save_file(tensors, weights)
-        with open(pickled, "wb") as file:
-            file.write(code.getvalue())
-        for name, local in ((_WEIGHTS, weights), (_CODE, pickled)):
-            files.upload(local, f"{path}/{name}")
-
-
-def _load_objects(path: str) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    files = HadoopFiles(path)
-    with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
-        weights, pickled = os.path.join(folder, _WEIGHTS), os.path.join(folder, _CODE)
-        files.download(f"{path}/{_WEIGHTS}", weights)
-        files.download(f"{path}/{_CODE}", pickled)
+        weights, pickled = (_fetch(path, name, folder, written.get(name)) for name in (_WEIGHTS, _CODE))
+        try:
+            tensors = load_file(weights)
+        except ValueError as error:
+            raise DamagedError(f"{path} is damaged: the header of {_WEIGHTS}: {error}") from error
         with open(pickled, "rb") as file:
-            objects: dict[str, Any] = _Unpickler(file, load_file(weights)).load()
+            try:
+                objects: dict[str, Any] = _Unpickler(file, tensors).load()
+            except (AttributeError, ImportError):
+                raise  # the network's code is not here
+            except Exception as error:
+                raise DamagedError(f"{path} is damaged: {_CODE}: {type(error).__name__}: {error}") from error
         return objects
+
+
+def _fetch(path: str, name: str, folder: str, entry: Any) -> str:
+    """Download a file, and see whether it is what was written."""
+    files, local = HadoopFiles(path), os.path.join(folder, name)
+    if not files.exists(f"{path}/{name}"):
+        raise DamagedError(f"{path} is damaged: {name} is missing")
+    files.download(f"{path}/{name}", local)
+    if entry is not None:
+        digest = hashlib.sha256()
+        with open(local, "rb") as file:
+            while piece := file.read(2**20):
+                digest.update(piece)
+            found = {"bytes": file.tell(), "sha256": digest.hexdigest()}
+        if found != entry:
+            raise DamagedError(f"{path} is damaged: {found['bytes']:,} bytes of {name} are not those that were written")
+    return local
 
 
 def _names(objects: dict[str, Any]) -> dict[int, str]:
@@ -188,7 +255,7 @@ class _Pickler(cloudpickle.Pickler):
         return name, isinstance(value, torch.nn.Parameter), value.requires_grad
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(saved_names.Unpickler):
     def __init__(self, file: Any, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors

@@ -10,10 +10,12 @@ from pyspark.ml.evaluation import RegressionEvaluator
 
 from spark_elastic.estimator.model import Flat
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
+from spark_elastic.saved_names import saved_as
 
 METRICS = ("rmse", "mse", "mae", "r2")
 
 
+@saved_as("spark_elastic.estimator")
 class TorchRegressor(Predictor):
     """Trains a network that gives one number a row; the loss is the mean squared error unless another is given."""
 
@@ -24,6 +26,7 @@ class TorchRegressor(Predictor):
         return TorchRegressionModel()
 
 
+@saved_as("spark_elastic.estimator")
 class TorchRegressionModel(PredictionModel):
     """Adds ``predictionCol``, a double."""
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_elastic.estimator.hadoop import HadoopFiles
+from spark_elastic.saved_names import saved_as
 
 KINDS = ("data", "checkpoints", "logs")
 _RUN_ID = re.compile(r"[\w.-]+", re.ASCII)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
+@saved_as("spark_elastic.estimator")
 @dataclass(frozen=True)
 class Store:
     """A folder by its URL. Make one with ``Store.create``; copies of it are equal and travel by pickle.

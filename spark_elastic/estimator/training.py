@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import spark_elastic as se
+from spark_elastic import saved_names
 from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.callbacks import EpochContext
@@ -290,7 +291,7 @@ class Trainer:
     def _live_callbacks(self, packed: bytes) -> list[Any]:
         """The callbacks whose attributes ``packed`` holds: the objects of this process, if they were the last to run."""
         before, live = self._callbacks
-        callbacks: list[Any] = live if before == packed else pickle.loads(packed)
+        callbacks: list[Any] = live if before == packed else saved_names.loads(packed)
         return callbacks
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, StructField, StructType
 from test_clean_up import wait_until
 
-from spark_elastic.errors import TrainingFailedError
-from spark_elastic.estimator import Store, TorchClassifier, TorchRegressor, dataset
+from spark_elastic.errors import CheckpointError, DamagedError, TrainingFailedError
+from spark_elastic.estimator import Store, TorchClassifier, TorchEstimator, TorchModel, TorchRegressor, dataset
 from spark_elastic.estimator.dataset import Split, identity_of, written
 from spark_elastic.testing import inject, raise_error
 
@@ -244,3 +248,50 @@ def test_nothing_for_validation_an_unwritable_store_and_a_blind_executor_are_err
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("unwritable")
     with pytest.raises(ValueError, match="is not shared: executors on"):
         Store.create("/nowhere")._check_shared(spark.sparkContext, "/nowhere/probe")
+
+
+@pytest.mark.filterwarnings("ignore:loading")
+@pytest.mark.parametrize("folder", ["format-1", "format-2"])
+def test_what_earlier_releases_saved_is_loaded_and_scores_as_it_did(spark: Any, folder: str) -> None:
+    kept = Path(__file__).parents[1] / "kept" / folder
+    rows = json.loads((kept / "scores.json").read_text())
+    frame = spark.createDataFrame([(row["a"], row["b"]) for row in rows], "a double, b double").coalesce(1)
+    frame = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame)
+    model = TorchModel.load(f"file://{kept}/model")
+    assert [row["score"] for row in model.transform(frame).collect()] == pytest.approx([row["score"] for row in rows])
+    assert [entry["epoch"] for entry in model.history] == [0, 1]
+    estimator = TorchEstimator.load(f"file://{kept}/estimator")
+    assert estimator.value("store") == Store.create("file:///data/store")
+    assert [type(each).__name__ for each in estimator.value("callbacks")] == ["EarlyStopping", "BestModel"]
+    assert [stage.value("seed") for stage in Pipeline.load(f"file://{kept}/pipeline").getStages()] == [3]
+    assert PipelineModel.load(f"file://{kept}/fitted").stages[0].numClasses == 2
+
+
+@pytest.mark.filterwarnings("ignore:loading")
+def test_a_saved_model_that_is_damaged_or_of_a_later_release_is_named(spark: Any, tmp_path: Path) -> None:
+    kept = Path(__file__).parents[1] / "kept" / "format-2" / "model"
+
+    def load_after(change: Callable[[Path], Any]) -> None:
+        place = tmp_path / secrets.token_hex(4)
+        shutil.copytree(kept, place, ignore=shutil.ignore_patterns(".*.crc"))
+        change(place)
+        TorchModel.load(f"file://{place}")
+
+    def rewrite(place: Path, old: str, new: str) -> None:
+        (part,) = (place / "metadata").glob("part-*")
+        text = part.read_text()
+        assert old in text
+        part.write_text(text.replace(old, new))
+
+    with pytest.raises(CheckpointError, match="has format 9, and this release of spark_elastic reads formats 1 to 2"):
+        load_after(lambda place: rewrite(place, '"format":2', '"format":9'))
+    changes: list[Callable[[Path], Any]] = [
+        lambda place: rewrite(place, '"layout"', '"lay"'),
+        lambda place: rewrite(place, '{"class"', "{"),
+        lambda place: (place / "weights.safetensors").unlink(),
+        lambda place: (place / "weights.safetensors").write_bytes(b"\xff" * 100),
+        lambda place: (place / "code.pkl").write_bytes((place / "code.pkl").read_bytes()[:-1]),
+    ]
+    for change in changes:
+        with pytest.raises(DamagedError):
+            load_after(change)

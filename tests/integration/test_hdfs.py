@@ -83,7 +83,7 @@ def test_a_checkpoint_is_read_by_a_driver_and_a_damaged_one_passed_over(run: Any
     assert load_checkpoint(f"{folder}/saved")["step"] == 20
     place = locate(f"{folder}/saved")
     files = place.filesystem.get_file_info(pafs.FileSelector(place.root, recursive=True))
-    newest = max(file.path for file in files if file.path.endswith("tensors.bin"))
+    newest = max(file.path for file in files if file.path.endswith("tensors.safetensors"))
     with place.filesystem.open_output_stream(newest) as file:
         file.write(b"?")
     again = run(training.count_steps, 30, 0.02, **durable)

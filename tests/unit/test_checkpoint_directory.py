@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from checkpoint_stage import DAMAGES, fill, memory_url
 
-from spark_elastic.checkpoint.directory import CheckpointDirectory, DamagedError, SupersededError
+from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName, Claim, Listing
-from spark_elastic.errors import CheckpointError
+from spark_elastic.errors import CheckpointError, DamagedError
 
 FIRST, SECOND, THIRD = CheckpointName(1, 1, 1), CheckpointName(1, 1, 2), CheckpointName(1, 2, 0)
 
@@ -164,8 +164,10 @@ def test_a_damaged_manifest_is_found(tmp_path: Path, text: bytes) -> None:
 def test_a_manifest_of_another_format_is_not_taken_for_damage(tmp_path: Path) -> None:
     directory = CheckpointDirectory(str(tmp_path))
     fill(FIRST, directory)
-    (tmp_path / str(FIRST) / "manifest.json").write_bytes(b'{"version": 2, "files": {}}')
-    with pytest.raises(CheckpointError, match="has format 2, not 1") as error:
+    (tmp_path / str(FIRST) / "manifest.json").write_bytes(b'{"version": 3, "parts": []}')
+    with pytest.raises(
+        CheckpointError, match="has format 3, and this release of spark_elastic reads formats 1 to 2"
+    ) as error:
         directory.manifest(FIRST)
     assert not isinstance(error.value, DamagedError)
 

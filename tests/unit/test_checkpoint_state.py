@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy
 import pytest
 import torch
@@ -19,10 +17,10 @@ from worker_stage import Stage, on_stage
 
 from spark_elastic import load_checkpoint
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
-from spark_elastic.checkpoint.directory import CheckpointDirectory, FileEntry, Manifest
+from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.writer import CheckpointWriter
-from spark_elastic.errors import CheckpointError
+from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.spark_run import _claim_checkpoint
 from spark_elastic.state import ObjectState, State
 from spark_elastic.torch_state import TorchState
@@ -142,7 +140,7 @@ def test_only_rank_0_writes(stage: Stage, url: str) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("file", ["manifest.json", "skeleton.pt", "tensors.bin", "objects.pickle"])
+@pytest.mark.parametrize("file", ["manifest.json", "tree.json", "tensors.safetensors", "objects.pickle"])
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     stage: Stage, url: str, file: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,7 +162,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
 
 def test_a_run_does_not_begin_anew_where_all_checkpoints_are_damaged(stage: Stage, url: str) -> None:
     commit(stage, new_run(stage, url, ObjectState(epoch=1)))
-    Path(url, "000001-000001-000000001", "skeleton.pt").write_bytes(b"")
+    Path(url, "000001-000001-000000001", "tree.json").write_bytes(b"")
     with pytest.raises(CheckpointError, match="remove them to begin anew"):
         new_run(stage, url, ObjectState(epoch=0))
 
@@ -252,15 +250,13 @@ def test_load_checkpoint_puts_a_placeholder_where_an_object_would_need_code(
     assert sprung.exists()  # a job trusts its own directory
 
 
-def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(stage: Stage, url: str, tmp_path: Path) -> None:
-    commit(stage, new_run(stage, url, ObjectState(epoch=1)))
-    name, sprung = CheckpointName(1, 1, 1), tmp_path / "sprung"
-    forged = Path(url, str(name), "forged")
-    torch.save((Trap(sprung), ()), forged)
-    directory = CheckpointDirectory(url)
-    entry = directory._write(f"{name}/skeleton.pt", [forged.read_bytes()])
-    files: dict[str, FileEntry] = {**directory.manifest(name).files, "skeleton.pt": entry}
-    Path(url, str(name), "manifest.json").write_bytes(msgspec.json.encode(Manifest(1, files)))
-    with pytest.raises(pickle.UnpicklingError):
-        load_checkpoint(url)
+def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(tmp_path: Path) -> None:
+    """Of the first format, whose tree was a pickle of torch's."""
+    directory, name, sprung = CheckpointDirectory(str(tmp_path / "saved")), CheckpointName(1, 1, 1), tmp_path / "sprung"
+    torch.save((Trap(sprung), ()), tmp_path / "forged")
+    directory.write(name, {"skeleton.pt": [(tmp_path / "forged").read_bytes()], "tensors.bin": [b""]})
+    manifest = Path(directory.url, str(name), "manifest.json")
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version":2', b'"version":1'))
+    with pytest.raises(DamagedError, match="UnpicklingError"):
+        load_checkpoint(directory.url)
     assert not sprung.exists()

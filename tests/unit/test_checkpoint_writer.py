@@ -105,7 +105,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     write = CheckpointDirectory._write
 
     def fail(self: CheckpointDirectory, path: str, *others: Any) -> Any:
-        if disk.failing and path.endswith("tensors.bin"):
+        if disk.failing and path.endswith("tensors.safetensors"):
             raise OSError(28, "No space left on device")
         return write(self, path, *others)
 

@@ -12,6 +12,7 @@ import spark_elastic
 
 NAMES = [
     "CheckpointError",
+    "DamagedError",
     "DataError",
     "DistributedDataParallel",
     "HostsUpdatedInterrupt",
@@ -87,7 +88,6 @@ def test_run_takes_what_the_contract_says() -> None:
         "num_proc": None,
         "min_np": None,
         "max_np": None,
-        "elastic": True,
         "start_timeout": 600.0,
         "elastic_timeout": 600.0,
         "hang_timeout": 300.0,

@@ -1,0 +1,214 @@
+"""The tree of a state as JSON: what it is made of, but for the tensors, in a form that any language reads.
+
+Null, booleans, strings, finite floats, integers below 2**53, lists, and dicts whose keys are strings stand for themselves.
+All else is an object with one name that begins with ``$``; docs/formats.md lists them. Tensors and NumPy arrays are told by
+the name that they have in the file of tensors, and what only code could bring back by its place in ``objects.pickle``.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from spark_elastic.checkpoint.tensors import dtype_of, raw
+from spark_elastic.snapshot import Leaf, StateDict
+
+# Every reader of JSON gives back integers below this as they were.
+_EXACT = 2**53
+# Kinds of NumPy dtypes whose bytes say it all: bool, integers, floats, complex numbers, times, bytes and text.
+_NUMPY_KINDS = "biufcmMSU"
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueObject:
+    """Stands for an object that only code could bring back: an instance of a class, a generator …"""
+
+    kind: str
+    number: int
+
+
+class TreeEncoder:
+    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` hold what goes into files of their own."""
+
+    def __init__(self, views: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.objects: list[Any] = []
+        self._views = views
+        self._devices = devices
+
+    def encode(self, value: Any, path: str = "") -> Any:
+        """Return what JSON can hold of a value; ``path`` names the tensors in it."""
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        encode = _ENCODERS.get(kind)
+        if encode is not None:
+            return encode(self, value, path)
+        if kind is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
+            return self._tensor(value.detach().contiguous(), str(value.device), path)
+        if kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
+            content = torch.empty(value.nbytes, dtype=torch.uint8)
+            memoryview(content.numpy())[:] = value.tobytes()
+            return {"$array": self._keep(content, path), "dtype": value.dtype.str, "shape": list(value.shape)}
+        if isinstance(value, numpy.generic) and value.dtype.kind in _NUMPY_KINDS and kind is value.dtype.type:
+            return {"$scalar": _text(value.tobytes()), "dtype": value.dtype.str}
+        self.objects.append(value)
+        return {"$object": len(self.objects) - 1, "kind": f"{kind.__module__}.{kind.__qualname__}"}
+
+    def _leaf(self, leaf: Leaf, path: str) -> Any:
+        return self._tensor(self._views[leaf.index], self._devices[leaf.index], path)
+
+    def _tensor(self, tensor: torch.Tensor, device: str, path: str) -> Any:
+        name, kind = self._keep(tensor, path), device.partition(":")[0]
+        return {"$tensor": name} if kind == "cpu" else {"$tensor": name, "device": kind}
+
+    def _keep(self, tensor: torch.Tensor, path: str) -> str:
+        """Give a tensor the name of its path, which must be one that every JSON reader takes, and be free."""
+        plain = path.encode("utf-8", "backslashreplace").decode()
+        name, number = plain, 1
+        while name in self.tensors or name.startswith("__"):
+            number += 1
+            name = f"{plain.lstrip('_')}~{number}"
+        self.tensors[name] = tensor
+        return name
+
+    def _list(self, value: Sequence[Any], path: str) -> list[Any]:
+        return [self.encode(entry, f"{path}.{place}") for place, entry in enumerate(value)]
+
+    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+        return [[self.encode(key, path), self.encode(entry, _below(path, key))] for key, entry in value.items()]
+
+    def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.encode(entry, _below(path, key)) for key, entry in value.items()}
+        return {"$dict": self._pairs(value, path)}
+
+    def _ordered(self, value: Any, path: str) -> Any:
+        encoded = {"$ordered_dict": self._pairs(value, path)}
+        if hasattr(value, "_metadata"):  # versions of a module's parts
+            encoded["metadata"] = self.encode(value._metadata, _below(path, "_metadata"))
+        return encoded
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _integer(encoder: TreeEncoder, value: int, path: str) -> Any:
+    return value if -_EXACT < value < _EXACT else {"$int": hex(value)}
+
+
+def _number(encoder: TreeEncoder, value: float, path: str) -> Any:
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+_ENCODERS: dict[type, Callable[[TreeEncoder, Any, str], Any]] = {
+    int: _integer,
+    float: _number,
+    list: TreeEncoder._list,
+    dict: TreeEncoder._dict,
+    OrderedDict: TreeEncoder._ordered,
+    Leaf: TreeEncoder._leaf,
+    StateDict: lambda encoder, value, path: {"$state_dict": encoder.encode(value.content, path)},
+    tuple: lambda encoder, value, path: {"$tuple": encoder._list(value, path)},
+    set: lambda encoder, value, path: {"$set": encoder._list(tuple(value), path)},
+    frozenset: lambda encoder, value, path: {"$frozenset": encoder._list(tuple(value), path)},
+    bytes: lambda encoder, value, path: {"$bytes": _text(value)},
+    complex: lambda encoder, value, path: {"$complex": encoder._list((value.real, value.imag), path)},
+    torch.dtype: lambda encoder, value, path: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda encoder, value, path: {"$device": str(value)},
+    torch.Size: lambda encoder, value, path: {"$size": list(value)},
+}
+
+
+class TreeDecoder:
+    """Decodes what ``TreeEncoder`` has encoded. Raises whatever its parts raise for what was not encoded by it.
+
+    device: where tensors go that were not on the CPU; None leaves them there. objects: those out of ``objects.pickle``;
+    None puts an ``OpaqueObject`` in the place of each.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], objects: Sequence[Any] | None, device: torch.device | None
+    ) -> None:
+        self._tensors = tensors
+        self._objects = objects
+        self._device = device
+
+    def decode(self, node: Any) -> Any:
+        if type(node) is list:
+            return [self.decode(entry) for entry in node]
+        if type(node) is not dict:
+            return node
+        tag = next((name for name in node if name.startswith("$")), None)
+        if tag is None:
+            return {key: self.decode(entry) for key, entry in node.items()}
+        return _DECODERS[tag](self, node.pop(tag), **node)
+
+    def _tensor(self, name: str, device: str = "cpu") -> torch.Tensor:
+        tensor = self._tensors[name]
+        return tensor if device == "cpu" or self._device is None else tensor.to(self._device)
+
+    def _array(self, name: str, dtype: str, shape: list[int]) -> Any:
+        data, kind = raw(self._tensors[name]).numpy().tobytes(), _numpy_dtype(dtype)
+        if len(data) != math.prod(shape) * kind.itemsize:
+            raise ValueError(f"array {name!r} of {dtype} cannot have the shape {shape}")
+        return numpy.frombuffer(data, kind).reshape(shape).copy() if data else numpy.empty(shape, kind)
+
+    def _complex(self, parts: list[Any]) -> complex:
+        real, imaginary = (self.decode(part) for part in parts)
+        return complex(real, imaginary)
+
+    def _pairs(self, kind: type, pairs: list[Any]) -> Any:
+        found = kind((self.decode(key), self.decode(entry)) for key, entry in pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands twice in one dict")
+        return found
+
+    def _ordered(self, pairs: list[Any], metadata: Any = None) -> Any:
+        found = self._pairs(OrderedDict, pairs)
+        if metadata is not None:
+            found._metadata = self.decode(metadata)
+        return found
+
+    def _object(self, number: int, kind: str) -> Any:
+        return OpaqueObject(kind, number) if self._objects is None else self._objects[number]
+
+
+def _numpy_dtype(name: Any) -> Any:
+    dtype = numpy.dtype(str(name))
+    if dtype.kind not in _NUMPY_KINDS:
+        raise ValueError(f"{name!r} is not among the dtypes that are stored")
+    return dtype
+
+
+_DECODERS: dict[str, Callable[..., Any]] = {
+    "$tensor": TreeDecoder._tensor,
+    "$array": TreeDecoder._array,
+    "$scalar": lambda decoder, data, dtype: numpy.frombuffer(base64.b64decode(data), _numpy_dtype(dtype))[0],
+    "$state_dict": lambda decoder, node: StateDict(decoder.decode(node)),
+    "$dict": lambda decoder, pairs: decoder._pairs(dict, pairs),
+    "$ordered_dict": TreeDecoder._ordered,
+    "$tuple": lambda decoder, nodes: tuple(decoder.decode(node) for node in nodes),
+    "$set": lambda decoder, nodes: {decoder.decode(node) for node in nodes},
+    "$frozenset": lambda decoder, nodes: frozenset(decoder.decode(node) for node in nodes),
+    "$bytes": lambda decoder, text: base64.b64decode(text, validate=True),
+    "$complex": TreeDecoder._complex,
+    "$float": lambda decoder, text: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text],
+    "$int": lambda decoder, text: int(text, 16),
+    "$dtype": lambda decoder, name: dtype_of(name),
+    "$device": lambda decoder, name: torch.device(name),
+    "$size": lambda decoder, sizes: torch.Size(sizes),
+    "$object": TreeDecoder._object,
+}
