@@ -79,6 +79,8 @@ class Invariants:
         self._workers: dict[int, list[int]] = {}
         self._phase = "-"
         self._world_is_over = True
+        # Workers that have been in a world that formed.
+        self._connected: set[int] = set()
 
     # ------------------------------------------------------------------ the driver
 
@@ -107,6 +109,7 @@ class Invariants:
                     simulation.fail(f"worker {number} is lost, but its world is {world.phase.name}")
         if before == "FORMING" and world.phase is WorldPhase.RUNNING:
             self._check_is_connected(world)
+            self._connected.update(world.workers)
 
     def _check_command(self, command: do.Command, was_over: bool) -> None:
         simulation = self.simulation
@@ -128,17 +131,45 @@ class Invariants:
                 self._world_is_over = True
 
     def _check_loss(self, record: dict[str, Any]) -> None:
-        """Nobody is taken out but for a fault, or for having no state to begin with."""
-        is_explained = self._is_explained(record["worker"]) or StateLostError.__name__ in record["cause"]
-        if not is_explained and not self._has_struck(Kind.ISOLATE):
+        """Nobody is taken out but for a fault, or for having no state to begin with.
+
+        Who of a world cannot be reached is not to be told, so a fault of one explains that another is blamed, a newcomer first.
+        """
+        worker, cause = record["worker"], record["cause"]
+        is_explained = self._is_explained(worker) or StateLostError.__name__ in cause
+        world = self.machine.world
+        if cause.startswith("could not connect"):
+            assert world is not None
+            is_explained |= any(map(self._is_explained, world.workers))
+            missing = set(world.workers) & set(self.machine.workers) - world.acknowledged
+            if worker in self._connected and missing - self._connected:
+                self.simulation.fail(f"a newcomer is blamed after one that has been in a world: {record}")
+        if not is_explained:
             self.simulation.fail(f"a healthy worker was taken out: {record}")
+        self._check_is_not_the_last_holder(worker, cause)
+
+    def _check_is_not_the_last_holder(self, number: int, cause: str) -> None:
+        """Who holds the newest commit alone, lives, and will go on, is not taken out for being late, silent or unreachable."""
+        process = self.simulation.workers.get(number)
+        if process is None or not process.is_alive or self.simulation.strikes.is_gone_for_good(process):
+            return
+        held = _held_by(process)
+        if held is None or not any(words in cause for words in ("hung", "could not connect", "did not answer pings")):
+            return
+        job = self.simulation.schedule.job
+        if job.in_place and job.reduces_metrics:
+            return  # the others may wait for it between step and commit, with no way back: docs/howto/commits.md warns of that
+        others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
+        # What a silent one has committed since it was heard is not known to the driver; who is late has told.
+        if not others or ("did not return" in cause and max(others) < held):
+            self.simulation.fail(f"the last holder of {held} was taken out: {process}: {cause}")
 
     def _check_break(self, record: dict[str, Any]) -> None:
         """No world breaks of which no rank was touched by a fault."""
         workers = self._workers[record["generation"]]
         is_explained = any(map(self._is_explained, workers)) or StateLostError.__name__ in record["reason"]
         # Ranks find each other by the driver's store.
-        if not is_explained and not self._has_struck(Kind.ISOLATE) and not self._has_struck(Kind.PAUSE_DRIVER):
+        if not is_explained and not self._has_struck(Kind.PAUSE_DRIVER):
             self.simulation.fail(f"a healthy world was broken: {record}")
 
     def _has_struck(self, kind: Kind) -> bool:
@@ -266,7 +297,7 @@ class Invariants:
                 return
             if ("the same exception" in text or "of the world raised" in text) and Kind.RAISE in struck:
                 return
-            if "reached a commit within" in text and (Kind.ISOLATE in struck or self._all_are_hit()):
+            if "reached a commit within" in text and self._all_are_hit():
                 return
         self.simulation.fail(f"the job failed without need: {type(error).__name__}: {text}", error)
 

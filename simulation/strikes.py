@@ -31,6 +31,7 @@ class Strikes:
         self.hit: set[object] = set()
         self.struck: list[Fault] = []
         self._hung: set[WorkerProcess] = set()
+        self._stopped: set[WorkerProcess] = set()
 
     def strike(self, fault: Fault, here: WorkerProcess | None) -> None:
         """Let a fault strike the worker that has come to its point, or one that is picked."""
@@ -69,6 +70,10 @@ class Strikes:
             if not (fault.kind is Kind.HOLD_GIL and fault.seconds < BRIEF_SECONDS):
                 self.hit.add(worker)
             action(worker, fault)
+
+    def is_gone_for_good(self, worker: WorkerProcess) -> bool:
+        """Whether this worker will never go on, although it lives."""
+        return worker in self._hung or worker in self._stopped or worker.machine.is_lost
 
     def is_hit(self, worker: WorkerProcess) -> bool:
         """Whether a fault explains the loss of this worker."""
@@ -115,6 +120,7 @@ class Strikes:
         worker.go_on()
 
     def _stop_for_ever(self, worker: WorkerProcess, fault: Fault) -> None:
+        self._stopped.add(worker)
         worker.stop()
         self._hold(worker)
 

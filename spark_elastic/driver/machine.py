@@ -19,7 +19,9 @@ from collections.abc import Callable, Collection
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver import watchdog
+from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.failures import FailureBook, describe_exit
+from spark_elastic.driver.forming import choose_replaced
 from spark_elastic.driver.hosts import Host, HostManager
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.ranks import assign_ranks, choose_members
@@ -31,6 +33,7 @@ from spark_elastic.errors import (
     StateLostError,
     TrainingFailedError,
     WorkerFailure,
+    name_worker,
 )
 from spark_elastic.messages import CommitId, Member
 from spark_elastic.settings import JobSettings
@@ -38,8 +41,6 @@ from spark_elastic.settings import JobSettings
 TICK_SECONDS = 1.0
 # A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.
 PAUSE_SECONDS = 3.0
-# Ranks that could not form their groups so many times in a row are replaced.
-FORM_ATTEMPTS = 3
 # So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
@@ -56,6 +57,7 @@ class DriverMachine:
     def __init__(self, settings: JobSettings, now: float) -> None:
         self.settings = settings
         self.hosts = HostManager()
+        self.admission = Admission()
         self._listing = HostListing()
         self.workers: dict[int, Worker] = {}
         self.world: World | None = None
@@ -264,12 +266,11 @@ class DriverMachine:
             # After a planned interrupt ranks come back without a reason; those that the driver has called back are expected.
             expected = worker.awaited_since is not None or (world.phase is WorldPhase.INTERRUPTING and not event.reason)
             if not expected and world.phase is not WorldPhase.FINISHING:
+                reason = f"rank {world.ranks[event.worker]} reports: {event.reason or 'it left without being asked to'}"
                 if world.phase is WorldPhase.FORMING:
-                    worker.form_failures += 1
-                reason = event.reason or "it left the world without being asked to"
-                self._break(f"rank {world.ranks[event.worker]} reports: {reason}", now)
-                if worker.form_failures >= FORM_ATTEMPTS:
-                    self._lose(event.worker, f"could not connect to the others {FORM_ATTEMPTS} times", now)
+                    self._break_unconnected(reason, now)
+                else:
+                    self._break(reason, now)
                 if event.worker not in self.workers:
                     return
         worker.phase = Phase.READY
@@ -308,6 +309,7 @@ class DriverMachine:
             for worker in self._living_members():
                 worker.active_at = now
                 worker.form_failures = 0
+                worker.has_connected = True
             self._record(
                 "world_formed",
                 generation=world.generation,
@@ -412,6 +414,7 @@ class DriverMachine:
             return
         world = self.world
         rank = self._rank_of(number)
+        is_joining = self._is_joining(worker)
         if number not in self.book.failures:
             self.book.add(WorkerFailure(number, rank, worker.host_name, cause))
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
@@ -427,10 +430,60 @@ class DriverMachine:
                 )
             )
             return
+        self._forgive_the_blamed(world)
         if worker.phase is not Phase.READY:  # who has left its collectives leaves nobody hanging
+            if is_joining:
+                self._newcomers_failed(worker, cause, now)
             self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now)
         if not self.over and not self._living_members():
             self._all_members_lost(world)
+
+    def _break_unconnected(self, reason: str, now: float) -> None:
+        """The ranks of a world have not connected to each other: break it, and replace who is to blame."""
+        world = self.world
+        assert world is not None
+        members = self._living_members()
+        missing = [worker for worker in members if worker.worker not in world.acknowledged]
+        for worker in missing:
+            worker.form_failures += 1
+            world.blamed.add(worker.worker)
+        cost = now - world.since
+        replaced = choose_replaced(members, missing, took_long=cost >= self.settings.form_timeout / 2)
+        self._break(reason, now)
+        for worker in replaced:
+            if not worker.has_connected:
+                pause = self.admission.unconnected(worker.place, now, cost)
+                self._record(
+                    "newcomers_paused",
+                    host=worker.host_name,
+                    failures=1,
+                    seconds=pause,
+                    reason="nobody could connect to them",
+                )
+            self._lose(worker.worker, f"could not connect to the others ({worker.form_failures} times in a row)", now)
+
+    def _forgive_the_blamed(self, world: World) -> None:
+        """Somebody was lost: if the world has not formed, that is the reason."""
+        if not world.was_formed:
+            for number in world.blamed & set(self.workers):
+                self.workers[number].form_failures -= 1
+            world.blamed.clear()
+
+    def _newcomers_failed(self, newcomer: Worker, cause: str, now: float) -> None:
+        """A newcomer has broken a world that others have trained in: once a world, count it, and let further ones wait."""
+        world = self.world
+        assert world is not None
+        if not world.newcomers_failed:
+            world.newcomers_failed = True
+            pause = self.admission.failed(now, now - world.since)
+            if pause:
+                self._record(
+                    "newcomers_paused",
+                    host=None,
+                    failures=self.admission.failures,
+                    seconds=pause,
+                    reason=f"{name_worker(newcomer.worker, self._rank_of(newcomer.worker))} on {newcomer.host_name} {cause}",
+                )
 
     def _break(self, reason: str, now: float) -> None:
         """The world cannot go on: have everybody abort its collectives and come back to the elastic function."""
@@ -611,10 +664,11 @@ class DriverMachine:
         members = self._living_members()
         if len(members) >= self.settings.max_np or any(worker.phase is Phase.VOTED for worker in members):
             return None
-        latest = min(worker.ready_at for worker in newcomers) + self.settings.join_patience
+        since = [max(worker.ready_at, self.admission.opens_at(worker.place)) for worker in newcomers]
+        latest = min(since) + self.settings.join_patience
         if any(worker.phase in (Phase.STARTING, Phase.BOOTING) for worker in self.workers.values()):
             return latest
-        return min(latest, max(worker.ready_at for worker in newcomers) + self.settings.join_window)
+        return min(latest, max(time for time in since if time <= latest) + self.settings.join_window)
 
     def _form_if_ready(self, now: float) -> None:
         world = self.world
@@ -634,7 +688,14 @@ class DriverMachine:
                 return
         draining = self.hosts.draining()
         leaving = {worker.worker for worker in ready if worker.host in draining}
-        chosen = choose_members(ready, self.settings.max_np, newest, leaving)
+        newcomers = self._newcomers()
+        admitted = self.admission.admit(newcomers, now)
+        kept_out = [worker for worker in newcomers if worker not in admitted]
+        chosen = choose_members(
+            [worker for worker in ready if worker not in kept_out], self.settings.max_np, newest, leaving
+        )
+        if kept_out and len(chosen) < self._needed(now):
+            chosen = choose_members(ready, self.settings.max_np, newest, leaving)
         if len(chosen) < self._needed(now):
             # Who drains and is not kept would only hold a slot that may be needed elsewhere.
             self._dismiss_drained(kept={worker.worker for worker in chosen})
@@ -727,13 +788,8 @@ class DriverMachine:
                 self._task_lost(ev.TaskLost(host, reason), now)
             case watchdog.WorkerHung(worker, cause):
                 self._lose(worker, cause, now)
-            case watchdog.RanksUnconnected(workers, reason):
-                for number in workers:
-                    self.workers[number].form_failures += 1
-                self._break(reason, now)
-                for number in workers:
-                    if self.workers[number].form_failures >= FORM_ATTEMPTS:
-                        self._lose(number, f"could not connect to the others {FORM_ATTEMPTS} times", now)
+            case watchdog.RanksUnconnected(reason):
+                self._break_unconnected(reason, now)
             case watchdog.WorldStuck(reason):
                 self._break(reason, now)
             case watchdog.Pointless(reason):
@@ -812,7 +868,12 @@ class DriverMachine:
         if self._newest_seen is None or commit > self._newest_seen:
             self._newest_seen = commit
         world = self.world
-        if world is not None and commit.generation == world.generation and commit.index > 0 and not world.progressed:
+        if world is None or commit.generation != world.generation or commit.index == 0:
+            return
+        if not worker.has_progressed:
+            worker.has_progressed = True
+            self.admission.progressed(worker.place)
+        if not world.progressed:
             world.progressed = True
             self._lost_worlds = 0
             self.book.progressed(world.generation)
@@ -851,9 +912,20 @@ class DriverMachine:
     def _is_telling(self, number: int) -> bool:
         """Whether the end of this worker says something about the user's code: it trained, or nobody could.
 
-        A newcomer that fails to boot while the others train is its host's trouble, not the job's.
+        A newcomer that fails while the others train, or could train without it, is its host's trouble, not the job's.
         """
+        worker = self.workers.get(number)
+        if worker is not None and self._is_joining(worker):
+            return sum(member.has_progressed for member in self._living_members()) < self.settings.min_np
         return self.world is None or self.world.phase is WorldPhase.BREAKING or self.is_member(number)
+
+    def _is_joining(self, worker: Worker) -> bool:
+        """Whether a member has not made a commit yet, while others of its world have, there or before."""
+        return (
+            self.is_member(worker.worker)
+            and not worker.has_progressed
+            and any(member.has_progressed for member in self._living_members())
+        )
 
     def _give_up_if_pointless(self) -> bool:
         verdict = self.book.verdict()

@@ -6,7 +6,7 @@ the machine's own, which stands still while the driver is paused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from spark_elastic.driver.hosts import Host
@@ -40,9 +40,8 @@ class WorkerHung:
 
 @dataclass(frozen=True, slots=True)
 class RanksUnconnected:
-    """These workers have not connected to the others: the world breaks, and who does so again and again is replaced."""
+    """Some have not connected to the others: the world breaks, and who is to blame is replaced."""
 
-    workers: tuple[int, ...]
     reason: str
 
 
@@ -70,7 +69,7 @@ def silent_hosts(seen: Situation) -> Iterator[Finding]:
         for host in seen.hosts
         if host.heard is not None and seen.now - host.heard > limit
     }
-    needed = last_holders(seen, [worker.worker for worker in seen.workers if worker.host in silent])
+    needed = last_holders(seen, {worker.worker for worker in seen.workers if worker.host in silent})
     holding = {worker.host for worker in seen.workers if worker.worker in needed}
     for host, seconds in silent.items():
         patience = _patience(seen, limit, host in holding)
@@ -84,7 +83,7 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
     # Half of the time that a world has to come about in, so that there is time left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
     limit = settings.heartbeat_timeout
-    needed = last_holders(seen, [worker.worker for worker in seen.workers if seen.now - worker.heard > limit])
+    needed = last_holders(seen, {worker.worker for worker in seen.workers if seen.now - worker.heard > limit})
     for worker in seen.workers:
         is_starting = worker.phase is Phase.STARTING
         patience = to_start if is_starting else _patience(seen, limit, worker.worker in needed)
@@ -143,7 +142,7 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
         for worker in seen.members
         if worker.awaited_since is not None and seen.now - worker.awaited_since > limit
     }
-    needed = last_holders(seen, awaited)
+    needed = last_holders(seen, awaited.keys())
     for worker, seconds in awaited.items():
         patience = _patience(seen, limit, worker in needed)
         if seconds > patience:
@@ -155,10 +154,12 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
             )
 
 
-def last_holders(seen: Situation, suspects: Collection[int]) -> set[int]:
-    """Find the workers that hold the newest commit, if every one of them is a suspect: without them it is lost.
+def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
+    """Find the workers that may be the last to hold the newest commit, if none but ``suspects`` is known to hold it.
 
-    Before the first commit of a job all members hold what there is.
+    Known is only what holds at this moment: who has not been heard for a while may have gone on since, and a member of a
+    broken world that has not come back may find that it has nothing to go back to (see ``in_place``). Before the first
+    commit of a job all members hold what there is.
     """
     members = {worker.worker for worker in seen.members}
     candidates = [
@@ -167,8 +168,15 @@ def last_holders(seen: Situation, suspects: Collection[int]) -> set[int]:
         if worker.phase not in (Phase.LEAVING, Phase.DONE) and (worker.commit is not None or worker.worker in members)
     ]
     newest = max((worker.commit for worker in candidates if worker.commit is not None), default=None)
-    holders = {worker.worker for worker in candidates if worker.commit == newest}
-    return holders if holders <= set(suspects) else set()
+    is_broken = seen.world is not None and seen.world.phase is WorldPhase.BREAKING
+    known = {
+        worker.worker
+        for worker in candidates
+        if worker.commit == newest
+        and seen.now - worker.heard < seen.settings.heartbeat_timeout / 2
+        and (worker.phase is Phase.READY or not is_broken)
+    }
+    return set() if known - suspects else {worker.worker for worker in candidates}
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
@@ -185,9 +193,8 @@ def slow_forming(seen: Situation) -> Iterator[Finding]:
     world, limit = seen.world, seen.settings.form_timeout
     if world is None or world.phase is not WorldPhase.FORMING or seen.now - world.since <= limit:
         return
-    missing = tuple(worker.worker for worker in seen.members if worker.worker not in world.acknowledged)
-    ranks = [world.ranks[worker] for worker in missing]
-    yield RanksUnconnected(missing, f"ranks {ranks} did not connect within {limit:g} s")
+    ranks = [world.ranks[worker.worker] for worker in seen.members if worker.worker not in world.acknowledged]
+    yield RanksUnconnected(f"ranks {ranks} did not connect within {limit:g} s")
 
 
 def overdue_drains(seen: Situation) -> Iterator[Finding]:

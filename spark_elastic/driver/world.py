@@ -44,7 +44,11 @@ class Worker:
     ready_at: float = 0.0
     # Since when it is waited for at its elastic function: since an abort, or its latest heartbeat() after one.
     awaited_since: float | None = None
+    # Worlds in a row that did not form without it being known why, while it had not connected.
     form_failures: int = 0
+    # Whether it has been in a world that formed, and whether it has made a commit there.
+    has_connected: bool = False
+    has_progressed: bool = False
 
 
 @dataclass(slots=True)
@@ -61,6 +65,9 @@ class World:
     # Whether an explicit commit of this generation is known.
     progressed: bool = False
     was_formed: bool = False
+    # Who is blamed for its not having formed, as long as nothing else explains that; and whether newcomers have broken it.
+    blamed: set[int] = field(default_factory=set)
+    newcomers_failed: bool = False
     broken_by: str = ""
     # The rank of each worker, in rank order.
     ranks: dict[int, int] = field(init=False)

@@ -106,6 +106,16 @@ EVENTS: dict[str, tuple[str, dict[str, str], dict[str, str] | None]] = {
         {"generation": "int", "reason": "str"},
         None,
     ),
+    "newcomers_paused": (
+        "Newcomers have made worlds fail; training goes on without them, and they are let in again after a pause.",
+        {
+            "host": "str or null; the machine whose newcomers wait, null for all",
+            "failures": "int; in a row",
+            "seconds": "float; how long they wait",
+            "reason": "str",
+        },
+        None,
+    ),
     "driver_paused": ("The driver itself stood still.", {"seconds": "float"}, None),
     "fault_injected": (
         "A test's fault strikes.",

@@ -654,7 +654,8 @@ class AnySchedule(RuleBasedStateMachine):
     def register(self, name: str) -> None:
         used = {host.slot for host in self.script.machine.hosts}
         free = [slot for slot in range(5) if slot not in used]
-        self.script.register(name, slot=free[0])
+        if free:  # tasks that were told to restart may still hold theirs
+            self.script.register(name, slot=free[0])
 
     @rule(number=st.integers(0, 9))
     def boot(self, number: int) -> None:

@@ -66,3 +66,17 @@ def test_a_pause_of_the_driver_is_told() -> None:
     script = running("a")
     script.pass_time(100, step=100)
     assert warnings(script) == ["the driver stood still for 100 s"]
+
+
+def test_newcomers_that_have_to_wait_are_told_of_with_the_reason() -> None:
+    narrator = Narrator()
+    fields = {"failures": 3, "seconds": 15.0, "reason": "worker 4 on c raised ValueError: bad shape"}
+    assert narrator.tell("newcomers_paused", {**fields, "host": None}) == (
+        logging.WARNING,
+        "newcomers have broken 3 worlds in a row, the last time because worker 4 on c raised ValueError: bad shape; training "
+        "goes on without newcomers, it is tried again in 15 s",
+    )
+    assert narrator.tell("newcomers_paused", {**fields, "host": "c", "reason": "nobody could connect to them"}) == (
+        logging.WARNING,
+        "newcomers on c are left out: nobody could connect to them; training goes on without them, it is tried again in 15 s",
+    )

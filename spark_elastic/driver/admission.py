@@ -1,0 +1,79 @@
+"""Admission: when newcomers are let into a world that trains, so that those who fail cost the others little.
+
+Whoever waits for a newcomer that fails before its first commit is reset for nothing; one that cannot be connected to has the
+others stand still, for ``form_timeout`` where its packets vanish. So newcomers may break a few worlds in a row. After that
+all of them wait for a pause, which doubles with each further failure, until one has made a commit.
+
+A place (machine and executor) whose newcomers were not connected to waits from its first failure on. Places under that
+suspicion are let in one at a time: where several newcomers have kept a world from forming, it was perhaps one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spark_elastic.driver.world import Worker
+
+# So many worlds in a row may be broken by newcomers before these have to wait.
+FREE_FAILURES = 3
+SHORTEST_PAUSE = 15.0
+LONGEST_PAUSE = 1800.0
+
+
+@dataclass(slots=True)
+class _Record:
+    failures: int = 0
+    opens_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Admission:
+    """Decides from when on newcomers are let in. It reads no clock: ``now`` is the machine's."""
+
+    failures: int = 0
+    _opens_at: float = 0.0
+    _places: dict[str, _Record] = field(default_factory=dict)
+
+    def failed(self, now: float, cost: float) -> float:
+        """Note that newcomers have broken a world, which has cost the others ``cost`` seconds.
+
+        Return for how long no newcomer at all is let in; 0 if the next one is welcome.
+        """
+        self.failures += 1
+        if self.failures < FREE_FAILURES:
+            return 0.0
+        pause = _pause(self.failures - FREE_FAILURES, cost)
+        self._opens_at = now + pause
+        return pause
+
+    def unconnected(self, place: str, now: float, cost: float) -> float:
+        """Note that a newcomer of this place could not be connected to. Return for how long none of it is let in."""
+        record = self._places.setdefault(place, _Record())
+        record.failures += 1
+        pause = _pause(record.failures - 1, cost)
+        record.opens_at = now + pause
+        return pause
+
+    def progressed(self, place: str) -> None:
+        """Note that a newcomer of this place has committed with the others."""
+        self.failures = 0
+        self._opens_at = 0.0
+        self._places.pop(place, None)
+
+    def opens_at(self, place: str) -> float:
+        """The time from which on newcomers of this place are let in."""
+        record = self._places.get(place)
+        return self._opens_at if record is None else max(self._opens_at, record.opens_at)
+
+    def admit(self, newcomers: Iterable[Worker], now: float) -> list[Worker]:
+        """Choose who is let in now: of the places that nobody could connect to, only one newcomer at a time."""
+        welcome = [newcomer for newcomer in newcomers if self.opens_at(newcomer.place) <= now]
+        suspects = [newcomer for newcomer in welcome if newcomer.place in self._places]
+        suspects.sort(key=lambda newcomer: (self._places[newcomer.place].failures, newcomer.worker))
+        return [newcomer for newcomer in welcome if newcomer not in suspects[1:]]
+
+
+def _pause(doublings: int, cost: float) -> float:
+    """Never shorter than what the failure has cost, so that the others do not stand still for most of the time."""
+    return min(max(SHORTEST_PAUSE, cost) * 2.0 ** min(doublings, 16), LONGEST_PAUSE)
