@@ -5,6 +5,7 @@ Outside a job everything answers as for a world of one, so that a script or a no
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,11 @@ class Job:
         address: str,
         form_timeout: float,
         checkpoints: CheckpointWriter | None = None,
+        is_fixed: bool = False,
     ) -> None:
         self.control = control
+        # Whether one world is around the whole of the user's function, run(elastic=False).
+        self.is_fixed = is_fixed
         self.reporter = Reporter(control.report)
         self.checkpoints = checkpoints
         self.world: World | None = None
@@ -94,12 +98,23 @@ class Job:
             model.attach(self.world)
 
     def add_model(self, model: DistributedDataParallel) -> None:
-        if self.world is not None:
+        if self.world is not None and self.is_fixed:
+            broadcast_from_first(model)
+            model.attach(self.world)
+        elif self.world is not None:
             raise SparkElasticError(
                 "wrap the model above the elastic function and give it to the State: ranks that enter a world together have "
                 "to start from the same weights"
             )
         self._models.add(model)
+
+
+def broadcast_from_first(model: torch.nn.Module) -> None:
+    """Give all ranks the parameters and buffers of rank 0, as torch's DistributedDataParallel does when it is made."""
+    if torch.distributed.get_world_size() > 1:
+        with torch.no_grad():
+            for tensor in itertools.chain(model.parameters(), model.buffers()):
+                torch.distributed.broadcast(tensor, 0)
 
 
 _job: Job | None = None
@@ -122,7 +137,8 @@ def current_world() -> World | None:
     if _job.world is None:
         raise NotInWorldError(
             "there is no rank here: before its first generation a worker belongs to no world. Ask inside the function "
-            "decorated with @elastic, or after it; device() works everywhere"
+            "decorated with @elastic, or after it; device() works everywhere. A function that is to have a rank from its first "
+            "line on runs in a fixed world: run(fn, num_proc=…, elastic=False)"
         )
     return _job.world
 

@@ -88,10 +88,10 @@ class ControlClient:
         assert self._connection is not None
         return self._connection.local_address
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, fatal: bool = False) -> None:
         """Tell the driver of an exception; nothing more comes from this worker."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        self.raised(text, find_place(error), format_for_user(error))
+        self.raised(text, find_place(error), format_for_user(error), fatal)
 
     def raised(self, error: str, place: str, report: str, fatal: bool = False) -> None:
         """Tell the driver that something was raised at ``place``; nothing more comes from this worker."""

@@ -26,7 +26,9 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     entered again; so it has to go on from what the state says. The call returns when all ranks have left ``function``, with
     this rank's value; a loss before that enters it again. It blocks while fewer than ``min_np`` workers are there.
 
-    In a job there is one elastic function, called once. Outside a job the function is simply called.
+    In a job there is one elastic function, called once. Outside a job the function is simply called. Under
+    ``run(elastic=False)`` it is called once, from the newest durable checkpoint if there is one: a loss runs all of the job's
+    function again.
     """
     if not callable(function):
         raise TypeError(f"elastic takes a function, not {function!r}")
@@ -41,6 +43,9 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
             return function(state, *args, **kwargs)
         job.enter_elastic()
         state._prepare()
+        if job.is_fixed:  # a loss ends this process, and the call ends with the world
+            state._begin(job)
+            return function(state, *args, **kwargs)
         return _run(job, state, lambda: function(state, *args, **kwargs))
 
     return call

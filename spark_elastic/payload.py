@@ -26,3 +26,4 @@ class Payload(msgspec.Struct, frozen=True):
     form_timeout: float
     faults: tuple[Fault, ...] = ()
     checkpoint: CheckpointPlan | None = None
+    elastic: bool = True

@@ -108,7 +108,7 @@ def _receive(world: World, plan: RepairPlan, staging: Snapshot) -> None:
         _take(staged, source, plan)
         if staged is not flat:
             flat.copy_(staged)
-    staging.skeleton = skeleton
+    staging.skeleton, staging.objects = skeleton, None
 
 
 def _take(tensor: torch.Tensor, source: int, plan: RepairPlan) -> None:

@@ -28,6 +28,8 @@ class JobSettings:
     network_interface: str | None = None
     driver_port: int = 0
     host_discovery_script: str | None = None
+    # False: one world of num_proc workers around the whole function; a loss runs all of it again in new processes.
+    elastic: bool = True
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
 

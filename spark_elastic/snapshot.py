@@ -66,9 +66,42 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def flatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
+def has_state_dict(value: Any) -> bool:
+    """Whether an object is saved and restored through a state dict."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def find_objects(tree: dict[str, Any]) -> dict[str, Any]:
+    """The objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
+    found: dict[str, Any] = {}
+
+    def look(value: Any, name: str) -> None:
+        kind: Any = type(value)
+        if kind in (dict, OrderedDict) and all(map(_is_plain, value)):
+            for key, entry in value.items():
+                look(entry, f"{name}[{key!r}]")
+        elif kind in (list, tuple):
+            for place, entry in enumerate(value):
+                look(entry, f"{name}[{place}]")
+        elif kind not in PLAIN and not isinstance(value, torch.Tensor) and has_state_dict(value):
+            found[name] = value
+
+    for name, value in tree.items():
+        look(value, name)
+    return found
+
+
+def as_state_dict(value: Any) -> StateDict:
+    """What is kept of an object with a state dict."""
+    return StateDict(value.state_dict())
+
+
+def flatten(
+    tree: Any, tensors: list[torch.Tensor], objects: list[Any], keep: Callable[[Any], Any] = as_state_dict
+) -> Any:
     """Copy a tree; its tensors go into ``tensors`` uncopied, with a ``Leaf`` in their place.
 
+    Objects with a state dict, wherever they are in the tree, go into ``objects``, and what ``keep`` says of them is copied.
     Other mutable objects are deep-copied. Raises ``TypeError`` for what cannot be copied.
     """
 
@@ -76,9 +109,29 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
             tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(tensors) - 1)
-        return value if type(value) in PLAIN else copy.deepcopy(value)
+        return value if type(value) in PLAIN else _deep_copy(value)
 
-    return map_tree(take, tree)
+    def take_or_keep(value: Any) -> Any:
+        if type(value) in PLAIN or isinstance(value, torch.Tensor) or not has_state_dict(value):
+            return take(value)
+        objects.append(value)
+        return map_tree(take, keep(value))
+
+    return map_tree(take_or_keep, tree)
+
+
+def _deep_copy(value: Any) -> Any:
+    """Copy an object that has no state dict. Who trains with what it holds would go on with the original."""
+    seen: dict[int, Any] = {}
+    copied = copy.deepcopy(value, seen)
+    held = next((entry for entry in seen.values() if isinstance(entry, torch.optim.Optimizer)), None)
+    if held is not None:
+        raise TypeError(
+            f"a {type(value).__name__} in the State holds a {type(held).__name__} and would be copied by value, and the "
+            "optimizer with it; give the optimizer itself to the State (lists, tuples and plain dicts may hold it), or give "
+            f"{type(value).__name__} the methods state_dict and load_state_dict"
+        )
+    return copied
 
 
 def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
@@ -167,18 +220,22 @@ class Snapshot:
     buffer: TensorBuffer = field(default_factory=TensorBuffer)
     skeleton: Any = None
     own: Any = None
+    # The live objects that its ``StateDict``s are of, in their order; None where it came from another rank.
+    objects: list[Any] | None = None
     # The last copy into this one, while a GPU may still be making it.
     pending: PendingCopy | None = None
 
-    def take(self, shared: Any, own: Any) -> None:
-        """Copy a state in; a GPU may still be at it (see ``wait``).
+    def take(self, shared: Any, own: Any, keep: Callable[[Any], Any] = as_state_dict) -> None:
+        """Copy a state in; a GPU may still be at it (see ``wait``). ``keep`` says what is kept of objects with a state dict.
 
         An exception leaves this snapshot unusable, and the other one of its pair as it was.
         """
         tensors: list[torch.Tensor] = []
-        skeleton = flatten(shared, tensors)
+        objects: list[Any] = []
+        skeleton = flatten(shared, tensors, objects, keep)
         self.pending = self.buffer.copy_from(tensors)
         self.skeleton = skeleton
+        self.objects = objects
         self.own = own
 
     def wait(self) -> None:
@@ -237,10 +294,10 @@ class SnapshotPair:
             self._spare, self._third = self._third or self._new(), self._spare
         return self._spare
 
-    def make_room(self, shared: Any) -> None:
+    def make_room(self, shared: Any, keep: Callable[[Any], Any] = as_state_dict) -> None:
         """Touch the memory of both snapshots, for a state like this one: the system takes its time to hand out new pages."""
         for snapshot in (self._current, self._spare):
-            snapshot.take(shared, None)
+            snapshot.take(shared, None, keep)
             snapshot.wait()
 
     def switch(self) -> None:

@@ -47,6 +47,7 @@ def run(
     num_proc: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
+    elastic: bool = True,
     start_timeout: float = 600.0,
     elastic_timeout: float = 600.0,
     hang_timeout: float = 300.0,
@@ -72,11 +73,15 @@ def run(
 
     Args:
         fn: called in each worker; travels with its arguments by cloudpickle. With a function decorated by ``@elastic``
-            inside, training survives resets; without, ``fn`` runs once in each of ``num_proc`` workers.
+            inside, training survives resets; without, ``fn`` runs once in each of ``num_proc`` workers, which know nothing of
+            each other (see ``elastic`` for those that do).
         num_proc: workers to wait for before the first generation; default ``min_np``.
         min_np: with fewer workers, training waits.
         max_np: slots asked of Spark. Unset, ``min_np`` and ``max_np`` come from the Spark configuration: with dynamic
             allocation from its limits, else from the cluster's present cores.
+        elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
+            collectives and torch's default group from the first line on. When a worker is lost, all are ended and all of
+            ``fn`` runs again in new processes, ``reset_limit`` times; an exception of ``fn`` ends the job.
         start_timeout: seconds to get hosts.
         elastic_timeout: seconds to get back to ``min_np`` workers after a loss.
         hang_timeout: seconds that a worker may spend in code without a collective, or a ``state.heartbeat()``, while
@@ -119,6 +124,10 @@ def run(
             raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
     if min_np is not None and max_np is not None and min_np > max_np:
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
+    if not isinstance(elastic, bool):
+        raise TypeError(f"elastic must be True or False, not {elastic!r}")
+    if not elastic:
+        num_proc = min_np = max_np = _one_size(num_proc, min_np, max_np)
     if spark is not None:
         _check_session(spark)
     plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
@@ -126,6 +135,8 @@ def run(
         session = spark if spark is not None else _find_session(stack)
         check_gpus(session.sparkContext.getConf())
         low, start, high = default_sizes(session, num_proc, min_np, max_np)
+        if not elastic and low != high:
+            raise ValueError("give num_proc: with elastic=False it says of how many workers the one world is")
         settings = JobSettings(
             min_np=low,
             num_proc=start,
@@ -139,6 +150,7 @@ def run(
             network_interface=network_interface,
             driver_port=driver_port or 0,
             host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
+            elastic=elastic,
             durable=plan is not None,
             **timeouts,
         )
@@ -159,7 +171,7 @@ def _run_job(
     run_id = secrets.token_hex(4)
     credentials = create_credentials(run_id)
     plan = testing.active_plan()
-    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, checkpoint))
+    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, checkpoint, settings.elastic))
     log.record(
         "job_started",
         run_id=run_id,
@@ -284,6 +296,17 @@ def _claim_checkpoint(
         raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
     options = cloudpickle.dumps(dict(storage_options)) if storage_options else b""
     return CheckpointPlan(url, attempt, float(interval), options)
+
+
+def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> int | None:
+    """The size of a fixed world; None where it is left to Spark's configuration."""
+    given = [size for size in (num_proc, min_np, max_np) if size is not None]
+    if len(set(given)) > 1:
+        raise ValueError(
+            f"elastic=False makes a world of one size, but num_proc={num_proc}, min_np={min_np}, max_np={max_np}: give "
+            "num_proc only"
+        )
+    return given[0] if given else None
 
 
 def _check_linux() -> None:

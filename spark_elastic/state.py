@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from spark_elastic import faults
 from spark_elastic.context import Job, current_job, device
 from spark_elastic.errors import (
@@ -17,12 +15,11 @@ from spark_elastic.errors import (
     SparkElasticError,
     WorkerLostError,
 )
-from spark_elastic.in_place import SmallPart, load_small_part
-from spark_elastic.loading import fits, load_state_dict
+from spark_elastic.loading import load_tree
 from spark_elastic.messages import CommitId
 from spark_elastic.repair import plan_repair, repair
 from spark_elastic.reporting import Values
-from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, StateDict, cloned
+from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, as_state_dict
 from spark_elastic.world import LOADER_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
@@ -178,7 +175,8 @@ class State(ABC):
             return
         world = job.world
         job.state = self
-        self._check_models(job)
+        if not job.is_fixed:
+            self._check_models(job)
         if job.checkpoints is not None and self._snapshots is None:
             raise CheckpointError(f"checkpoint= needs an ObjectState or a TorchState, not {type(self).__name__}")
         self.sync()
@@ -211,10 +209,23 @@ class State(ABC):
         """Refuse models whose weights nobody would keep equal."""
 
     def _check_is_the_jobs(self, job: Job) -> None:
+        if job.state is None and job.is_fixed:
+            raise SparkElasticError(
+                "call state.sync() before the first commit(): it brings all ranks to the newest checkpoint, or to the values "
+                "of rank 0 where there is none"
+            )
         if job.state is not self:
             raise SparkElasticError(
                 "only the state that was given to the elastic function commits; put all into that one"
             )
+
+    def _begins_here(self) -> bool:
+        """Begin, and say so, where nothing else does: in a fixed world the first ``sync`` or ``restore`` is the beginning."""
+        job = self._job
+        if job is None or not job.is_fixed or job.state is self:
+            return False
+        self._begin(job)
+        return True
 
     def _save_and_count(self) -> None:
         before = self._index
@@ -283,9 +294,10 @@ class State(ABC):
 class ObjectState(State):
     """Holds named objects as attributes: ``ObjectState(epoch=0, best=inf, ema=ema)``, then ``state.epoch += 1``.
 
-    Objects with ``state_dict`` and ``load_state_dict`` are saved and restored through these, in place; tensors and all else
-    are copied by value. Public attributes that are set later belong to the state, too. Those named in ``local`` stay on
-    their rank: they are saved and restored there and never sent. After a sync all others are the same on every rank.
+    Objects with ``state_dict`` and ``load_state_dict``, by themselves or in lists, tuples and dicts, are saved and restored
+    through these, in place; so are tensors that still fit, and all else is copied by value. Public attributes that are set
+    later belong to the state, too. Those named in ``local`` stay on their rank: they are saved and restored there and never
+    sent. After a sync all others are the same on every rank.
 
     A ``save`` that fails leaves the one before intact. On the loss of this worker its copy is lost with it; the others hold
     their own.
@@ -325,8 +337,10 @@ class ObjectState(State):
     def restore(self) -> None:
         """Set all objects back to the last commit, in place where they can; gradients are cleared.
 
-        Before the first commit it does nothing.
+        Before the first commit it does nothing; in a fixed world the first call is a ``sync``.
         """
+        if self._begins_here():
+            return
         with suppress(WorkerLostError):
             self._settle()
         if not self._snapshots.is_empty:
@@ -334,7 +348,13 @@ class ObjectState(State):
             self._load_own(self._snapshots.current.own)
 
     def sync(self) -> None:
-        """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective."""
+        """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective.
+
+        In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop: all ranks
+        go on from the newest durable checkpoint, or from the values of rank 0 where there is none.
+        """
+        if self._begins_here():
+            return
         self._settle()
         world = self._world
         if world is None:
@@ -364,7 +384,7 @@ class ObjectState(State):
             self._hold()
 
     def _prepare(self) -> None:
-        self._snapshots.make_room(self._values(shared=True))
+        self._snapshots.make_room(self._values(shared=True), self._keep)
 
     def _copies_for_repair(self, world: World) -> SnapshotPair:
         """Where the others' copy of the newest commit comes from, or where this rank's own is to arrive."""
@@ -402,15 +422,19 @@ class ObjectState(State):
     def _take(self, steps: int, size: int) -> None:
         """Copy the present values into the spare snapshot; ``size`` is that of the world that commits them."""
         shared = {"steps": steps, "size": size, "objects": self._values(shared=True)}
-        self._snapshots.spare.take(shared, self._own_part())
+        self._snapshots.spare.take(shared, self._own_part(), self._keep)
 
     def _values(self, shared: bool) -> dict[str, Any]:
-        """The present values of the objects, uncopied; those of objects with a state dict as such."""
-        values = {}
-        for name, value in vars(self).items():
-            if not name.startswith("_") and (name not in self._local) == shared:
-                values[name] = StateDict(value.state_dict()) if has_state_dict(value) else value
-        return values
+        """The objects themselves: those that all ranks share, or this rank's own."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not name.startswith("_") and (name not in self._local) == shared
+        }
+
+    def _keep(self, value: Any) -> Any:
+        """What a commit copies of an object with a state dict, wherever among the objects it is."""
+        return as_state_dict(value)
 
     def _own_part(self) -> Any:
         """A copy of what is this rank's alone."""
@@ -425,11 +449,11 @@ class ObjectState(State):
         content = copies.current.view()
         self._steps = content["steps"]
         self._forget_newer(content["objects"])
-        self._load(content["objects"])
+        self._load(content["objects"], copies.current.objects)
 
     def _load_own(self, own: Any) -> None:
         if own is not None:
-            self._load(own.view())
+            self._load(own.view(), own.objects)
 
     def _own_as_newcomer(self, world: World) -> None:
         """Set what is never received."""
@@ -440,26 +464,7 @@ class ObjectState(State):
             if name not in names:
                 delattr(self, name)
 
-    def _load(self, values: dict[str, Any]) -> None:
+    def _load(self, values: dict[str, Any], objects: list[Any] | None = None) -> None:
+        live = None if objects is None else iter(objects)
         for name, value in values.items():
-            present: Any = getattr(self, name, None)
-            if isinstance(value, StateDict):
-                if not has_state_dict(present):
-                    raise SparkElasticError(
-                        f"state.{name} was saved with a state dict, but is {type(present).__name__} here; give it to the "
-                        "State on every rank, above the elastic function"
-                    )
-                load_state_dict(present, value.content)
-            elif isinstance(value, SmallPart):
-                load_small_part(present, value)
-            elif fits(present, value):
-                with torch.no_grad():
-                    present.copy_(value)
-                present.grad = None
-            else:
-                setattr(self, name, cloned(value))
-
-
-def has_state_dict(value: Any) -> bool:
-    """Whether an object is saved and restored through a state dict."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+            setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}"))

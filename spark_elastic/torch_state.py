@@ -15,8 +15,8 @@ from spark_elastic.in_place import StepGuard, WholeCopies, is_kept_in_place, sma
 from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair
 from spark_elastic.reporting import Values
-from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair
-from spark_elastic.state import ObjectState, State, has_state_dict
+from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, find_objects, has_state_dict
+from spark_elastic.state import ObjectState, State
 from spark_elastic.world import World
 
 # What is asked of a loader, where it has it.
@@ -96,7 +96,8 @@ class TorchState(ObjectState):
 
     def _begin(self, job: Job | None) -> None:
         if self._guard is not None:
-            self._guard.watch(value for value in vars(self).values() if isinstance(value, torch.optim.Optimizer))
+            objects = find_objects(self._values(shared=True))
+            self._guard.watch(value for value in objects.values() if isinstance(value, torch.optim.Optimizer))
         super()._begin(job)
 
     def _check_world(self) -> None:
@@ -123,18 +124,14 @@ class TorchState(ObjectState):
         whole = Snapshot()
         light: Any = {} if self._snapshots.is_empty else self._snapshots.current.skeleton
         size = light.get("size", self._restored_size)
-        whole.take({"steps": self._steps, "size": size, "objects": super()._values(shared=True)}, None)
+        whole.take({"steps": self._steps, "size": size, "objects": self._values(shared=True)}, None)
         return whole
 
     def _has_stepped_in_place(self) -> bool:
         return self._guard is not None and self._guard.dirty
 
-    def _values(self, shared: bool) -> dict[str, Any]:
-        values = super()._values(shared)
-        if self._guard is not None and shared:
-            objects = vars(self)
-            values.update({name: small_part(objects[name]) for name in values if is_kept_in_place(objects[name])})
-        return values
+    def _keep(self, value: Any) -> Any:
+        return small_part(value) if self._guard is not None and is_kept_in_place(value) else super()._keep(value)
 
     def _restore_durable(self, world: World) -> int:
         size = super()._restore_durable(world)

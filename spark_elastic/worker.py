@@ -18,6 +18,7 @@ from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.context import Job, current_job, enter_job
 from spark_elastic.control import WHOLE_JOB, ControlClient
 from spark_elastic.data.pinning import set_pin
+from spark_elastic.fixed_world import call_in_fixed_world
 from spark_elastic.payload import Payload
 from spark_elastic.ticket import Ticket
 
@@ -38,7 +39,7 @@ def run_worker(ticket: Ticket, number: int) -> int:
         except Exception as error:
             control.failed(error)
             return 1
-        return _call(control, payload.call)
+        return _call(control, payload)
 
 
 def _join_job(stack: ExitStack, control: ControlClient, ticket: Ticket, number: int, payload: Payload) -> None:
@@ -46,19 +47,24 @@ def _join_job(stack: ExitStack, control: ControlClient, ticket: Ticket, number: 
     if payload.checkpoint is not None:
         checkpoints = stack.enter_context(CheckpointWriter(payload.checkpoint, control.report, control.beat))
     address = _group_address(ticket, control)
-    enter_job(Job(control, number, address, payload.form_timeout, checkpoints))
+    enter_job(Job(control, number, address, payload.form_timeout, checkpoints, not payload.elastic))
     set_pin(lambda key, make: _pin(control, key, make))
 
 
-def _call(control: ControlClient, pickled: bytes) -> int:
-    try:
-        function, args, kwargs = _unpickle(pickled)
-        value = function(*args, **kwargs)
-    except BaseException as error:
-        control.failed(error)
-        return 1
+def _call(control: ControlClient, payload: Payload) -> int:
     job = current_job()
     assert job is not None
+
+    def call() -> object:
+        function, args, kwargs = _unpickle(payload.call)
+        return function(*args, **kwargs)
+
+    try:
+        value = call() if payload.elastic else call_in_fixed_world(job, call)
+    except BaseException as error:
+        # In a fixed world the others wait in vain for a rank that has raised, and nothing would be different another time.
+        control.failed(error, fatal=not payload.elastic)
+        return 1
     world = job.world
     faults.reached(
         faults.Point.RESULT,

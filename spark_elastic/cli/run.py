@@ -49,6 +49,11 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="start the script anew whenever workers come or go, as torchrun",
     )
+    parser.add_argument(
+        "--elastic",
+        action=argparse.BooleanOptionalAction,
+        help="--no-elastic: one world of --num-proc workers around the whole script, which a loss runs again",
+    )
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help="default: where there is a terminal")
     parser.add_argument("--json", action="store_true", help="say at the end how it went, as JSON on standard output")
     parser.set_defaults(call=run)
@@ -62,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     call: Any = find_target(options.target, options.arguments)
     if options.restart_on_change:
         call = RestartOnChange(cloudpickle.dumps(call))
-    settings = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    settings = {name: getattr(options, name) for name in (*_SETTINGS, "elastic") if getattr(options, name) is not None}
     begun = time.monotonic()
     session = make_session(options.master, pairs(options.conf, "--conf"))
     try:

@@ -423,7 +423,7 @@ class DriverMachine:
             host.at_fault = True
         if world is None or number not in world.ranks:
             return
-        if world.phase is WorldPhase.FINISHING:
+        if world.phase is WorldPhase.FINISHING and self.settings.elastic:
             self._fail(
                 TrainingFailedError(
                     f"rank {rank} was lost after training had finished, before its result arrived", self.book.story()
@@ -529,7 +529,9 @@ class DriverMachine:
 
     def _all_members_lost(self, world: World) -> None:
         what = f"all {len(world.members)} workers of generation {world.generation} were lost"
-        if world.raised >= set(world.workers):
+        if not self.settings.elastic:
+            pass  # nobody holds anything: all of it runs again
+        elif world.raised >= set(world.workers):
             self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", self.book.story()))
         elif any(worker.phase is Phase.READY and worker.commit is not None for worker in self.workers.values()):
             pass  # a drained one that had not been let go yet
@@ -558,6 +560,8 @@ class DriverMachine:
 
     def _advance(self, now: float) -> None:
         """Do whatever has become possible. Each step looks at the whole state, whichever event came."""
+        if not self.settings.elastic and self.world is not None and self.world.phase is WorldPhase.BREAKING:
+            self._run_again(self.world)
         self._start_workers(now)
         self._release_drained()
         self._finish_if_voted(now)
@@ -576,6 +580,18 @@ class DriverMachine:
         self._interrupt_if_planned(now)
         self._form_if_ready(now)
         self._note_shortage(now)
+
+    def _run_again(self, world: World) -> None:
+        """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
+        for worker in self._living_members():
+            if worker.phase is Phase.DONE:
+                del self.workers[worker.worker]  # its result is of no use without the others'
+            else:
+                worker.phase = Phase.LEAVING
+                self._commands.append(do.KillWorker(worker.host, worker.worker))
+        self._record("run_again", generation=world.generation)
+        self.world = None
+        self._newest_seen = None
 
     def _start_workers(self, now: float) -> None:
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
@@ -634,7 +650,7 @@ class DriverMachine:
 
     def _interrupt_if_planned(self, now: float) -> None:
         world = self.world
-        if world is None or world.phase is not WorldPhase.RUNNING:
+        if world is None or world.phase is not WorldPhase.RUNNING or not self.settings.elastic:
             return
         members = self._living_members()
         if any(worker.phase is Phase.VOTED for worker in members):

@@ -13,7 +13,8 @@ from spark_elastic.errors import name_worker
 class Narrator:
     """Turns the machine's records into lines of a log; pure. Losses and how they end are warnings, what was planned is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, elastic: bool = True) -> None:
+        self._elastic = elastic
         self._is_broken = False
         self._commit = "None"
         # Who was lost for a reason that only the exit code will tell.
@@ -34,7 +35,12 @@ class Narrator:
             case "world_broken":
                 self._is_broken = True
                 text = f"generation {fields['generation']} ends: {fields['reason']}"
-                return logging.WARNING, f"{text}; its survivors go back to their last commit"
+                then = (
+                    "its survivors go back to their last commit"
+                    if self._elastic
+                    else "all of it runs again in new processes"
+                )
+                return logging.WARNING, f"{text}; {then}"
             case "world_interrupted":
                 return logging.INFO, f"generation {fields['generation']} ends at its next commit: {fields['reason']}"
             case "world_forming":

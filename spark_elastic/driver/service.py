@@ -86,7 +86,7 @@ class SparkDriverService:
         self._payload = payload
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
-        self._narrator = Narrator()
+        self._narrator = Narrator(settings.elastic)
         self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
         self._strikes = {fault.number: fault.times for fault in faults}

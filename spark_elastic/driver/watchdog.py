@@ -97,6 +97,9 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return
+    if not seen.settings.elastic:
+        yield from _missed_in_fixed_world(seen, world)
+        return
     limit = _time_without_progress(seen.settings, world)
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
@@ -130,6 +133,33 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
             f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
             "and state.heartbeat() in long code before it"
         )
+
+
+def _missed_in_fixed_world(seen: Situation, world: World) -> Iterator[Finding]:
+    """Only who waits in a collective waits: between collectives, and after others have returned, code may take any time."""
+    limit = seen.settings.hang_timeout
+    if any(seen.now - worker.active_at <= limit for worker in seen.members):
+        return
+    inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
+    most = max((worker.collectives for worker in inside), default=0)
+    missed = [
+        world.ranks[worker.worker]
+        for worker in seen.members
+        if worker.phase is Phase.VOTED and worker.collectives < most
+    ]
+    if missed:
+        yield Pointless(
+            f"ranks {missed} returned while others waited for them in a collective for {limit:g} s (hang_timeout); all ranks "
+            "have to call the same collectives"
+        )
+        return
+    for worker in inside:
+        if worker.collectives < most:
+            yield WorkerHung(
+                worker.worker,
+                f"hung: others had waited for it in a collective for {limit:g} s (hang_timeout; raise it where one rank works "
+                "longer than that while others wait)",
+            )
 
 
 def late_survivors(seen: Situation) -> Iterator[Finding]:
@@ -180,8 +210,11 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
-    """How long to wait for a suspect. A job that has nobody else to go on with waits as long as it does for any worker."""
-    return max(limit, seen.settings.elastic_timeout) if is_last_holder else limit
+    """How long to wait for a suspect. A job that has nobody else to go on with waits as long as it does for any worker.
+
+    A fixed world goes on with nobody: it begins anew.
+    """
+    return max(limit, seen.settings.elastic_timeout) if is_last_holder and seen.settings.elastic else limit
 
 
 def _time_without_progress(settings: JobSettings, world: World) -> float:

@@ -39,6 +39,7 @@ from spark_elastic.estimator.planning import (
     plan_split,
 )
 from spark_elastic.estimator.runs import (
+    VERSION,
     RunRecord,
     check_run,
     describe_callbacks,
@@ -93,7 +94,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             # A temporary store has nothing to find again: the rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
-            record = RunRecord(run_id, identity, describe_params(self))
+            record = RunRecord(run_id, identity, describe_params(self), version=VERSION)
             known = check_run(store, record) if resumable else None
             with written(
                 dataset,
@@ -143,7 +144,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             plan = plan_data(self, (url, validation_url), options, True)
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
             identity = "/".join(read_manifest(each, storage_options=options or None).fingerprint for each in urls)
-            record = RunRecord(self._run_id(), identity, describe_params(self))
+            record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
             check_run(store, record)
             return self._train(session, store, record, plan, lesson, sizes, {})
 

@@ -1,20 +1,17 @@
 """What a store remembers of a run, so that a fit with its ``runId`` goes on only where data and training are the same.
 
-A run is (runId, fingerprint of data and of the Params that training depends on). Weights are no part of it: a network that a
-script makes anew has other ones, and the checkpoint's replace them.
+A run is (runId, identity of the data, description of the Params that training depends on). The weights of the network are no
+part of it: a network that a script makes anew has other ones, and the checkpoint's replace them.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
+from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.store import Store
 
 # What may differ when a run goes on: how long, with how many workers, and what happens around training.
@@ -45,68 +42,50 @@ FREE = frozenset(
         "verbose",
     }
 )
+_NETWORKS = ("model", "modelFn")
 _RECORD = "run.json"
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """What a run is: ``data``, the identity of its data, and ``params``, each Param that counts, described.
 
-    data_url: where the data were written, if they were.
+    data_url: where the data were written, if they were. version: of the way in which data and Params are described; records
+        that name none are of the first.
     """
 
     run_id: str
     data: str
     params: dict[str, Any] = field(default_factory=dict)
     data_url: str | None = None
+    version: int = 1
 
     def differences(self, other: RunRecord) -> list[str]:
         """Say what another fit has that this run has not."""
+        if self.version != other.version:
+            return [f"its record (of version {self.version}, this release writes {other.version})"]
         found = [] if self.data == other.data else ["the data"]
         for name in sorted(self.params.keys() | other.params.keys()):
-            ours, theirs = self.params.get(name), other.params.get(name)
-            if ours != theirs:
-                found.append(f"{name} (was {_short(ours)}, is {_short(theirs)})")
+            found += _changes(name, self.params.get(name), other.params.get(name))
         return found
 
 
 def describe_params(estimator: Any) -> dict[str, Any]:
-    """Describe the Params that training depends on, so that the same script describes them equally in every process."""
-    described = {
-        entry.name: describe(estimator.getOrDefault(entry)) for entry in estimator.params if estimator.isDefined(entry)
-    }
-    return {name: value for name, value in described.items() if name not in FREE and value is not None}
+    """Describe the Params that training depends on, so that the same script describes them equally in every process.
+
+    Which output belongs to which of several labels may hang on the names of the output columns; they count then.
+    """
+    names = {entry.name for entry in estimator.params if estimator.isDefined(entry)} - FREE
+    if len(estimator.getOrDefault("labelCols") if "labelCols" in names else ()) > 1:
+        names |= {"outputCols"} if estimator.isDefined("outputCols") else set()
+    described = {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
+    return {name: value for name, value in described.items() if value is not None}
 
 
 def describe_callbacks(callbacks: Sequence[Any]) -> str:
     """Describe callbacks by their classes and attributes, as they are before a fit."""
-    return json.dumps([[_name(type(each)), describe(getattr(each, "__dict__", {}))] for each in callbacks])
-
-
-def describe(value: Any) -> Any:
-    """Say what a value is, as JSON without addresses and weights."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): describe(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [describe(entry) for entry in value]
-    if isinstance(value, torch.nn.Module):
-        shapes = {
-            name: list(entry.shape) for name, entry in value.state_dict().items() if isinstance(entry, torch.Tensor)
-        }
-        return [_name(type(value)), str(value), shapes]
-    if isinstance(value, torch.optim.Optimizer):
-        groups = [
-            {key: describe(entry) for key, entry in group.items() if key != "params"} for group in value.param_groups
-        ]
-        return [_name(type(value)), groups]
-    if isinstance(value, functools.partial):
-        return ["partial", describe(value.func), describe(value.args), describe(value.keywords)]
-    if hasattr(value, "__code__"):
-        constants = [entry for entry in value.__code__.co_consts if isinstance(entry, (int, float, str))]
-        return [_name(value), hashlib.blake2b(value.__code__.co_code, digest_size=8).hexdigest(), constants]
-    return _name(value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value))
+    return json.dumps([describe(each) for each in callbacks])
 
 
 def check_run(store: Store, record: RunRecord) -> RunRecord | None:
@@ -144,8 +123,16 @@ def forget_run(store: Store, run_id: str) -> None:
             store.files.delete(store.spark_url(url))
 
 
-def _name(value: Any) -> str:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+def _changes(name: str, ours: Any, theirs: Any) -> list[str]:
+    """Say where two descriptions differ, as deep inside as their shapes are the same."""
+    if json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True):
+        return []
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = sorted(ours.keys() | theirs.keys())
+        return [change for key in keys for change in _changes(f"{name}.{key}", ours.get(key), theirs.get(key))]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [change for pair in zip(ours, theirs, strict=True) for change in _changes(name, *pair)]
+    return [f"{name} (was {_short(ours)}, is {_short(theirs)})"]
 
 
 def _short(value: Any) -> str:

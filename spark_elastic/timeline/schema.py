@@ -116,6 +116,11 @@ EVENTS: dict[str, tuple[str, dict[str, str], dict[str, str] | None]] = {
         },
         None,
     ),
+    "run_again": (
+        "A fixed world has broken; its workers are ended, and all of the function runs again in new ones.",
+        {"generation": "int"},
+        None,
+    ),
     "driver_paused": ("The driver itself stood still.", {"seconds": "float"}, None),
     "fault_injected": (
         "A test's fault strikes.",

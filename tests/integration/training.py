@@ -484,3 +484,97 @@ def train_on_files_that_change(folder: str, change: str) -> None:
                     strike(path)
 
     train(state)
+
+
+def fixed_of_torchs_own(folder: str) -> dict[str, Any]:
+    """A function as for TorchDistributor. In the first attempt rank 1 is killed, and rank 2 does not heed the loss."""
+    import fcntl
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+
+    import spark_elastic as se
+
+    dist.init_process_group("gloo")
+    rank, attempt = int(os.environ["RANK"]), se.generation()
+    assert rank == dist.get_rank() == se.rank()
+    # Held as long as this process lives: who cannot get it runs beside the same rank of another attempt.
+    alive = open(Path(folder, f"rank-{rank}"), "w")  # noqa: SIM115
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        Path(folder, f"beside-{rank}").touch()
+    Path(folder, f"attempt-{attempt}-{rank}").touch()
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    ours = se.DistributedDataParallel(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD([*model.parameters(), *ours.parameters()], lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        x = torch.randn(4, 3)
+        (model(x) + ours(x)).square().mean().backward()
+        optimizer.step()
+        if attempt == 1 and step == 3 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while attempt == 1 and step == 3 and rank == 2:
+            try:
+                se.barrier()
+                time.sleep(1)
+            except BaseException:
+                time.sleep(0.01)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    weights = [parameter.tolist() for parameter in (*model.parameters(), *ours.parameters())]
+    dist.destroy_process_group()
+    return {"rank": rank, "generation": attempt, "weights": str(weights), "sum": total.item()}
+
+
+def fixed_with_state(steps: int, durable: int, url: str, plain: bool) -> dict[str, int]:
+    """Train in a fixed world with a State, which is brought up to date by ``sync`` or by an elastic function."""
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    state = se.TorchState(model=model, optimizer=optimizer, step=0)
+
+    def train(state: Any) -> dict[str, int]:
+        start = state.step
+        while state.step < steps:
+            optimizer.zero_grad()
+            model(torch.randn(4, 2)).sum().backward()
+            optimizer.step()
+            state.step += 1
+            if state.step == durable + 15 and se.generation() == 1:
+                wait_for_checkpoint()
+            state.commit(durable=state.step == durable)
+        return {"start": start, "end": state.step, "generation": se.generation()}
+
+    def wait_for_checkpoint() -> None:
+        import contextlib
+        import time
+
+        saved = -1
+        while se.rank() == 0 and saved < durable:
+            time.sleep(0.05)
+            with contextlib.suppress(se.CheckpointError):  # there is none yet
+                saved = se.load_checkpoint(url)["step"]
+        se.barrier()
+
+    if plain:
+        state.sync()
+        return train(state)
+    return se.elastic(train)(state)
+
+
+def fixed_raises() -> None:
+    import spark_elastic as se
+
+    if se.rank() == 1:
+        raise ValueError("bad row")
+    se.barrier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ class OneJob:
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.finished = False
+        self.is_fixed = False
         self.broken = False
         self.failing: list[BaseException] = []
         self.control = SimpleNamespace(vote=lambda: None)
@@ -170,3 +173,28 @@ def test_memory_for_commits_is_made_ready_before_anybody_waits_for_this_worker(m
     with pytest.raises(KeyboardInterrupt):
         elastic(lambda state: None)(state)
     assert had_room == [True]
+
+
+def test_what_a_failed_step_had_in_its_hands_is_gone_before_the_next_world_is_asked_for() -> None:
+    """Its frames hold the old model's wrapper, whose process group has to go, and user code may have kept the exception."""
+    job, wrappers, gone = OneJob(), [], []
+
+    class Wrapper: ...
+
+    def function() -> None:
+        gone.extend(reference() is None for reference in wrappers)
+        if not wrappers:
+            wrapper = Wrapper()
+            wrappers.append(weakref.ref(wrapper))
+            try:
+                raise WorkerLostError("rank 1 died")
+            except WorkerLostError as error:
+                kept = error  # a cycle: the frame holds the exception, and that the frame
+                raise kept from None
+
+    gc.disable()
+    try:
+        _run(job, OneState(), function)  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+    assert gone == [True]

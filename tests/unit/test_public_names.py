@@ -88,6 +88,7 @@ def test_run_takes_what_the_contract_says() -> None:
         "num_proc": None,
         "min_np": None,
         "max_np": None,
+        "elastic": True,
         "start_timeout": 600.0,
         "elastic_timeout": 600.0,
         "hang_timeout": 300.0,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
+import msgspec
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_elastic.control import GenerationOverError
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.messages import CommitId, Member
-from spark_elastic.repair import plan_repair, repair
+from spark_elastic.repair import _Header, plan_repair, repair
 from spark_elastic.snapshot import SnapshotPair
 
 OLD, NEW = CommitId(1, 9), CommitId(2, 0)
@@ -97,3 +102,28 @@ def test_a_generation_that_ends_before_the_donor_has_announced_itself_is_a_lost_
     with pytest.raises(WorkerLostError):
         repair(world_of(0, [NEW, OLD]), snapshots)
     assert snapshots.current.content() == {"steps": 1}
+
+
+class Tattler:
+    """Says when it is unpickled."""
+
+    unpickled = False
+
+    def __setstate__(self, state: object) -> None:
+        Tattler.unpickled = True
+
+
+def test_what_does_not_have_the_announced_digest_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo's connections are not authenticated: whoever sits on one could send any pickle."""
+    tattler = Tattler()
+    tattler.name = "set, so that there is a state to unpickle"  # type: ignore[attr-defined]
+    sent = cloudpickle.dumps((tattler, ()))
+    header = _Header(NEW, len(sent), hashlib.sha256(b"what the donor has announced").digest())
+    world = world_of(1, [NEW, OLD])
+    world.store = SimpleNamespace(get=lambda key: msgspec.msgpack.encode(header))
+    monkeypatch.setattr(
+        dist, "recv", lambda tensor, source: tensor.copy_(torch.frombuffer(bytearray(sent), dtype=torch.uint8))
+    )
+    with pytest.raises(WorkerLostError, match="is not what it announced"):
+        repair(world, SnapshotPair())
+    assert not Tattler.unpickled

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_elastic.snapshot import Snapshot, SnapshotPair, TensorBuffer
+from spark_elastic.snapshot import Snapshot, SnapshotPair, StateDict, TensorBuffer
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.uint8, torch.complex64]
 
@@ -148,3 +148,11 @@ def test_room_made_ahead_is_that_of_the_first_copies_and_holds_no_commit() -> No
         room |= {pair.current.buffer.flats[0].data_ptr(), pair.spare.buffer.flats[0].data_ptr()}
     assert len(room) == 2
     assert same(pair.current.content(), {"t": torch.full((3,), 2.0)})
+
+
+def test_the_versions_of_a_modules_parts_stay_with_its_state_dict() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    snapshot = Snapshot()
+    snapshot.take({"model": StateDict(model.state_dict())}, None)
+    assert snapshot.content()["model"].content._metadata == model.state_dict()._metadata
+    assert snapshot.content()["model"].content._metadata["0"]["version"] >= 2

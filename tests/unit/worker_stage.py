@@ -28,6 +28,7 @@ class Stage:
         self.models: list[Any] = []
         self.checkpoints: Any = None
         self.finished = False
+        self.is_fixed = False
         self.broken = self.aborted = False
         self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]
         # What a donor sends when the next generation begins.
@@ -84,7 +85,7 @@ class Stage:
         if self.arriving is None:
             return False
         snapshots.spare.buffer.copy_from([])
-        snapshots.spare.skeleton = self.arriving
+        snapshots.spare.skeleton, snapshots.spare.objects = self.arriving, None
         snapshots.switch()
         return True
 

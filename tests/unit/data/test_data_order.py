@@ -95,6 +95,19 @@ def test_epochs_and_seeds_differ_and_the_same_ones_are_the_same() -> None:
     assert len({tuple(sequence(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
+def test_each_window_of_each_lane_is_shuffled_in_an_order_of_its_own() -> None:
+    order = EpochOrder(np.full(8, 100), 0, OrderSpec(0, True, 4, 50, True))
+    orders = [tuple(order.window_order(lane, window)) for lane in range(4) for window in (1, 2)]
+    assert {len(found) for found in orders} == {50}
+    assert len(set(orders)) == len(orders)
+
+
+def test_no_two_lanes_come_to_the_end_of_a_window_at_the_same_step() -> None:
+    order = EpochOrder(np.full(8, 100), 0, OrderSpec(0, True, 4, 50, True))
+    ends = [order.window_bounds(lane, window)[1] for lane in range(4) for window in range(3)]
+    assert len(set(ends)) == len(ends)
+
+
 def test_the_global_random_state_is_neither_read_nor_changed() -> None:
     np.random.seed(3)
     before = np.random.get_state()[1].tolist()

@@ -21,10 +21,11 @@ from pyspark.sql.types import (
 )
 
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
 from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
-from spark_elastic.estimator.runs import RunRecord, describe, describe_params
+from spark_elastic.estimator.runs import RunRecord, describe_params
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.spark_run import check_gpus
 

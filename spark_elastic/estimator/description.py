@@ -1,0 +1,208 @@
+"""Says what a Param's value is, as JSON: equal in every session where it is the same, different where it behaves differently.
+
+Own code counts as it is: what a function does, the values that it has from closures, defaults, partials and globals, the
+classes of objects and what they hold. Code of installed packages counts by its name, and tensors by their content. Only the
+weights of a network that is trained are left out.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import hashlib
+import json
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
+_NO_CODE = frozenset({"__dict__", "__doc__", "__module__", "__weakref__", "__firstlineno__", "__static_attributes__"})
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+
+
+def describe(value: Any, *, weights: bool = True) -> Any:
+    """Describe a value. weights: whether those of a network count; where they do not, their shapes do."""
+    return _Description(weights).of(value)
+
+
+class _Description:
+    """One walk through a value; what it meets again on its way down is told by its name, so that cycles end."""
+
+    def __init__(self, weights: bool) -> None:
+        self._weights = weights
+        self._above: list[Any] = []
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, value: Any) -> Any:
+        if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
+            return value
+        if id(value) not in self._known:
+            if any(value is entry for entry in self._above):
+                return ["again", _name(value)]
+            self._above.append(value)
+            # The value is kept, too, so that its id stays its own.
+            self._known[id(value)] = (value, self._composed(value))
+            self._above.pop()
+        return self._known[id(value)][1]
+
+    def _composed(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): self.of(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.of(entry) for entry in value]
+        if isinstance(value, (set, frozenset)):
+            return sorted((self.of(entry) for entry in value), key=str)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray):
+            return ["array", str(value.dtype), list(value.shape), _hash(np.ascontiguousarray(value).tobytes())]
+        if isinstance(value, torch.nn.Module):
+            return self._module(value)
+        if isinstance(value, torch.optim.Optimizer):
+            groups = [{**group, "params": len(group["params"])} for group in value.param_groups]
+            return [self._class(type(value)), self.of(groups)]
+        if isinstance(value, functools.partial):
+            return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
+        if isinstance(value, types.MethodType):
+            return ["method", self.of(value.__self__), self.of(value.__func__)]
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.ModuleType):
+            return value.__name__
+        if "__wrapped__" in getattr(value, "__dict__", ()):
+            return ["wrapped", self.of(value.__wrapped__)]
+        held = {} if isinstance(value, enum.Enum) or hasattr(value, "__qualname__") else _attributes(value)
+        if not held and (isinstance(value, enum.Enum) or _is_installed(type(value).__module__)):
+            return _ADDRESS.sub("", repr(value))
+        return [self._class(type(value)), self.of(held)]
+
+    def _tensor(self, value: torch.Tensor) -> Any:
+        plain = value.detach().cpu().contiguous() if value.layout == torch.strided else value.detach().cpu().to_dense()
+        return [
+            "tensor",
+            str(value.dtype),
+            list(value.shape),
+            _hash(plain.flatten().view(torch.uint8).numpy().tobytes()),
+        ]
+
+    def _module(self, value: torch.nn.Module) -> Any:
+        """Its class, attributes and parts; of a network's state only the shapes, unless weights count."""
+        if isinstance(value, torch.jit.ScriptModule):
+            return [_name(value), _hash(str(value.code).encode()), self.of(_shapes(value))]
+        attributes = {name: entry for name, entry in vars(value).items() if name not in _OF_EVERY_MODULE}
+        hooks = [*attributes.pop("_forward_pre_hooks").values(), *attributes.pop("_forward_hooks").values()]
+        told = {name: self.of(entry) for name, entry in attributes.items()} | (
+            {"hooks": self.of(hooks)} if hooks else {}
+        )
+        own = {**value._parameters, **value._buffers}
+        kept = {name for name in own if self._weights or name in value._non_persistent_buffers_set}
+        told |= {name: self.of(entry) if name in kept else _shape(entry) for name, entry in own.items()}
+        return [self._class(type(value)), told | {name: self.of(part) for name, part in value._modules.items()}]
+
+    def _function(self, value: types.FunctionType) -> Any:
+        values = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        told = [_name(value), self.of(values), self.of(value.__defaults__), self.of(value.__kwdefaults__)]
+        if _is_installed(value.__module__):
+            return told
+        used = {name: value.__globals__[name] for name in _globals_of(value.__code__) if name in value.__globals__}
+        return [*told, _hash(_code(value.__code__)), {name: self._used(used[name], value) for name in sorted(used)}]
+
+    def _used(self, value: Any, function: types.FunctionType) -> Any:
+        """A global of a function; in short, where that is code. Of a module of own code what the function may take from it."""
+        if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
+            named = {
+                name: getattr(value, name) for name in sorted(_names_of(function.__code__)) if hasattr(value, name)
+            }
+            return {name: self._used(entry, function) for name, entry in named.items() if entry is not value}
+        told = self.of(value)
+        return _hash(json.dumps(told).encode()) if callable(value) else told
+
+    def _class(self, value: type) -> Any:
+        """Its name, and of classes of own code what they consist of."""
+        own = [kind for kind in value.__mro__ if not _is_installed(kind.__module__)]
+        if not own:
+            return _name(value)
+        if any(value is entry for entry in self._above[:-1]):
+            return ["again", _name(value)]
+        self._above.append(value)
+        parts = [
+            {name: self.of(_unwrapped(part)) for name, part in vars(kind).items() if name not in _NO_CODE}
+            for kind in own
+        ]
+        self._above.pop()
+        return [_name(value), _hash(json.dumps(parts).encode())]
+
+
+def _unwrapped(part: Any) -> Any:
+    if isinstance(part, property):
+        return [part.fget, part.fset]
+    return getattr(part, "__func__", part)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    given = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    slots = [name for names in given for name in ((names,) if isinstance(names, str) else names) if name != "__dict__"]
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
+
+
+def _code(code: types.CodeType) -> bytes:
+    """What compiled code does, without where it stands in a file."""
+    constants = [_code(entry) if isinstance(entry, types.CodeType) else _constant(entry) for entry in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    return repr((code.co_code, names, constants)).encode()
+
+
+def _constant(value: Any) -> str:
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+
+
+def _globals_of(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_of(constant)
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    nested = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names_of, nested))
+
+
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is Python's or an installed package's, not a script's, notebook's or project's."""
+    top = (module or "").partition(".")[0]
+    if top == "__main__":
+        return False
+    if top in sys.stdlib_module_names or top in ("torch", "spark_elastic"):
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return file.startswith(_INSTALLED)
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, Any]:
+    return {name: _shape(entry) for name, entry in module.state_dict().items()}
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _name(value: Any) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
