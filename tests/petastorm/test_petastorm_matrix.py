@@ -229,16 +229,16 @@ def test_a_process_pool_that_does_not_start_does_not_hang_the_process_at_its_end
     root = write(tmp_path / "d", "plain")
     program = f"""
         import sys
-        import petastorm.workers_pool.process_pool as pools
-        from spark_elastic.data import ParquetLoader
+        from spark_elastic.data import ParquetLoader, petastorm_engine
         from spark_elastic.errors import DataError
 
-        started = pools.ProcessPool._wait_for_workers_to_start
+        pools = petastorm_engine._WatchedPool
+        started = pools._wait_for_workers_to_start
         def fail(pool):
             started(pool)
             pool._ventilator_send.send_pyobj("never received")  # what zmq would linger for
             raise RuntimeError("no workers")
-        pools.ProcessPool._wait_for_workers_to_start = fail
+        pools._wait_for_workers_to_start = fail
         loader = ParquetLoader({str(root)!r}, 8, engine="petastorm", engine_options={{"reader_pool_type": "process"}})
         try:
             next(iter(loader))
