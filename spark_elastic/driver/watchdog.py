@@ -13,6 +13,9 @@ from spark_elastic.driver.hosts import Host
 from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
 from spark_elastic.settings import JobSettings
 
+# Who has been silent for longer may have done anything since.
+HEARD_SECONDS = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -103,6 +106,8 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     limit = _time_without_progress(seen.settings, world)
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
+    if not all(_is_heard(seen, worker) for worker in seen.members):
+        return  # who entered what is not known, and silence is judged elsewhere
     inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
     outside = [worker for worker in seen.members if worker.phase is not Phase.MEMBER]
     if not inside:
@@ -202,11 +207,14 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
     known = {
         worker.worker
         for worker in candidates
-        if worker.commit == newest
-        and seen.now - worker.heard < seen.settings.heartbeat_timeout / 2
-        and (worker.phase is Phase.READY or not is_broken)
+        if worker.commit == newest and _is_heard(seen, worker) and (worker.phase is Phase.READY or not is_broken)
     }
     return set() if known - suspects else {worker.worker for worker in candidates}
+
+
+def _is_heard(seen: Situation, worker: Worker) -> bool:
+    """Whether what is known of a worker is of this moment. It says something every second."""
+    return seen.now - worker.heard <= min(HEARD_SECONDS, seen.settings.heartbeat_timeout / 2)
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:

@@ -422,6 +422,16 @@ def test_a_last_holder_that_is_silent_for_a_while_is_waited_for() -> None:
     assert (script.error, script.machine.resets) == (None, 0)
 
 
+def test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before() -> None:
+    """Found by simulation: their network to the driver was cut off while one rank had returned from the function."""
+    script = running("a", "b", heartbeat_timeout=20, hang_timeout=10, elastic_timeout=200)
+    script.commit()
+    script.commit(0)
+    script.vote(1)
+    script.pass_time(100, silent={0, 1})
+    assert script.error is None
+
+
 def test_a_silent_last_holder_is_given_up_after_elastic_timeout() -> None:
     script = running("a", heartbeat_timeout=20, elastic_timeout=60)
     script.commit()
