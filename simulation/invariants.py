@@ -11,6 +11,7 @@ from simulation.schedule import Kind
 from spark_elastic.context import current_job
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.world import Phase, World, WorldPhase
 from spark_elastic.errors import (
@@ -79,6 +80,11 @@ class Invariants:
         self._workers: dict[int, list[int]] = {}
         self._phase = "-"
         self._world_is_over = True
+        # Generations that newcomers have broken, one after the other with none that committed between, and when the last was.
+        self._broken_by_newcomers: set[int] = set()
+        self._broken_at = 0.0
+        # Workers that have made a commit of their own.
+        self._established: set[int] = set()
         # Workers that have been in a world that formed.
         self._connected: set[int] = set()
 
@@ -204,6 +210,13 @@ class Invariants:
             if process.is_alive and process.job is not None and _held_by(process) != member.commit:
                 fail(f"{process} is said to hold {member.commit}, it holds {_held_by(process)}")
         self._world_is_over = False
+        others = self._established.intersection(workers)
+        if (
+            len(self._broken_by_newcomers) >= FREE_FAILURES
+            and settings.min_np <= len(others) < len(workers)
+            and self.simulation.clock.now < self._broken_at + SHORTEST_PAUSE
+        ):
+            fail(f"newcomers are let in at once after they have broken the generations {self._broken_by_newcomers}")
 
     def _check_nobody_trains(self, generation: int) -> None:
         """At most one formed world at a time: all that the machine counts on stand at the elastic function."""
@@ -238,6 +251,13 @@ class Invariants:
 
     # ------------------------------------------------------------------ workers
 
+    def newcomer_fails(self, process: WorkerProcess) -> None:
+        """A newcomer is about to raise, which breaks the world unless that is broken anyway."""
+        world = self.machine.world
+        if world is not None and process.number in self.machine.workers and world.phase is WorldPhase.RUNNING:
+            self._broken_by_newcomers.add(world.generation)
+            self._broken_at = self.simulation.clock.now
+
     def synced(self, process: WorkerProcess) -> None:
         """A rank has the newest commit, its own or a received one."""
         job: Any = current_job()
@@ -254,6 +274,9 @@ class Invariants:
             return  # the others have aborted without waiting for one that is lost, and nobody gets anything from it
         known = self._commits.setdefault(commit, content)
         self.simulation.commits += 1
+        if commit.index and process.number not in self._established:
+            self._established.add(process.number)
+            self._broken_by_newcomers.clear()
         if known != content:
             fail(f"{process} commits {content} as {commit}, others {known}")
         if commit.index == 0 and job.world.newest_commit is not None:
@@ -297,9 +320,15 @@ class Invariants:
                 return
             if ("the same exception" in text or "of the world raised" in text) and Kind.RAISE in struck:
                 return
+            if "the same exception" in text and Kind.FAIL_NEWCOMERS in struck and self._needs_newcomers():
+                return
             if "reached a commit within" in text and self._all_are_hit():
                 return
         self.simulation.fail(f"the job failed without need: {type(error).__name__}: {text}", error)
+
+    def _needs_newcomers(self) -> bool:
+        others = [process for process in self._living(*_COUNTED) if process.number in self._established]
+        return len(others) < self.machine.settings.min_np
 
     def _is_hit(self, text: str) -> bool:
         rank = int(text.removeprefix("rank ").split()[0])

@@ -37,7 +37,7 @@ TIMEOUTS: dict[str, Any] = {
     "elastic_timeout": 60.0,
     "hang_timeout": 6.0,
     "heartbeat_timeout": 4.0,
-    "ready_timeout": 5.0,
+    "ready_timeout": 2.0,
     "form_timeout": 5.0,
     "join_window": 0.25,
     "join_patience": 3.0,
@@ -79,6 +79,7 @@ class Simulation:
         self.meshes: set[Mesh] = set()
         self.is_listening = True
         self.is_over = False
+        self.newcomers_fail_until = 0.0
         self._meshes: dict[int, Mesh] = {}
         self._healed_at = self.clock.now
         job = schedule.job

@@ -60,7 +60,9 @@ class Mesh:
         groups = list(self.groups.values())
         if len(groups) < self.size:
             return
-        if self._is_split(group.process.machine for group in groups):
+        executors = {group.process.task.executor for group in groups}
+        is_blocked = len(executors) > 1 and any(executor.is_blocked for executor in executors)
+        if is_blocked or self._is_split(group.process.machine for group in groups):
             self.simulation.meshes.add(self)
             return
         for group in groups:

@@ -12,6 +12,7 @@ from simulation import threads
 from simulation.clock import ProcessLoop
 from spark_elastic import messages as m
 from spark_elastic import worker as worker_module
+from spark_elastic.context import current_job
 from spark_elastic.task import service as task_service
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class WorkerProcess(Process):
         self.state: Any = None
         self.holds: CommitId | None = None
         self.stands_ready = False
+        # Seconds that it will spend in user code before its next step.
+        self.evaluation = 0.0
         # Whether it does nothing because one call holds the lock of its Python.
         self.holds_gil = False
         simulation.workers[number] = self
@@ -134,6 +137,11 @@ class WorkerProcess(Process):
         """A named place of the protocol: faults strike here, and other threads may come between."""
         simulation = self.simulation
         simulation.points[point] += 1
+        if point == "STEP" and self.evaluation:
+            seconds, self.evaluation = self.evaluation, 0.0
+            threads.sleep(seconds)
+        if point == "SYNCED" and self.holds is None and current_job().world.newest_commit is not None:  # type: ignore[union-attr]
+            simulation.strikes.newcomer_has_the_state(self)
         if point == "SYNCED":
             simulation.invariants.synced(self)
         if simulation.faults_at:

@@ -20,6 +20,7 @@ class Kind(Enum):
     LONG_CODE = "it sits in user code for a while"
     LONG_CODE_BEATING = "it sits in user code for a while, with heartbeats"
     HOLD_GIL = "one long call holds the lock of its Python for a while"
+    EVALUATE = "all ranks sit in user code for a while, which is shorter than hang_timeout"
     HANG = "it never comes back from user code"
     LOSE_CONTROL = "its connection to the driver is lost"
     LAG = "its connection to the driver is slow for a while"
@@ -36,6 +37,8 @@ class Kind(Enum):
     SLOW_MACHINE = "its machine is slow for a while"
     CUT = "its machine does not reach the driver for a while"
     ISOLATE = "its machine does not reach the other machines for a while"
+    BLOCK_PORTS = "nobody can connect to the workers of its executor for a while, which reach the driver"
+    FAIL_NEWCOMERS = "every newcomer raises before it has the state, for a while"
     DUPLICATE = "Spark starts a speculative duplicate of a slot"
     ADD_EXECUTOR = "Spark gets another executor"
     PAUSE_DRIVER = "the driver's process is paused for a while"
@@ -44,7 +47,12 @@ class Kind(Enum):
 
 _WEIGHTS = {Kind.KILL: 6, Kind.CANCEL: 0.5, Kind.STOP_FOR_EVER: 1.5, Kind.DRAIN: 2, Kind.DRAIN_BY: 2, Kind.EXIT: 2}
 # Kinds that came later: half of the faults of another kind are of these, so that all else of a seed's schedule stays what it was.
-_HALF_OF = {Kind.LONG_CODE: Kind.HOLD_GIL}
+_HALF_OF = {
+    Kind.LONG_CODE: Kind.HOLD_GIL,
+    Kind.LONG_CODE_BEATING: Kind.EVALUATE,
+    Kind.ISOLATE: Kind.BLOCK_PORTS,
+    Kind.DUPLICATE: Kind.FAIL_NEWCOMERS,
+}
 
 # Named places of the protocol, and how often they are chosen.
 POINTS = {

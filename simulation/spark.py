@@ -35,6 +35,8 @@ class Executor:
         self.tasks: list[TaskProcess] = []
         self.is_alive = True
         self.is_draining = False
+        # Whether its new workers cannot be connected to.
+        self.is_blocked = False
 
 
 class _Slot:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # A lock of Python's that is held for less, shorter than hang_timeout and form_timeout, explains no loss.
 BRIEF_SECONDS = 5.0
+# An evaluation takes no longer; that is more than ready_timeout and less than hang_timeout.
+EVALUATION_SECONDS = 4.5
 
 
 class Strikes:
@@ -137,6 +139,11 @@ class Strikes:
                 if worker.state is not None:
                     worker.state.heartbeat()
 
+    def _evaluate(self, fault: Fault) -> None:
+        for worker in self.simulation.workers.values():
+            worker.evaluation = min(fault.seconds, EVALUATION_SECONDS)
+        self.simulation.heals(self.simulation.clock.now + 2 * fault.seconds)
+
     def _hang(self, worker: WorkerProcess, fault: Fault) -> None:
         if self._is_here(worker) and self._is_found(worker):
             self._hung.add(worker)
@@ -216,6 +223,16 @@ class Strikes:
         self.simulation.heals(self.simulation.clock.now + fault.seconds)
         self.simulation.spark.lose_executor(executor, fault.seconds)
 
+    def _block_ports(self, executor: Executor, fault: Fault) -> None:
+        executor.is_blocked = True
+        seconds = 20 + 2 * fault.seconds
+        self.simulation.heals(self.simulation.clock.now + seconds)
+        self.simulation.clock.after(seconds, self._open_ports, executor)
+
+    def _open_ports(self, executor: Executor) -> None:
+        executor.is_blocked = False
+        self._unblock_meshes()
+
     # ------------------------------------------------------------------ machines
 
     def _freeze_machine(self, machine: Machine, fault: Fault) -> None:
@@ -266,6 +283,9 @@ class Strikes:
 
     def _join_again(self, machine: Machine) -> None:
         machine.is_isolated = False
+        self._unblock_meshes()
+
+    def _unblock_meshes(self) -> None:
         meshes, self.simulation.meshes = self.simulation.meshes, set()
         for mesh in sorted(meshes, key=lambda mesh: mesh.generation):
             mesh.unblock()
@@ -277,6 +297,18 @@ class Strikes:
         self._later(fault, self.simulation.service.hosts_listed, dict.fromkeys(names))
 
     # ------------------------------------------------------------------ the job
+
+    def _fail_newcomers(self, fault: Fault) -> None:
+        until = self.simulation.clock.now + 20 + 2 * fault.seconds
+        self.simulation.newcomers_fail_until = max(self.simulation.newcomers_fail_until, until)
+        self.simulation.heals(until)
+
+    def newcomer_has_the_state(self, worker: WorkerProcess) -> None:
+        """Let it raise, as code does that gives newcomers what the state does not fit to."""
+        if self.simulation.clock.now < self.simulation.newcomers_fail_until:
+            self.hit.add(worker)
+            self.simulation.invariants.newcomer_fails(worker)
+            raise InjectedError("the state does not fit")
 
     def _duplicate(self, fault: Fault) -> None:
         self.simulation.spark.duplicate(fault.pick)
@@ -294,7 +326,7 @@ class Strikes:
         self.simulation.service.cancel(JobCancelledError("run() was interrupted"))
 
 
-_ON_THE_JOB = {Kind.DUPLICATE, Kind.ADD_EXECUTOR, Kind.PAUSE_DRIVER, Kind.CANCEL}
+_ON_THE_JOB = {Kind.EVALUATE, Kind.FAIL_NEWCOMERS, Kind.DUPLICATE, Kind.ADD_EXECUTOR, Kind.PAUSE_DRIVER, Kind.CANCEL}
 _ON_A_TASK = {Kind.KILL_TASK, Kind.STOP_TASK, Kind.LOSE_TASK_CONTROL, Kind.BREAK_WARM_PARENT}
-_ON_AN_EXECUTOR = {Kind.DRAIN, Kind.DRAIN_BY, Kind.LOSE_EXECUTOR}
+_ON_AN_EXECUTOR = {Kind.BLOCK_PORTS, Kind.DRAIN, Kind.DRAIN_BY, Kind.LOSE_EXECUTOR}
 _ON_A_MACHINE = {Kind.FREEZE_MACHINE, Kind.LOSE_MACHINE, Kind.SLOW_MACHINE, Kind.CUT, Kind.ISOLATE, Kind.UNLIST}
