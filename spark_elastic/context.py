@@ -51,7 +51,8 @@ class Job:
         self._address = address
         self._form_timeout = form_timeout
         self._entered = False
-        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        # In the order in which they were made, which is the same on all ranks.
+        self._models: list[weakref.ref[DistributedDataParallel]] = []
 
     def enter_elastic(self) -> None:
         """Note that the one elastic function of the job has been called."""
@@ -76,26 +77,29 @@ class Job:
     def leave_world(self) -> None:
         """Drop the process group of the last generation and everything that hangs on it."""
         if self.world is not None:
-            for model in self._models:
+            for model in self.models:
                 model.detach()
             self.world.close()
 
     @property
     def models(self) -> list[DistributedDataParallel]:
         """The wrapped models of this process."""
-        return list(self._models)
+        return [model for model in (ref() for ref in self._models) if model is not None]
 
     def finish(self) -> None:
         """All ranks have left the elastic function: they go their own ways, and models are called as they are."""
         self.finished = True
-        for model in self._models:
+        for model in self.models:
             model.detach()
 
     def attach_models(self) -> None:
         """Connect every wrapped model to the present world."""
         assert self.world is not None
-        for model in self._models:
+        models = self.models
+        for model in models:
             model.attach(self.world)
+        if models:
+            models[0].check_alike(models)
 
     def add_model(self, model: DistributedDataParallel) -> None:
         if self.world is not None and self.is_fixed:
@@ -106,7 +110,7 @@ class Job:
                 "wrap the model above the elastic function and give it to the State: ranks that enter a world together have "
                 "to start from the same weights"
             )
-        self._models.add(model)
+        self._models.append(weakref.ref(model))
 
 
 def broadcast_from_first(model: torch.nn.Module) -> None:

@@ -12,7 +12,6 @@ import torch
 from spark_elastic.context import Job
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.in_place import StepGuard, WholeCopies, is_kept_in_place, small_part
-from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.repair import plan_repair
 from spark_elastic.reporting import Values
 from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, find_objects, has_state_dict
@@ -70,7 +69,7 @@ class TorchState(ObjectState):
 
     def commit(self, durable: bool = False) -> None:
         super().commit(durable)
-        for model in self._wrapped_models():
+        for model in [] if self._job is None else self._job.models:
             model.forget_rows()
 
     commit.__doc__ = State.commit.__doc__
@@ -159,17 +158,14 @@ class TorchState(ObjectState):
             self._snapshots.switch()
             self._guard.dirty = False
 
-    def _wrapped_models(self) -> list[DistributedDataParallel]:
-        return [value for value in vars(self).values() if isinstance(value, DistributedDataParallel)]
-
     def _enter_world(self, rank: int, size: int) -> None:
         for value in list(vars(self).values()):
             if hasattr(value, "set_world"):
                 value.set_world(rank, size)
+        # Wherever in the State they are: what a model is given says which batch it works on.
         loader: Any = vars(self).get("loader")
-        if hasattr(loader, "batch_rows"):
-            for model in self._wrapped_models():
-                model.follow_rows(loader)
+        for model in [] if self._job is None else self._job.models:
+            model.follow_rows(loader if hasattr(loader, "batch_rows") else None)
 
     def _check_models(self, job: Job) -> None:
         kept = {

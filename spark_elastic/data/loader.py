@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.plan import Step, make_step
 from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
@@ -117,6 +118,7 @@ class PositionedLoader(Generic[T]):
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
         self.batch_rows = (0,) * size
+        deliveries.forget(self)
         self._moved()
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,13 +186,18 @@ class PositionedLoader(Generic[T]):
         if tracker.exhausted:
             return
         expected = tracker.plan.steps(tracker.left, tracker.size)
-        with self._open() as deliveries:
-            for step, ticket_sum, batch in deliveries:
-                expected -= 1
-                tracker.delivered(step, ticket_sum)
-                self.batch_rows = step.rank_rows
-                if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
-                    yield batch
+        try:
+            with self._open() as opened:
+                for step, ticket_sum, batch in opened:
+                    expected -= 1
+                    tracker.delivered(step, ticket_sum)
+                    self.batch_rows = step.rank_rows
+                    if self._in_state and tracker.size > 1:
+                        deliveries.note(self, batch, step.rank_rows, tracker.rank)
+                    if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
+                        yield batch
+        finally:
+            deliveries.end(self)
         if expected or not tracker.exhausted:
             raise DataError(
                 f"epoch {self.epoch} ended {expected} steps early, at row {tracker.position} of {tracker.total}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from spark_elastic.data.deliveries import share
 from spark_elastic.parallel import DistributedDataParallel
 
 
@@ -77,65 +80,60 @@ def test_rows_may_be_set_and_forgotten_outside_a_job() -> None:
     model(torch.ones(1, 3)).sum().backward()
 
 
-def weight_of(rank: int, rows: list[int]) -> float:
-    model = wrapped()
-    object.__setattr__(model, "_world", SimpleNamespace(rank=rank, size=len(rows)))
-    model.follow_rows(SimpleNamespace(batch_rows=rows))
-    return model.weight()
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
 @settings(deadline=None)
 def test_torchs_mean_over_ranks_becomes_the_mean_over_rows(rows: list[int]) -> None:
     gradients = [torch.arange(count, dtype=torch.float64) + rank for rank, count in enumerate(rows)]
     means = [gradient.mean() if len(gradient) else torch.tensor(0.0) for gradient in gradients]
-    reduced = sum(weight_of(rank, rows) * mean for rank, mean in enumerate(means)) / len(rows)
+    reduced = sum(share(rows, rank) * mean for rank, mean in enumerate(means)) / len(rows)
     assert torch.allclose(reduced, torch.cat(gradients).mean())
 
 
 def test_equal_shares_weigh_exactly_one() -> None:
-    assert [weight_of(rank, [5, 5, 5]) for rank in range(3)] == [1.0, 1.0, 1.0]
+    assert [share([5, 5, 5], rank) for rank in range(3)] == [1.0, 1.0, 1.0]
 
 
 def test_a_repeated_batch_weighs_nothing() -> None:
-    assert weight_of(1, [4, 0]) == 0.0
+    assert share([4, 0], 1) == 0.0
 
 
 def test_a_global_batch_without_a_row_is_an_error() -> None:
     with pytest.raises(ValueError, match="no rank has a row"):
-        weight_of(0, [0, 0])
+        share([0, 0], 0)
 
 
-def test_a_loader_of_another_world_weighs_nothing_in() -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("join", "equally many batches"),
+        ("_register_builtin_comm_hook", "register_comm_hook"),
+        ("will_sync_module_buffers", "torch's wrapper of one generation"),
+    ],
+)
+def test_what_only_torchs_wrapper_has_says_why(name: str, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        getattr(wrapped(), name)
+
+
+def test_other_names_are_missing_as_they_are_from_a_module() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'weights'"):
+        _ = wrapped().weights
+
+
+def test_copies_and_pickles_hold_the_module_only() -> None:
     model = wrapped()
-    object.__setattr__(model, "_world", SimpleNamespace(rank=0, size=3))
-    model.follow_rows(SimpleNamespace(batch_rows=[1, 2]))
-    assert model.weight() == 1.0
+    model.attach(SimpleNamespace(size=1))  # type: ignore[arg-type]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other._world is None
+        assert torch.equal(other(torch.ones(1, 3)), model(torch.ones(1, 3)))
 
 
-def test_rows_set_by_hand_override_those_of_the_loader() -> None:
-    model: Any = wrapped()
-    object.__setattr__(model, "_world", SimpleNamespace(rank=0, size=2))
-    model.follow_rows(SimpleNamespace(batch_rows=[1, 1]))
-    done = SimpleNamespace(wait=lambda: None)
-    object.__setattr__(model, "_rows", (3.0, torch.tensor([4.0], dtype=torch.float64), done))
-    assert model.weight() == 1.5
-    model.forget_rows()
-    assert model.weight() == 1.0
+def test_a_hook_that_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="callable, not 3"):
+        wrapped().register_comm_hook(None, 3)  # type: ignore[arg-type]
 
 
-def test_a_gradient_is_weighted_once_where_one_output_depends_on_another() -> None:
-    import torch
-
-    from spark_elastic.parallel import _Weigh
-
-    class Half:
-        def weight(self) -> float:
-            return 0.5
-
-    x = torch.ones(1, requires_grad=True)
-    first = x * 1
-    second = first * 1
-    outputs = [_Weigh.apply(output, Half()) for output in (first, second)]
-    outputs[1].backward()
-    assert x.grad.item() == 0.5
+def test_a_state_of_torchs_that_holds_a_process_group_is_refused_with_the_line_to_write() -> None:
+    state = PowerSGDState(process_group=object())
+    with pytest.raises(ValueError, match=r"register_comm_hook\(lambda: PowerSGDState"):
+        wrapped().register_comm_hook(state, powerSGD_hook)

@@ -709,7 +709,7 @@ def test_read_ahead_is_bounded(dataset: Path) -> None:
     loader = ParquetLoader(dataset, 4, prefetch=3)
     iterator = iter(loader)
     next(iterator)
-    generator = iterator.gi_frame.f_locals["deliveries"]
+    generator = iterator.gi_frame.f_locals["opened"]
     ahead = generator.gi_frame.f_locals[".0"].gi_frame.f_locals["self"]
     for _ in range(20):
         next(iterator)

@@ -1,0 +1,52 @@
+"""A communication hook of DDP's that outlives generations."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+# Changes with the generation, and is found anew where it is None.
+_GROUP = "process_group"
+
+
+class CommHook:
+    """What ``register_comm_hook`` was given, to be registered with each wrapper that torch makes.
+
+    ``state`` is handed to the hook. A function (a class, a ``functools.partial``) is called in each world and returns the
+    state. A state of torch's own hooks, such as ``PowerSGDState``, begins anew each time as it was given, so that survivors
+    and newcomers hold the same. All else is handed on as it is.
+    """
+
+    def __init__(self, state: Any, hook: Callable[..., Any]) -> None:
+        if not callable(hook):
+            raise TypeError(f"hook must be callable, not {hook!r}")
+        self.state, self.hook = state, hook
+        self._is_made = inspect.isroutine(state) or isinstance(state, (type, functools.partial))
+        self._beginning: dict[str, Any] = {}
+        if not self._is_made and type(state).__module__.startswith("torch."):
+            if getattr(state, _GROUP, None) is not None:
+                name = type(state).__name__
+                raise ValueError(
+                    f"a {name} that holds a process group is of no use in the next generation: give it {_GROUP}=None, or give "
+                    f"a function that makes it, register_comm_hook(lambda: {name}(…), hook)"
+                )
+            self._beginning = {name: copy.deepcopy(value) for name, value in _attributes(state) if name != _GROUP}
+
+    def register(self, ddp: nn.parallel.DistributedDataParallel) -> None:
+        """Register the hook with a new wrapper of torch's, in the present world."""
+        for name, value in self._beginning.items():
+            setattr(self.state, name, copy.deepcopy(value))
+        nn.parallel.DistributedDataParallel.register_comm_hook(
+            ddp, self.state() if self._is_made else self.state, self.hook
+        )
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    names = [*getattr(value, "__dict__", {}), *(name for name in slots if not name.startswith("__"))]
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]

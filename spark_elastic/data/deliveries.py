@@ -1,0 +1,168 @@
+"""Which batch a model is given: what the loaders of a state have delivered, and how many rows of it each rank has.
+
+A model knows its batch by its tensors, by views of them, and by what other models made of it. Tensors that were converted, copied
+to a device, or drawn at random have no such sign; they belong to the batch that was fetched and has not been through a
+model yet, and if there are several, to the one that has as many rows. Where batches of different shares remain, nobody can
+know, and that is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from spark_elastic.errors import DataError
+
+# More batches than this are not fetched ahead of the model by anybody.
+_KEPT = 16
+
+
+@dataclass(eq=False, slots=True)
+class Delivery:
+    """One batch. ``rank_rows`` are those of all ranks; ``rows`` were delivered here, some also of a repeated batch."""
+
+    loader: int
+    rank_rows: tuple[int, ...]
+    rank: int
+    rows: int
+    tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    was_used: bool = False
+
+    @property
+    def weight(self) -> float:
+        """What makes a mean over ranks the mean over rows."""
+        return share(self.rank_rows, self.rank)
+
+    def knows(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take these for tensors of this batch, too."""
+        self.tensors += map(weakref.ref, tensors)
+
+    def holds(self, storages: set[int]) -> bool:
+        """Whether one of these storages is that of a tensor of the batch."""
+        return any(_storage(tensor) in storages for tensor in (ref() for ref in self.tensors) if tensor is not None)
+
+
+def share(rank_rows: Sequence[int], rank: int) -> float:
+    """Return what a rank's mean over its rows counts for in a mean over ranks that is to be the mean over all rows."""
+    total = sum(rank_rows)
+    if total == 0:
+        raise ValueError("no rank has a row of this global batch")
+    return rank_rows[rank] * len(rank_rows) / total
+
+
+class Deliveries:
+    """The batches that the loaders of this process have delivered lately, as long as a model may still be given them."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Delivery] = deque(maxlen=_KEPT)
+        self._ended: set[int] = set()
+        self._last: Delivery | None = None
+        # Whether a batch was delivered since a model was given one.
+        self._is_fresh = False
+
+    def note(self, loader: object, batch: Any, rank_rows: tuple[int, ...], rank: int) -> None:
+        """A loader is about to hand out this batch."""
+        if self._ended:
+            self._kept = deque((known for known in self._kept if known.loader not in self._ended), _KEPT)
+            self._ended.clear()
+        delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2))
+        delivery.knows(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        self._kept.append(delivery)
+        self._is_fresh = True
+
+    def end(self, loader: object) -> None:
+        """The loader's iteration has ended: what is left of it may still be used, until another batch is delivered."""
+        self._ended.add(id(loader))
+
+    def forget(self, loader: object) -> None:
+        """The loader has entered another world; what it delivered before is of no use."""
+        self._kept = deque((known for known in self._kept if known.loader != id(loader)), _KEPT)
+        if self._last is not None and self._last.loader == id(loader):
+            self._last = None
+
+    def find(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
+        """Return the batch that a model is given as these tensors; None if none has been delivered.
+
+        Raises ``DataError`` where it could be one of several in which this rank has different shares.
+        """
+        if not self._kept:
+            return None
+        found = self._known(tensors) or self._guess(tensors)
+        if found is not None:
+            self._use(found)
+            found.knows(tensors)
+        return found
+
+    def see(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that a model is given these tensors where no gradients are wanted."""
+        if self._kept and (found := self._known(tensors)):
+            self._use(found)
+
+    def newest(self) -> Delivery | None:
+        """Return the batch that was delivered last."""
+        return self._kept[-1] if self._kept else None
+
+    def _use(self, used: Delivery) -> None:
+        used.was_used = True
+        self._last, self._is_fresh = used, False
+
+    def _known(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
+        """Find the batch by its tensors. Those of the same loader that were fetched before it have been left out by now."""
+        storages = {_storage(tensor) for tensor in tensors}
+        found: list[Delivery] = []
+        for known in reversed(self._kept):
+            if not (found and known.rank_rows == found[0].rank_rows) and known.holds(storages):
+                found.append(known)
+        if not found:
+            return None
+        _check_alike(found, "a model was given rows of several batches at once")
+        for known in self._kept:
+            if known is found[0]:
+                break
+            known.was_used |= known.loader == found[0].loader
+        return found[0]
+
+    def _guess(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
+        """Find the batch by what was fetched and not used yet, and by its number of rows."""
+        unused = [known for known in self._kept if not known.was_used]
+        candidates = unused if self._is_fresh and unused else [*([self._last] if self._last else []), *unused]
+        if len({known.weight for known in candidates}) > 1:
+            rows = {tensor.size(0) for tensor in tensors if tensor.dim()}
+            fitting = [known for known in candidates if known.rows in rows]
+            candidates = fitting or candidates
+        if not candidates:
+            return self._kept[-1]
+        if not self._is_fresh and len({known.loader for known in candidates}) == 1:
+            return candidates[0]  # the last one: a batch goes through models until another is delivered
+        _check_alike(
+            candidates, "a model was given tensors that are not those of a batch, where several had been fetched"
+        )
+        return candidates[0]
+
+
+def _check_alike(candidates: list[Delivery], what: str) -> None:
+    shares = sorted({known.rank_rows for known in candidates})
+    if len({known.weight for known in candidates}) > 1:
+        raise DataError(
+            f"{what}, and ranks have {' and '.join(map(str, shares))} rows of these: nobody can tell what its gradient "
+            "weighs. Call the model once for each batch, with the batch's own tensors; or say what this rank's part weighs by "
+            "model.set_rows(n) ahead of the call, with n = loader.batch_rows[rank] as it was when the batch was fetched"
+        )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Name the memory of a tensor; views share it."""
+    try:
+        return int((tensor.values() if tensor.is_nested else tensor).untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse tensors and such have none
+        return id(tensor)
+
+
+# What the loaders of this process's state have delivered.
+deliveries = Deliveries()

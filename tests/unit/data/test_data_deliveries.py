@@ -1,0 +1,130 @@
+"""Which batch a model is given: by its tensors, by what was fetched and not used yet, by its rows; else nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spark_elastic.data.deliveries import Deliveries
+from spark_elastic.errors import DataError
+
+
+class Feed:
+    """Two loaders as rank 0 of two sees them."""
+
+    def __init__(self) -> None:
+        self.log = Deliveries()
+        self.loaders = {"a": object(), "b": object()}
+
+    def fetch(self, rank_rows: tuple[int, int], loader: str = "a") -> torch.Tensor:
+        batch = torch.randn(rank_rows[0], 3)
+        self.log.note(self.loaders[loader], {"x": batch}, rank_rows, 0)
+        return batch
+
+    def rows_of(self, *inputs: torch.Tensor) -> tuple[int, ...] | None:
+        found = self.log.find(inputs)
+        return None if found is None else found.rank_rows
+
+
+def test_before_the_first_batch_there_is_none() -> None:
+    assert Feed().rows_of(torch.ones(3)) is None
+
+
+def test_a_batch_is_known_by_its_tensors_and_by_views_of_them_however_many_were_fetched() -> None:
+    feed = Feed()
+    first, second, third = feed.fetch((3, 4)), feed.fetch((3, 3)), feed.fetch((3, 1), "b")
+    assert feed.rows_of(second[:2].T) == (3, 3)
+    assert feed.rows_of(first) == (3, 4)
+    assert feed.rows_of(third.unsqueeze(0)) == (3, 1)
+
+
+def test_jagged_rows_are_known_by_their_values() -> None:
+    feed = Feed()
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    feed.log.note(feed, [rows], (2, 1), 0)
+    feed.fetch((2, 2))
+    assert feed.rows_of(rows) == (2, 1)
+
+
+def test_what_is_not_of_a_batch_belongs_to_the_one_that_was_fetched_and_not_used_yet() -> None:
+    feed = Feed()
+    for rank_rows in [(3, 4), (3, 3), (3, 1)]:
+        batch = feed.fetch(rank_rows)
+        assert feed.rows_of(batch * 2) == rank_rows
+        assert feed.rows_of(torch.ones(17)) == rank_rows
+
+
+def test_of_several_it_belongs_to_the_one_with_as_many_rows() -> None:
+    feed = Feed()
+    first, second = feed.fetch((3, 4)), feed.fetch((4, 4))
+    assert feed.rows_of(first * 2) == (3, 4)
+    third = feed.fetch((5, 4))
+    assert feed.rows_of(second * 2) == (4, 4)
+    assert feed.rows_of(second * 3) == (4, 4)
+    assert feed.rows_of(third * 2) == (5, 4)
+
+
+def test_what_a_model_was_given_or_has_made_of_a_batch_is_of_that_batch() -> None:
+    feed = Feed()
+    first, _ = feed.fetch((3, 4)) * 2, feed.fetch((4, 4))
+    found = feed.log.find([first])
+    assert found is not None
+    features = torch.ones(5)
+    found.knows([features])
+    feed.fetch((5, 1))
+    assert feed.rows_of(first) == feed.rows_of(features.detach()) == (3, 4)
+
+
+@pytest.mark.parametrize("loader", ["a", "b"])
+def test_where_shares_differ_and_nothing_tells_them_apart_it_is_an_error(loader: str) -> None:
+    feed = Feed()
+    first = feed.fetch((3, 4))
+    feed.fetch((3, 3), loader)
+    with pytest.raises(DataError, match=r"\(3, 3\) and \(3, 4\) rows.*set_rows"):
+        feed.rows_of(first * 2)
+
+
+def test_rows_of_several_batches_at_once_are_an_error_where_shares_differ() -> None:
+    feed = Feed()
+    first, second = feed.fetch((3, 4)), feed.fetch((3, 3), "b")
+    with pytest.raises(DataError, match="several batches at once"):
+        feed.rows_of(first, second)
+
+
+def test_equal_shares_need_no_telling_apart() -> None:
+    feed = Feed()
+    first = feed.fetch((3, 4))
+    feed.fetch((3, 4), "b")
+    assert feed.rows_of(first * 2) == (3, 4)
+
+
+def test_a_loop_that_has_ended_leaves_nothing_behind_once_another_batch_is_fetched() -> None:
+    feed = Feed()
+    feed.fetch((3, 4), "b")
+    feed.log.end(feed.loaders["b"])
+    batch = feed.fetch((3, 3))
+    assert feed.rows_of(batch * 2) == (3, 3)
+
+
+def test_the_last_batch_may_be_used_after_its_loop_has_ended() -> None:
+    feed = Feed()
+    batch = feed.fetch((3, 4))
+    feed.log.end(feed.loaders["a"])
+    assert feed.rows_of(batch * 2) == (3, 4)
+
+
+def test_batches_of_another_world_are_forgotten() -> None:
+    feed = Feed()
+    batch = feed.fetch((3, 4))
+    assert feed.rows_of(batch) == (3, 4)
+    feed.log.forget(feed.loaders["a"])
+    assert feed.rows_of(batch) is None
+
+
+def test_batches_that_were_left_out_are_passed_over_once_a_later_one_is_known() -> None:
+    feed = Feed()
+    feed.fetch((3, 4))
+    batch = feed.fetch((3, 3))
+    assert feed.rows_of(batch) == (3, 3)
+    later = feed.fetch((3, 1))
+    assert feed.rows_of(later * 2) == (3, 1)

@@ -1,0 +1,84 @@
+"""Worlds of a few ranks in processes of this machine: real process groups of Gloo, without a job around them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.parallel import DistributedDataParallel
+
+# Its processes are forked from one that has imported torch and runs no threads.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch._dynamo", "spark_elastic.parallel", "spark_elastic.data"])
+
+
+def on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call a function of a module, with a folder and a rank ahead of ``args``, in ``size`` processes; return what each returns.
+
+    Raises what a rank raises, or ``ChildProcessError`` where one dies.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(size):
+            mine, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(target=_call, args=(theirs, function, Path(folder), rank, *args), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(mine)
+            processes.append(process)
+        answers = [_receive(pipe) for pipe in pipes]
+        for process in processes:
+            process.join()
+    for error in (answer for answer in answers if isinstance(answer, BaseException)):
+        raise error
+    return answers
+
+
+def _receive(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return ChildProcessError("a rank died")
+
+
+def _call(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        pipe.send(function(*args))
+    except BaseException as error:
+        pipe.send(error)
+
+
+@contextmanager
+def world(
+    folder: Path, rank: int, size: int, models: Sequence[DistributedDataParallel], generation: int = 1
+) -> Iterator[Any]:
+    """A generation of this process: torch's default group, and models in it."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{generation}", rank=rank, world_size=size)
+    formed: Any = SimpleNamespace(
+        rank=rank,
+        size=size,
+        generation=generation,
+        is_broken=lambda: False,
+        lost=lambda error: WorkerLostError(str(error)),
+    )
+    try:
+        for model in models:
+            model.attach(formed)
+        if models:
+            models[0].check_alike(models)
+        yield formed
+    finally:
+        for model in models:
+            model.detach()
+        dist.destroy_process_group()

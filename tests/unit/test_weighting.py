@@ -1,0 +1,356 @@
+"""The gradient in a world of several ranks is that of one process with the global batch, whatever the shares and the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked_world import on_ranks, world
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from spark_elastic import DistributedDataParallel, micro_batches
+from spark_elastic.data import ElasticDataLoader
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+Gradients = list[torch.Tensor | None]
+
+
+class Net(nn.Module):
+    """Calls itself, so that it can be called on its own output; keeps a loss beside its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 3)
+        self.penalty: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x))
+        self.penalty = hidden.square().mean()
+        return self.second(hidden)
+
+
+class Two(Net):
+    """Has an output from which another one is computed."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        hidden = torch.tanh(self.first(x))
+        return {"hidden": hidden, "out": self.second(hidden)}
+
+
+@dataclass
+class Output:
+    out: torch.Tensor
+    name: str = "a dataclass"
+
+
+class Plain(Net):
+    def forward(self, x: torch.Tensor) -> Output:  # type: ignore[override]
+        return Output(super().forward(x))
+
+
+class Setting:
+    """What a loop is played with: fresh models, loaders of uneven batches, and the gradients of each step."""
+
+    def __init__(self, *modules: nn.Module, **ddp: Any) -> None:
+        torch.manual_seed(0)
+        for module in modules:
+            module.double()
+            for parameter in module.parameters():
+                nn.init.normal_(parameter)
+        self.models = [DistributedDataParallel(module, **ddp) for module in modules]
+        self.a, self.b = self.loader(23, 7), self.loader(17, 5)
+        self.gradients: Gradients = []
+        self.place = (0, 1)
+
+    def loader(self, rows: int, batch: int) -> ElasticDataLoader:
+        generator = torch.Generator().manual_seed(rows)
+        x, y = (torch.randn(rows, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+        return ElasticDataLoader(torch.utils.data.TensorDataset(x, y), global_batch_size=batch)
+
+    def step(self) -> None:
+        for model in self.models:
+            self.gradients += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            model.forget_rows()
+
+
+Loop = Callable[[Setting], None]
+
+
+def a_plain_loop(s: Setting) -> None:
+    for x, y in s.a:
+        mse_loss(s.models[0](x), y).backward()
+        s.step()
+
+
+def a_rank_without_rows(s: Setting) -> None:
+    s.a = s.loader(7, 2)
+    s.a.set_world(*s.place)
+    a_plain_loop(s)
+
+
+def a_model_on_its_own_output(s: Setting) -> None:
+    for x, y in s.a:
+        mse_loss(s.models[0](s.models[0](x)), y).backward()
+        s.step()
+
+
+def a_generator_and_a_discriminator(s: Setting) -> None:
+    generator, discriminator = s.models
+    for x, _ in s.a:
+        noise = (x * 2).sin()
+        fake = generator(noise)
+        (discriminator(x).sigmoid().mean() + discriminator(fake.detach()).square().mean()).backward()
+        s.step()
+        discriminator.requires_grad_(False)
+        discriminator(fake).square().mean().backward()
+        discriminator.requires_grad_(True)
+        s.step()
+
+
+def two_batches_in_one_loss(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        (mse_loss(s.models[0](x), y) + 0.3 * s.models[0](u).square().mean()).backward()
+        s.step()
+
+
+def two_batches_in_one_loss_through_two_models(s: Setting) -> None:
+    one, two = s.models
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        features = one(x)
+        (mse_loss(two(features), y) + two(one(u)).square().mean() + features.abs().mean()).backward()
+        s.step()
+
+
+def two_batches_with_a_backward_each_after_both_forwards(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        losses = [mse_loss(s.models[0](x), y), s.models[0](u).square().mean()]
+        for loss in losses:
+            loss.backward()
+        s.step()
+
+
+def rows_fetched_ahead(s: Setting) -> None:
+    batches = iter(s.a)
+    batch = next(batches)
+    while batch is not None:
+        after = next(batches, None)
+        mse_loss(s.models[0](batch[0]), batch[1]).backward()
+        s.step()
+        batch = after
+
+
+def rows_fetched_ahead_and_converted(s: Setting) -> None:
+    s.a = s.loader(20, 7)
+    s.a.set_world(*s.place)
+    batches = ((x.float().double(), y) for x, y in s.a)
+    batch = next(batches)
+    while batch is not None:
+        after = next(batches, None)
+        mse_loss(s.models[0](batch[0] * 1), batch[1]).backward()
+        mse_loss(s.models[0](batch[0].sin()), batch[1]).backward()
+        s.step()
+        batch = after
+
+
+def rows_fetched_between_forward_and_backward(s: Setting) -> None:
+    batches = iter(s.a)
+    batch = next(batches)
+    while batch is not None:
+        loss = mse_loss(s.models[0](batch[0].float().double()), batch[1])
+        batch = next(batches, None)
+        loss.backward()
+        s.step()
+
+
+def accumulated_batches(s: Setting) -> None:
+    batches = list(s.a)
+    for number, (x, y) in enumerate(batches):
+        s.models[0].require_backward_grad_sync = number == len(batches) - 1
+        mse_loss(s.models[0](x), y).backward()
+    s.step()
+
+
+def accumulated_parts(s: Setting) -> None:
+    for batch in s.a:
+        for (x, y), part in micro_batches(s.models[0], tuple(batch), 2):
+            (part * mse_loss(s.models[0](x), y)).backward()
+        s.step()
+
+
+def a_loss_that_the_module_keeps(s: Setting) -> None:
+    for x, y in s.a:
+        (mse_loss(s.models[0](x), y) + s.models[0].module.penalty).backward()
+        s.step()
+
+
+def a_penalty_on_gradients(s: Setting) -> None:
+    for (x, _), (u, _) in zip(s.a, s.b, strict=False):
+        given = x.detach().requires_grad_()
+        out = s.models[0](given)
+        (gradient,) = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        penalty = (gradient.norm(dim=1) - 1).square().mean()
+        (penalty + s.models[0](u).square().mean() + out.mean()).backward()
+        s.step()
+
+
+def gradients_of_inputs(s: Setting) -> None:
+    for x, y in s.a:
+        given = (x * 2).requires_grad_()
+        mse_loss(s.models[0](given), y, reduction="sum").backward()
+        # Each row's own: on whatever rank it is, and whatever its share.
+        moved = given.detach() + given.grad.sign()
+        s.models[0].zero_grad()
+        mse_loss(s.models[0](moved), y).backward()
+        s.step()
+
+
+def outputs_that_depend_on_each_other(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        first, second = s.models[0](x), s.models[0](u)
+        (mse_loss(first["out"], y) + first["hidden"].square().mean() + second["out"].mean()
+         + second["hidden"].abs().mean()).backward()  # fmt: skip
+        s.step()
+
+
+def outputs_in_a_dataclass(s: Setting) -> None:
+    for (x, y), (u, _) in zip(s.a, s.b, strict=False):
+        (mse_loss(s.models[0](x).out, y) + s.models[0](u).out.square().mean()).backward()
+        s.step()
+
+
+def an_output_changed_in_place(s: Setting) -> None:
+    for x, y in s.a:
+        mse_loss(s.models[0](x).mul_(2).sigmoid_(), y).backward()
+        s.step()
+
+
+def a_model_in_a_checkpoint(s: Setting, use_reentrant: bool = False) -> None:
+    one, two = s.models
+    for x, y in s.a:
+        mse_loss(two(checkpoint(one, x.requires_grad_(use_reentrant), use_reentrant=use_reentrant)), y).backward()
+        s.step()
+
+
+def a_model_in_a_reentrant_checkpoint(s: Setting) -> None:
+    a_model_in_a_checkpoint(s, True)
+
+
+def layers_that_begin_and_cease_to_train(s: Setting) -> None:
+    model = s.models[0].module
+    model.second.requires_grad_(False)
+    for number, (x, y) in enumerate(s.a):
+        if number == 1:
+            model.second.requires_grad_(True)
+        elif number == 2:
+            model.first.requires_grad_(False)
+        mse_loss(s.models[0](x), y).backward()
+        s.step()
+    model.first = nn.Linear(3, 5).double()
+    s.a.set_epoch(1)
+    for parameter in model.first.parameters():
+        nn.init.ones_(parameter)
+    a_plain_loop(s)
+
+
+def the_module_called_by_itself(s: Setting) -> None:
+    for x, y in s.a:
+        mse_loss(s.models[0].module(x), y).backward()
+        for parameter in s.models[0].parameters():
+            if s.place[1] > 1:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= s.place[1]
+        s.step()
+
+
+def rows_set_by_hand(s: Setting) -> None:
+    model = s.models[0]
+    for number, (x, y) in enumerate(s.a):
+        mask = x[:, 0] > 0
+        if number % 2:
+            model.set_rows(int(mask.sum()))
+        losses = (model(x) - y).square().mean(1)
+        if not number % 2:
+            model.set_rows(int(mask.sum()))
+        ((losses * mask).sum() / mask.sum().clamp(min=1)).backward()
+        s.step()
+
+
+LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
+    loop.__name__: (loop, made)
+    for made, loops in {
+        lambda: Setting(Net()): [
+            a_plain_loop,
+            a_rank_without_rows,
+            a_model_on_its_own_output,
+            two_batches_in_one_loss,
+            two_batches_with_a_backward_each_after_both_forwards,
+            rows_fetched_ahead,
+            rows_fetched_ahead_and_converted,
+            rows_fetched_between_forward_and_backward,
+            accumulated_batches,
+            accumulated_parts,
+            a_loss_that_the_module_keeps,
+            a_penalty_on_gradients,
+            gradients_of_inputs,
+            an_output_changed_in_place,
+            layers_that_begin_and_cease_to_train,
+            the_module_called_by_itself,
+            rows_set_by_hand,
+        ],
+        lambda: Setting(Net(), Net()): [
+            a_generator_and_a_discriminator,
+            two_batches_in_one_loss_through_two_models,
+            a_model_in_a_checkpoint,
+            a_model_in_a_reentrant_checkpoint,
+        ],
+        lambda: Setting(Two()): [outputs_that_depend_on_each_other],
+        lambda: Setting(Plain()): [outputs_in_a_dataclass],
+    }.items()
+    for loop in loops
+}
+
+
+def play(name: str, place: tuple[int, int]) -> Gradients:
+    loop, made = LOOPS[name]
+    setting: Any = made()
+    setting.place = place
+    setting.a.set_world(*place)
+    setting.b.set_world(*place)
+    loop(setting)
+    return setting.gradients
+
+
+def play_in_a_world(folder: Path, rank: int, size: int, names: list[str]) -> list[str]:
+    """Return what differs, for each loop."""
+    wrong = []
+    for number, name in enumerate(names):
+        expected = play(name, (0, 1))
+        loop, made = LOOPS[name]
+        setting: Any = made()
+        setting.place = (rank, size)
+        setting.a.set_world(rank, size)
+        setting.b.set_world(rank, size)
+        with world(folder, rank, size, setting.models, number):
+            loop(setting)
+        wrong += [f"{name}: {line}" for line in differences(expected, setting.gradients)]
+    return wrong
+
+
+def differences(expected: Gradients, seen: Gradients) -> Iterator[str]:
+    for number, (one, other) in enumerate(zip(expected, seen, strict=True)):
+        if (one is None) != (other is None) or (
+            one is not None and not torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+        ):
+            yield f"gradient {number} is {other}, in one process {one}"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_are_those_of_one_process(size: int) -> None:
+    assert on_ranks(size, play_in_a_world, size, list(LOOPS)) == [[]] * size
