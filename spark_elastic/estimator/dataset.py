@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation
@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, FloatType
 
 from spark_elastic.estimator.frame import as_numbers, column
-from spark_elastic.estimator.identity import identify
+from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content
 from spark_elastic.estimator.store import Store
 
 ROW_GROUP_BYTES = 16 * 2**20
@@ -56,13 +56,14 @@ class Dataset:
     """Written data: their URL in the store, and what was found while writing.
 
     facts: for each column nulls, nans, and least and largest value, or for lists least and largest length; the largest
-        number with a fraction, None where there is none and for lists.
+        number with a fraction, None where there is none and for lists. identity: by which they are known again.
     """
 
     url: str
     rows: int
     validation_rows: int
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    identity: str = ""
 
     @property
     def training_url(self) -> str:
@@ -80,11 +81,19 @@ _users: Counter[str] = Counter()
 
 
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
-    """Name what ``written`` makes of these columns."""
-    chosen = [*dict.fromkeys([*names, *([split.indicator] if split.indicator else [])])]
-    content = identify(frame, [as_numbers(frame, name) for name in chosen])
+    """Name what ``written`` makes of these columns. Runs a Spark job where the plan does not tell what the rows are."""
+    columns = _selected(frame, names, split)
+    content = identity_by_plan(frame, columns) or identity_by_rows(frame.select(*columns))
+    return _with_split(content, split)
+
+
+def _selected(frame: DataFrame, names: Sequence[str], split: Split) -> list[Column]:
+    return [*(as_numbers(frame, name) for name in names), *_indicator(frame, split)]
+
+
+def _with_split(content: str, split: Split) -> str:
     how = f"{split.fraction}/{split.seed}/{split.indicator}" if split.is_wanted else ""
-    return hashlib.blake2b(f"{content}/{how}".encode(), digest_size=16).hexdigest()
+    return f"{content[:5]}{hashlib.blake2b(f'{content}/{how}'.encode(), digest_size=16).hexdigest()}"
 
 
 @contextlib.contextmanager
@@ -102,8 +111,8 @@ def written(
 ) -> Iterator[Dataset]:
     """Write the columns, or find them written already. Where the store keeps no data they are deleted at the end.
 
-    reuse: take what was written under ``identity``. known: where a run that goes on has its data; these are taken, or
-    nothing. keep_on_failure: leave the data for a run that will go on.
+    reuse: take what was written under ``identity``; rows that changed while they were written get another one. known: where
+    a run that goes on has its data; these are taken, or nothing. keep_on_failure: leave the data for a run that will go on.
     Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), where nothing is left to train or to
     validate on, and where the data of ``known`` are gone.
     """
@@ -119,7 +128,8 @@ def written(
                     f"the run cannot go on: its data in {known} are gone; a store that is told to keep= them has them"
                 )
         else:
-            found = (_find(store, folder) if reuse else None) or _write(frame, names, store, folder, split, parts)
+            found = _find(store, folder, identity) if reuse else None
+            found = found or _write(frame, names, store, folder, split, parts, identity)
         _users[found.url] += 1
     failed = True
     try:
@@ -132,7 +142,7 @@ def written(
                 _delete(store, found.url)
 
 
-def _find(store: Store, folder: str) -> Dataset | None:
+def _find(store: Store, folder: str, identity: str) -> Dataset | None:
     """Find data that stay: those that the store keeps, or that a fit of this process is using. Removes what was abandoned."""
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
@@ -140,7 +150,7 @@ def _find(store: Store, folder: str) -> Dataset | None:
             with contextlib.suppress(OSError):  # its writer is at work
                 if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
                     _delete(store, url)
-        elif "data" in store.keep or _users[url]:
+        elif found.identity == identity and ("data" in store.keep or _users[url]):
             return found
     return None
 
@@ -159,10 +169,12 @@ def _delete(store: Store, url: str) -> None:
         files.delete(folder)
 
 
-def _write(frame: DataFrame, names: Sequence[str], store: Store, folder: str, split: Split, parts: int) -> Dataset:
+def _write(
+    frame: DataFrame, names: Sequence[str], store: Store, folder: str, split: Split, parts: int, identity: str
+) -> Dataset:
     url = f"{folder}/{secrets.token_hex(8)}"
     target = store.spark_url(url)
-    numbers = frame.select(*(as_numbers(frame, name) for name in names), *_indicator(frame, split))
+    numbers = frame.select(*_selected(frame, names, split))
     # Sorted by a hash, so that files hold the same rows in the same order however Spark's shuffle delivers them.
     spread = numbers.repartition(parts).withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
     spread = spread.sortWithinPartitions(_KEY)
@@ -173,11 +185,19 @@ def _write(frame: DataFrame, names: Sequence[str], store: Store, folder: str, sp
     else:
         spread = spread.withColumn(_SPLIT, f.lit(0))
     observation = Observation()
-    observed = spread.drop(_KEY).observe(observation, *_observed(spread, names))
+    by_rows = identity.startswith("rows-")
+    wanted = [*_observed(spread, names), *(content_of(numbers) if by_rows else ())]
+    observed = spread.drop(_KEY).observe(observation, *wanted)
     try:
         writer = observed.write.option("parquet.block.size", ROW_GROUP_BYTES)
         writer.partitionBy(_SPLIT).parquet(target)
-        dataset = _checked(url, names, observation.get, split)
+        seen = observation.get
+        dataset = _checked(url, names, seen, split)
+        content = identity_of_content(numbers.schema, seen) if by_rows else None
+        if identity.startswith("plan-"):
+            content = identity_by_plan(frame, _selected(frame, names, split)) or ""
+        is_still = content is None or _with_split(content, split) == identity
+        dataset = replace(dataset, identity=identity if is_still else f"new-{secrets.token_hex(8)}")
         store.files.write(f"{target}/{_COMPLETE}", json.dumps(asdict(dataset)).encode())
     except BaseException:
         _delete(store, url)

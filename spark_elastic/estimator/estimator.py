@@ -108,7 +108,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
                 keep_on_failure=resumable,
             ) as data:
                 _check_facts(schema, layout, data.facts)
-                record = replace(record, data_url=data.url)
+                record = replace(record, data=data.identity, data_url=data.url)
                 validation = store.worker_url(data.validation_url) if data.validation_url else None
                 urls = store.worker_url(data.training_url), validation
                 plan = plan_data(self, urls, store.storage_options, False)

@@ -1,74 +1,201 @@
 """Names the content of a DataFrame, so that the same data are not written twice and a run knows its data again.
 
-Where the analysed plan shows all there is to know (files, ranges, built-in expressions), its text and the state of its
-input files are the name, and nothing is read. Where it hides something (a UDF, an RDD, local rows, a table behind a connector)
-the rows themselves are hashed, in one pass, whatever their order.
+Two DataFrames have one identity only where it is certain that they hold the same rows. That is so where they consist of Parquet
+or ORC files, ranges, and steps and expressions that are listed here, all of which their plan tells to the last option; the
+plan, the settings of the session, and sizes and times of the files are the identity then, and nothing is read. Everything
+else may hide something: a reader's parsing, a function, a view, a cache, a connector, random numbers. Its rows are hashed, in
+one pass, whatever their order.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, StructType
 
-from spark_elastic.estimator.hadoop import HadoopFiles
+from spark_elastic.estimator.frame import column
 
-_FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
-_LEAVES = ("LogicalRelation", "Range", "OneRowRelation")
-# Fields of plan nodes whose values are not told but follow from the rest.
-_HARMLESS = frozenset(
-    {"relation", "evalContext", "evalMode", "value", "session", "stream", "catalogTable", "timeZoneId"}
-)
-_TIMES = re.compile(r'"class":"[\w.]*\.(Current\w+|Now|LocalTimestamp|Uuid)"')
-_IDS = re.compile(r'"id":(\d+),"jvmId":"[0-9a-f-]+"')
+_STEPS = frozenset({"Filter", "LogicalRelation", "OneRowRelation", "Project", "Range", "SubqueryAlias", "Union"})
+# With a mode (of errors, of decimals) that the plan's JSON leaves out, as the last of their arguments.
+_WITH_MODE = frozenset({"Add", "Cast", "Divide", "Multiply", "Remainder", "Subtract"})
+_EXPRESSIONS = _WITH_MODE | {
+    "Alias", "And", "AttributeReference", "CaseWhen", "Coalesce", "CreateArray", "EqualNullSafe", "EqualTo", "GetStructField",
+    "GreaterThan", "GreaterThanOrEqual", "If", "In", "IsNaN", "IsNotNull", "IsNull", "LessThan", "LessThanOrEqual", "Literal",
+    "Not", "Or", "UnaryMinus",
+}  # fmt: skip
+_CATALYST = "org.apache.spark.sql.catalyst."
+_DATASOURCES = "org.apache.spark.sql.execution.datasources."
+_FILES = f"{_DATASOURCES}HadoopFsRelation"
+_FORMATS = frozenset({f"{_DATASOURCES}parquet.ParquetFileFormat", f"{_DATASOURCES}orc.OrcFileFormat"})
+_LISTED = f"{_DATASOURCES}InMemoryFileIndex"
+# Fields of plans that their JSON leaves out: what is told apart from them, or says nothing of the rows.
+_TOLD_APART = frozenset({"catalogTable", "evalContext", "evalMode", "relation", "session", "stream"})
+_LITERALS = ("boolean", "byte", "date", "decimal", "double", "float", "integer", "long", "short", "string", "timestamp")
+# Settings by which the same rows are only computed otherwise.
+_OF_SPEED = (
+    "spark.sql.adaptive.", "spark.sql.autoBroadcastJoinThreshold", "spark.sql.catalogImplementation", "spark.sql.codegen.",
+    "spark.sql.execution.arrow.", "spark.sql.files.max", "spark.sql.files.min", "spark.sql.files.openCostInBytes",
+    "spark.sql.inMemoryColumnarStorage.", "spark.sql.shuffle.", "spark.sql.statistics.", "spark.sql.streaming.",
+    "spark.sql.ui.", "spark.sql.warehouse.dir",
+)  # fmt: skip
 
 
-def identify(frame: DataFrame, columns: Sequence[Column]) -> str:
-    """Return a hash of what ``frame.select(*columns)`` holds. Runs a Spark job only where the plan does not tell."""
-    plan = _transparent_plan(frame)
-    names = [str(column) for column in columns]
-    if plan is not None:
-        return _digest("plan", plan, names, _file_states(frame))
-    selected = frame.select(*columns)
-    return _digest("rows", selected.schema.json(), _content(selected))
-
-
-def _transparent_plan(frame: DataFrame) -> str | None:
-    """The analysed plan as JSON with its expressions numbered as they come, or None where it hides something."""
-    analysed = frame._jdf.queryExecution().analyzed()
-    leaves = analysed.collectLeaves()
-    for place in range(leaves.size()):
-        leaf = leaves.apply(place)
-        name = leaf.getClass().getSimpleName()
-        if name not in _LEAVES or (name == "LogicalRelation" and leaf.relation().getClass().getName() != _FILES):
+def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
+    """Name the content by the plan, None where that may hide something. Columns must be casts and the like of the frame's."""
+    try:
+        selected = frame.select(*columns)
+        # A cache holds rows of the time when it was filled. A DataFrame's own plan may be older than the cache.
+        cached = [_name(leaf) for leaf in _each(selected._jdf.queryExecution().withCachedData().collectLeaves())]
+        analysed = frame._jdf.queryExecution().analyzed()
+        plan = _told(analysed)
+        if plan is None or "InMemoryRelation" in cached:
             return None
-    text: str = analysed.toJSON()
-    if _TIMES.search(text) or any(name not in _HARMLESS for name in re.findall(r'"(\w+)":null', text)):
+        relations = [_relation(frame, leaf.relation()) for leaf in _each(analysed.collectLeaves()) if _reads(leaf)]
+    except Py4JError:  # a file is gone, or Spark of another version has no such thing
         return None
-    numbers: dict[str, int] = {}
-    return _IDS.sub(lambda found: f'"id":{numbers.setdefault(found[1], len(numbers))}', text)
+    if None in relations:
+        return None
+    return "plan-" + _digest(plan, relations, list(map(str, columns)), selected.schema.json(), _settings(frame))
 
 
-def _file_states(frame: DataFrame) -> list[Any]:
-    files = sorted(frame.inputFiles())
-    if not files:
-        return []
-    hadoop = HadoopFiles(files[0])
-    return [(url, *hadoop.state(url)) for url in files]
+def identity_by_rows(selected: DataFrame) -> str:
+    """Name the content by its rows."""
+    row = selected.agg(*content_of(selected)).first()
+    return identity_of_content(selected.schema, row.asDict() if row else {})
 
 
-def _content(selected: DataFrame) -> list[str]:
+def content_of(selected: DataFrame) -> list[Column]:
     """Count and sums of two hashes of all rows: independent of their order, and repeated rows count."""
-    columns = [selected["`" + name.replace("`", "``") + "`"] for name in selected.columns]
-    first = f.xxhash64(*columns).cast("decimal(38,0)")
-    second = f.xxhash64(f.lit(1), *columns).cast("decimal(38,0)")
-    row = selected.agg(f.count(f.lit(1)), f.sum(first), f.sum(second)).first()
-    return [str(value) for value in row or ()]
+    parts: list[Column] = []
+    for field in selected.schema:
+        value = column(field.name)
+        # The hash of a null is none, and that of an array has no end.
+        parts += [value.isNull(), *([f.size(value)] if isinstance(field.dataType, ArrayType) else []), value]
+    first = f.xxhash64(*parts).cast("decimal(38,0)")
+    second = f.xxhash64(f.lit(1), *parts).cast("decimal(38,0)")
+    return [f.count(f.lit(1)).alias("hashed"), f.sum(first).alias("hashes"), f.sum(second).alias("more_hashes")]
+
+
+def identity_of_content(schema: StructType, seen: dict[str, Any]) -> str:
+    """Name rows by the values of ``content_of``."""
+    fields = [(field.name, field.dataType.json()) for field in schema]
+    return "rows-" + _digest(fields, [str(seen.get(name)) for name in ("hashed", "hashes", "more_hashes")])
+
+
+def _told(analysed: Any) -> Any:
+    """The analysed plan as JSON with its expressions numbered as they come, or None where it may hide something."""
+    text: str = analysed.toJSON()
+    numbers: dict[str, int] = {}
+
+    def known(value: Any) -> bool:
+        if isinstance(value, list):
+            return all(map(known, value))
+        if not isinstance(value, dict):
+            return True
+        if not _is_known(value):
+            return False
+        if "jvmId" in value:
+            value["id"], value["jvmId"] = numbers.setdefault(f"{value['id']}/{value['jvmId']}", len(numbers)), ""
+        value.pop("numSlices", None)  # of a range
+        return all(known(entry) for name, entry in value.items() if name not in ("metadata", "dataType"))
+
+    plan = json.loads(text)
+    return [plan, list(_modes(analysed))] if known(plan) else None
+
+
+def _is_known(node: dict[str, Any]) -> bool:
+    """Whether all that matters of a node of the plan stands in its JSON, or is told apart from it."""
+    name = node.get("class", "")
+    if not name:
+        return True
+    place, _, short = name.rpartition(".")
+    if short == "Literal":
+        kind = str(node.get("dataType"))
+        return place == f"{_CATALYST}expressions" and (node.get("value") is None or kind.startswith(_LITERALS))
+    hidden = any(value is None and field not in _TOLD_APART for field, value in node.items())
+    if place == f"{_CATALYST}expressions":
+        return short in _EXPRESSIONS and not hidden
+    return place in (f"{_CATALYST}plans.logical", _DATASOURCES.rstrip(".")) and short in _STEPS and not hidden
+
+
+def _modes(node: Any) -> Iterator[str]:
+    """The modes of all expressions of a plan, in its order."""
+    for expression in _each(node.expressions()):
+        yield from _modes_within(expression)
+    for child in _each(node.children()):
+        yield from _modes(child)
+
+
+def _modes_within(expression: Any) -> Iterator[str]:
+    name = _name(expression)
+    if name in ("AttributeReference", "Literal"):
+        return
+    if name in _WITH_MODE:
+        yield str(expression.productElement(expression.productArity() - 1).toString())
+    for child in _each(expression.children()):
+        yield from _modes_within(child)
+
+
+def _reads(leaf: Any) -> bool:
+    return _name(leaf) == "LogicalRelation"
+
+
+def _relation(frame: DataFrame, relation: Any) -> Any:
+    """What a plan reads: format, options, schema, and the files with their sizes and times.
+
+    None where it is no listed files of a known format, or where these have changed since Spark listed them.
+    """
+    if (
+        _class(relation) != _FILES
+        or _class(relation.fileFormat()) not in _FORMATS
+        or _class(relation.location()) != _LISTED
+    ):
+        return None
+    hadoop = frame.sparkSession._jsparkSession.sessionState().newHadoopConfWithOptions(relation.options())  # type: ignore[attr-defined]
+    files = []
+    for listed in _each(relation.location().allFiles()):
+        path = listed.getPath()
+        now = path.getFileSystem(hadoop).getFileStatus(path)
+        state = [now.getLen(), now.getModificationTime()]
+        if state != [listed.getLen(), listed.getModificationTime()]:
+            return None
+        files.append([path.toString(), *state])
+    options = sorted([option._1(), option._2()] for option in _each(relation.options()))
+    schemas = [relation.dataSchema().json(), relation.partitionSchema().json()]
+    return [_class(relation.fileFormat()), options, schemas, sorted(files)]
+
+
+def _settings(frame: DataFrame) -> list[Any]:
+    """The settings that may change what is read and computed."""
+    session = frame.sparkSession
+    entries = _each(session._jsparkSession.conf().getAll())  # type: ignore[attr-defined]
+    given = {entry._1(): entry._2() for entry in entries}
+    ours = {
+        name: value for name, value in given.items() if name.startswith("spark.sql.") or not name.startswith("spark.")
+    }
+    told = sorted((name, value) for name, value in ours.items() if not name.startswith(_OF_SPEED))
+    return [session.version, session.conf.get("spark.sql.session.timeZone"), told]
+
+
+def _each(values: Any) -> Iterator[Any]:
+    """The elements of a Scala collection."""
+    iterator = values.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def _class(value: Any) -> str:
+    return str(value.getClass().getName())
+
+
+def _name(value: Any) -> str:
+    return str(value.getClass().getSimpleName())
 
 
 def _digest(*parts: Any) -> str:

@@ -158,29 +158,165 @@ def test_a_fit_goes_on_after_the_drivers_death_and_counts_every_row_once(
     assert 3 in model.history[1]["sizes"]
 
 
-def test_data_are_known_again_by_what_they_hold(spark: Any, frame: Any, tmp_path: Path) -> None:
-    def identity(data: Any, split: Split = Split()) -> str:  # noqa: B008
-        return identity_of(data, ["a", "b"], split)
+def named(frame: Any, split: Split = Split()) -> str:  # noqa: B008
+    return identity_of(frame, ["a", "b"], split)
 
-    frame.write.parquet(str(tmp_path / "one"))
-    jobs = spark.sparkContext.statusTracker()
-    with_files = spark.read.parquet(str(tmp_path / "one")).where("a > 0.5").withColumn("b", f.col("b") * 2)
-    spark.sparkContext.setJobGroup("identity", "")
-    first = identity(with_files)
-    assert not jobs.getJobIdsForGroup("identity"), "plan and files tell all"
-    again = spark.read.parquet(str(tmp_path / "one")).where("a > 0.5").withColumn("b", f.col("b") * 2)
-    assert identity(again) == first
-    assert identity(again.where("a > 0.6")) != first
-    assert identity(again, Split(0.1)) != first
-    frame.write.mode("append").parquet(str(tmp_path / "one"))
-    more = spark.read.parquet(str(tmp_path / "one")).where("a > 0.5").withColumn("b", f.col("b") * 2)
-    assert identity(more) != first
 
+@pytest.fixture
+def without_jobs(spark: Any) -> Any:
+    """Asserts that identities of some DataFrames are had without a Spark job, and returns them."""
+    groups = iter(range(100))
+
+    def name(*frames: Any) -> list[str]:
+        group = f"identity {next(groups)}"
+        spark.sparkContext.setJobGroup(group, "")
+        found = [named(frame) for frame in frames]
+        assert not spark.sparkContext.statusTracker().getJobIdsForGroup(group), "plan and files tell all"
+        return found
+
+    return name
+
+
+def test_files_are_known_again_by_their_plan_sizes_and_times(
+    spark: Any, frame: Any, tmp_path: Path, without_jobs: Any
+) -> None:
+    frame.coalesce(1).write.parquet(str(tmp_path / "some rows"))
+
+    def read(**options: str) -> Any:
+        files = spark.read.options(**options).parquet(str(tmp_path / "some rows"))
+        return files.where("a > 0.5").withColumn("b", f.col("b") * 2)
+
+    first, again, filtered, merged = without_jobs(read(), read(), read().where("a > 0.6"), read(mergeSchema="true"))
+    assert again == first
+    assert first not in (filtered, merged, named(read(), Split(0.1)))
+    VectorAssembler(inputCols=["a"], outputCol="vector").transform(frame).write.parquet(str(tmp_path / "vectors"))
+    vectors = spark.read.parquet(str(tmp_path / "vectors"))
+    assert identity_of(vectors, ["vector"], Split()).startswith("plan-")
+
+    settings = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "false", "spark.sql.caseSensitive": "true",
+                "spark.sql.parquet.int96RebaseModeInRead": "LEGACY", "spark.sql.shuffle.partitions": "3"}  # fmt: skip
+    made_before, found = read(), {}
+    for name, value in settings.items():
+        before = spark.conf.get(name) if name in spark.conf.getAll else None
+        spark.conf.set(name, value)
+        found[name] = without_jobs(read())[0]
+        if name == "spark.sql.ansi.enabled":
+            assert named(made_before) != found[name], "its casts are of another mode"
+        spark.conf.set(name, before) if before else spark.conf.unset(name)
+    assert found.pop("spark.sql.shuffle.partitions") == first
+    assert len({first, *found.values()}) == 1 + len(found)
+
+    (part,) = (tmp_path / "some rows").glob("*.parquet")
+    times = part.stat().st_mtime
+    known = read()
+    os.utime(part, (times + 1, times + 1))
+    assert named(known) not in (first, named(read())), "Spark knows another file"
+    os.utime(part, (times, times))
+    assert named(read()) == first
+    frame.write.mode("append").parquet(str(tmp_path / "some rows"))
+    assert named(read()) != first
+    part.unlink()
+    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound"):
+        named(known)
+
+
+def test_what_hides_something_is_known_again_by_its_rows_alone(spark: Any, frame: Any, tmp_path: Path) -> None:
     rows = [(float(i), float(i % 3)) for i in range(20)]
-    local = identity(spark.createDataFrame(rows, ["a", "b"]))
-    assert identity(spark.createDataFrame(rows[::-1], ["a", "b"])) == local
-    assert identity(spark.createDataFrame(rows[1:], ["a", "b"])) != local
-    assert identity(spark.createDataFrame([*rows, rows[0]], ["a", "b"])) != local
+    local = named(spark.createDataFrame(rows, ["a", "b"]))
+    assert local.startswith("rows-")
+    assert named(spark.createDataFrame(rows[::-1], ["a", "b"])) == local
+    assert named(spark.createDataFrame(rows[1:], ["a", "b"])) != local
+    assert named(spark.createDataFrame([*rows, rows[0]], ["a", "b"])) != local
+    lists = [([[1.0, 2.0], [3.0]], [[1.0], [2.0, 3.0]]), ([None, 1.0], [1.0, None]), ([[], [1.0]], [[1.0], []])]
+    for one, other in lists:
+        kind = "a array<double>, b array<double>" if isinstance(one[0] or one[1], list) else "a double, b double"
+        assert named(spark.createDataFrame([one], kind)) != named(spark.createDataFrame([other], kind))
+
+    # Readers that parse: the same files are other rows.
+    (tmp_path / "text.csv").write_text("1,2\n3,4\n")
+    (tmp_path / "days.csv").write_text("03/04/2020,1\n05/06/2021,2\n")
+    (tmp_path / "lines.json").write_text('{"a": 1, "b": 2}\n{"a": 007, "b": 4}\n')
+
+    def csv(name: str, columns: list[str], schema: str = "a double, b double", **options: Any) -> Any:
+        read = spark.read.csv(str(tmp_path / name), schema=schema, **options)
+        return read.selectExpr(
+            *(f"cast({column} as double) as {name}" for column, name in zip(columns, "ab", strict=True))
+        )
+
+    plain = csv("text.csv", ["a", "b"])
+    assert named(plain) == named(csv("text.csv", ["a", "b"]))
+    others = [csv("text.csv", ["a", "b"], **given) for given in ({"header": True}, {"sep": ";"})]
+    others.append(csv("text.csv", ["b", "a"]))
+    assert len({named(plain), *map(named, others)}) == 1 + len(others)
+    day = ["unix_date(a)", "b"]
+    one, other = (
+        csv("days.csv", day, "a date, b double", dateFormat=pattern) for pattern in ("dd/MM/yyyy", "MM/dd/yyyy")
+    )
+    assert named(one) != named(other)
+    zoned = csv("days.csv", ["unix_seconds(a)", "b"], "a timestamp, b double", timestampFormat="dd/MM/yyyy")
+    here = named(zoned)
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    zoned = csv("days.csv", ["unix_seconds(a)", "b"], "a timestamp, b double", timestampFormat="dd/MM/yyyy")
+    assert named(zoned) != here
+    spark.conf.unset("spark.sql.session.timeZone")
+    as_json = [
+        spark.read.schema("a double, b double").options(**options).json(str(tmp_path / "lines.json"))
+        for options in ({}, {"allowNumericLeadingZeros": True}, {"mode": "DROPMALFORMED"})
+    ]
+    assert len(set(map(named, as_json))) == 3
+
+    # Functions, views, caches, random numbers.
+    frame.write.parquet(str(tmp_path / "files"))
+    files = spark.read.parquet(str(tmp_path / "files")).select("a", "b")
+    by_plan = named(files)
+    assert by_plan.startswith("plan-")
+    doubled, tripled = (files.select("a", f.udf(lambda b, n=n: b * n, "double")("b").alias("b")) for n in (2, 3))
+    assert named(doubled) != named(tripled)
+    files.createOrReplaceTempView("some_rows")
+    view = named(spark.table("some_rows"))
+    files.where("a > 0.5").createOrReplaceTempView("some_rows")
+    assert named(spark.table("some_rows")) != view
+    spark.catalog.dropTempView("some_rows")
+    random = [files.withColumn("b", f.rand()), files.withColumn("b", f.current_timestamp().cast("double")),
+              files.withColumn("b", f.monotonically_increasing_id()), files.orderBy("a").limit(3)]  # fmt: skip
+    assert all(named(one).startswith("rows-") for one in random)
+    cached = files.persist()
+    cached.count()
+    before = named(cached)
+    assert before.startswith("rows-")
+    part = next((tmp_path / "files").glob("*.parquet"))
+    shutil.copy(part, part.with_name(f"more-{part.name}"))
+
+    def read() -> Any:
+        return spark.read.parquet(str(tmp_path / "files")).select("a", "b")
+
+    assert named(read()) == before, "Spark takes the rows of before from its cache"
+    cached.unpersist()
+    assert named(read()) not in (before, by_plan)
+
+
+def test_rows_that_change_while_they_are_written_are_not_used_again(spark: Any, frame: Any, tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    frame.write.parquet(str(tmp_path / "files"))
+    random = frame.select("a").withColumn("b", f.unix_micros(f.current_timestamp()) % 1_000_000)
+    files = spark.read.parquet(str(tmp_path / "files")).select("a", "b")
+    for data in (random, files):
+        identity = named(data)
+        if data is files:
+            frame.write.mode("append").parquet(str(tmp_path / "files"))
+            for part in (tmp_path / "files").glob("*.parquet"):
+                os.utime(part, (1, 1))
+        urls = []
+        for _ in range(2):
+            with written(data, ["a", "b"], store, Split(), 1, identity) as found:
+                urls.append(found.url)
+                assert found.identity.startswith("new-")
+        assert len(set(urls)) == 2
+    identity = named(frame)
+    for _ in range(2):
+        with written(frame, ["a", "b"], store, Split(), 1, identity) as found:
+            assert found.identity == identity
+    assert len(store.files.names(f"{store.data_url}/{identity}-{found.url.rpartition('/')[0].rpartition('-')[2]}")) == 1
 
 
 def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left(
