@@ -5,7 +5,8 @@
     SparkElasticError
     ├── TrainingFailedError          the job failed; holds every failing worker's host, rank and traceback
     │   ├── ResetLimitExceededError  more resets after failures than reset_limit allows
-    │   └── StateLostError           every copy of the committed state is gone
+    │   ├── StateLostError           every copy of the committed state is gone
+    │   └── NotFiniteLossError       a fit's loss is NaN or infinite, and terminateOnNaN says that this ends it
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
     ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
@@ -32,6 +33,7 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "JobCancelledError",
     "NotEnoughHostsError",
+    "NotFiniteLossError",
     "NotInWorldError",
     "ResetLimitExceededError",
     "SparkElasticError",
@@ -99,6 +101,10 @@ class ResetLimitExceededError(TrainingFailedError):
 
 class StateLostError(TrainingFailedError):
     """Every worker that held the committed state is gone, and there is no durable checkpoint."""
+
+
+class NotFiniteLossError(TrainingFailedError):
+    """A fit's loss was NaN or infinite; says in which epoch and step. ``terminateOnNaN=False`` goes on all the same."""
 
 
 class NotEnoughHostsError(SparkElasticError):

@@ -22,7 +22,9 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, FloatType
 
+from spark_elastic.estimator.finite import SHOWN
 from spark_elastic.estimator.frame import as_numbers, column
+from spark_elastic.estimator.frame import is_list as is_list_type
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content
 from spark_elastic.estimator.store import Store
 
@@ -192,7 +194,7 @@ def _write(
         writer = observed.write.option("parquet.block.size", ROW_GROUP_BYTES)
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
-        dataset = _checked(url, names, seen, split)
+        dataset = _checked(url, frame, names, seen, split)
         content = identity_of_content(numbers.schema, seen) if by_rows else None
         if identity.startswith("plan-"):
             content = identity_by_plan(frame, _selected(frame, names, split)) or ""
@@ -218,14 +220,16 @@ def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
         values, kind = column(name), frame.schema[name].dataType
         is_list = isinstance(kind, ArrayType)
         is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)
-        null, nan = values.isNull(), f.isnan(values) if is_float and not is_list else f.lit(False)
+        null = values.isNull()
+        nan, infinite = (bad(values) if is_float and not is_list else f.lit(False) for bad in (f.isnan, _is_infinite))
         if is_list:
             null = null | f.exists(values, lambda value: value.isNull())
-            nan = f.exists(values, f.isnan) if is_float else nan
+            nan, infinite = (f.exists(values, bad) if is_float else f.lit(False) for bad in (f.isnan, _is_infinite))
         measure = f.size(values) if is_list else values.cast("double")
         wanted += [
             f.sum(null.cast("int")).alias(f"nulls_{place}"),
             f.sum(f.coalesce(nan, f.lit(False)).cast("int")).alias(f"nans_{place}"),
+            f.sum(f.coalesce(infinite, f.lit(False)).cast("int")).alias(f"infinite_{place}"),
             f.min(measure).alias(f"min_{place}"),
             f.max(measure).alias(f"max_{place}"),
             f.max(f.when(measure % 1 != 0, measure)).alias(f"fraction_{place}"),
@@ -233,21 +237,48 @@ def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
     return wanted
 
 
-def _checked(url: str, names: Sequence[str], seen: dict[str, Any], split: Split) -> Dataset:
+def _is_infinite(value: Column) -> Column:
+    return f.abs(value) == float("inf")
+
+
+def _checked(url: str, frame: DataFrame, names: Sequence[str], seen: dict[str, Any], split: Split) -> Dataset:
     rows, validation_rows = int(seen["rows"]), int(seen["validation_rows"] or 0)
     if not rows:
         raise ValueError("the DataFrame has no rows")
     facts = {
-        name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "min", "max", "fraction")}
+        name: {key: seen[f"{key}_{place}"] for key in ("nulls", "nans", "infinite", "min", "max", "fraction")}
         for place, name in enumerate(names)
     }
     for name, found in facts.items():
-        for key, word in (("nulls", "nulls"), ("nans", "NaN")):
+        for key, word in (("nulls", "nulls"), ("nans", "NaN"), ("infinite", "infinite values (as 32-bit floats)")):
             if found[key]:
                 raise ValueError(
-                    f"column {name!r} has {word} in {found[key]} of {rows} rows; fill them (Imputer, fillna) or drop the rows"
+                    f"column {name!r} has {word} in {found[key]} of {rows} rows{_example(frame, name)}; fill them (Imputer, "
+                    "fillna) or drop the rows"
                 )
     for left, purpose in ((validation_rows, "validation"), (rows - validation_rows, "training")):
         if split.is_wanted and not left:
             raise ValueError(f"{split} leaves no row of {rows} for {purpose}")
     return Dataset(url, rows, validation_rows, facts)
+
+
+def _example(frame: DataFrame, name: str) -> str:
+    """Describe the first row whose column is no finite number, by the values of its other columns."""
+    numbers = frame.withColumn(_KEY, as_numbers(frame, name))
+    kind, values = numbers.schema[_KEY].dataType, column(_KEY)
+    is_list = isinstance(kind, ArrayType)
+    is_float = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, FloatType)
+
+    def is_bad(value: Column) -> Column:
+        return value.isNull() | f.isnan(value) | _is_infinite(value) if is_float else value.isNull()
+
+    bad = values.isNull() | f.exists(values, is_bad) if is_list else is_bad(values)
+    shown = [field.name for field in frame.schema if not is_list_type(field.dataType) or field.name == name]
+    row = numbers.where(bad).select(*map(column, shown)).first()
+    found = [] if row is None else [f"{key}={str(value)[:60]}" for key, value in zip(shown, row, strict=True)]
+    own = [entry for entry in found if entry.startswith(f"{name}=")]
+    return (
+        f", first in the row {', '.join([*own, *(entry for entry in found if entry not in own)][:SHOWN])}"
+        if found
+        else ""
+    )

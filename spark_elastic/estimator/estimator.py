@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 import spark_elastic
 from spark_elastic.data import read_manifest
+from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.dataset import identity_of, written
 from spark_elastic.estimator.frame import check_columns, check_scalars, is_index, is_vector, labels_of
@@ -185,6 +186,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             log_url=store.worker_url(store.log_url(run_id)) if "logs" in store.keep else None,
             use_gpu=self.value("useGpu"),
             class_labels=class_labels,
+            terminate_on_nan=self.value("terminateOnNaN"),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
         checkpoint = {
@@ -192,6 +194,11 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
             "storage_options": store.storage_options,
         }
         trained = self._run(session, plan, sizes, checkpoint if durable else {})
+        if trained.not_finite is not None:
+            raise NotFiniteLossError(
+                f"{run_id} ended in {trained.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "
+                "terminateOnNaN=False to go on all the same"
+            )
         if not store.temporary:
             forget_run(store, run_id)
         network = copy.deepcopy(lesson.network)
@@ -207,6 +214,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
+        model.clear(model.useGpu)  # where it scores is another question
         return model
 
     def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:

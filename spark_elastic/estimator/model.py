@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from spark_elastic.estimator.frame import column
 from spark_elastic.estimator.layout import Layout
-from spark_elastic.estimator.params import Parameterized, names, param, whole
+from spark_elastic.estimator.params import Parameterized, boolean, names, param, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
 from spark_elastic.saved_names import saved_as
@@ -32,6 +31,9 @@ class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
     """
 
     transformBatchSize = param("transformBatchSize", "rows of a batch in transform", whole(1))
+    useGpu = param(
+        "useGpu", "where transform runs: True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean
+    )
     defaults: ClassVar[dict[str, Any]] = {"transformBatchSize": 1024}
 
     def __init__(self, model: torch.nn.Module | None = None, **params: Any) -> None:
@@ -99,20 +101,27 @@ class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
             tuple(outputs.items()),
             self.value("transformBatchSize"),
             str(self._paramMap),
+            _state_of(self.model),
         )
         if self._udf is None or self._udf[0] != key:
             fields = [
                 StructField(name, ArrayType(DoubleType()) if width else DoubleType()) for name, width in outputs.items()
             ]
             udf = PredictionUdf(
-                session, self._scorer(outputs), self.shapes, StructType(fields), self.value("transformBatchSize")
+                session,
+                self._scorer(outputs),
+                self.shapes,
+                StructType(fields),
+                self.value("transformBatchSize"),
+                self.value("useGpu"),
             )
             self._udf = (key, udf)
         return self._udf[1]
 
     def _scorer(self, outputs: Mapping[str, int]) -> Scorer:
+        """The network as it is, not a copy: predictions on the driver are made where its parameters are."""
         assert self.model is not None
-        return Scorer(copy.deepcopy(self.model).cpu(), self.layout, self._finish(outputs))
+        return Scorer(self.model, self.layout, self._finish(outputs))
 
     def write(self) -> MLWriter:
         """Return a writer; ``save(path)`` is short for ``write().save(path)``."""
@@ -122,6 +131,12 @@ class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
     def read(cls) -> MLReader[Any]:
         """Return a reader; ``load(path)`` is short for ``read().load(path)``. Loading runs the saved code, and warns."""
         return ModelReader(cls)
+
+
+def _state_of(network: torch.nn.Module | None) -> Any:
+    """Equal as long as a network and its tensors are the same objects, changed by nobody."""
+    tensors = network.state_dict(keep_vars=True).values() if network is not None else ()
+    return id(network), tuple((id(tensor), getattr(tensor, "_version", 0)) for tensor in tensors)
 
 
 @saved_as("spark_elastic.estimator")

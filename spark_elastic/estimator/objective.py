@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +31,13 @@ class Objective:
     weights: tuple[float, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     count: int = 1
+
+    def to(self, device: torch.device) -> Objective:
+        """Return one whose losses and metrics hold their tensors, such as weights of classes, on ``device``."""
+        if device.type == "cpu":
+            return self
+        metrics = {name: moved(metric, device) for name, metric in self.metrics.items()}
+        return replace(self, losses=tuple(moved(loss, device) for loss in self.losses), metrics=metrics)
 
     def pairs(self, layout: Layout, outputs: Any, batch: Mapping[str, torch.Tensor]) -> list[tuple[Any, Any, Any]]:
         """Return (loss, output, label) in the shapes in which they meet, one for each loss.
@@ -93,6 +102,39 @@ class Objective:
         for metric, _ in copies.values():
             metric.reset()
         return copies
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a copy of a function or an object with its tensors on ``device``: attributes, defaults, values of closures."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(moved(entry, device) for entry in value)
+    if type(value) is dict:
+        return {key: moved(entry, device) for key, entry in value.items()}
+    if isinstance(value, torch.nn.Module):
+        copied = copy.deepcopy(value).to(device)
+        for part in copied.modules():
+            loose = {name: entry for name, entry in vars(part).items() if isinstance(entry, torch.Tensor)}
+            vars(part).update(moved(loose, device))
+        return copied
+    if isinstance(value, functools.partial):
+        return functools.partial(moved(value.func, device), *moved(value.args, device), **moved(value.keywords, device))
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, moved(value.__self__, device))
+    if isinstance(value, types.FunctionType):
+        closed = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = tuple(types.CellType(entry if entry is value else moved(entry, device)) for entry in closed)
+        defaults = moved(value.__defaults__, device)
+        copied = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        copied.__kwdefaults__ = moved(value.__kwdefaults__, device)
+        copied.__dict__.update(value.__dict__)
+        return copied
+    if hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)) and callable(value):
+        copied = copy.copy(value)
+        vars(copied).update(moved(dict(vars(value)), device))
+        return copied
+    return value
 
 
 def can_weight(loss: Any) -> bool:

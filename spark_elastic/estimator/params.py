@@ -270,7 +270,11 @@ class TrainingParams(Parameterized):
     globalBatchSize = param(
         "globalBatchSize", "rows of a batch on all workers together; instead of batchSize", whole(1)
     )
-    valBatchSize = param("valBatchSize", "rows of a validation batch on each worker; default batchSize", whole(1))
+    valBatchSize = param(
+        "valBatchSize",
+        "rows of a validation batch on each worker; default as many as a training batch has there",
+        whole(1),
+    )
     transformBatchSize = param("transformBatchSize", "rows of a batch in transform", whole(1))
     epochs = param("epochs", "passes over the data", whole(1))
     stepsPerEpoch = param("stepsPerEpoch", "optimizer steps after which an epoch ends, at most a pass", whole(1))
@@ -308,6 +312,7 @@ class TrainingParams(Parameterized):
     seed = param("seed", "of shuffling, splitting, initial random numbers", whole(0))
     engine = param("engine", "what reads Parquet: arrow or petastorm", one_of("arrow", "petastorm"))
     readers = param("readers", "reader workers of the petastorm engine; arrow reads ahead on one thread", whole(1))
+    terminateOnNaN = param("terminateOnNaN", "end the fit when a loss is NaN or infinite; else only say so", boolean)
     useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
     verbose = param("verbose", "0: silent, 1: a line an epoch", whole(0))
 
@@ -322,5 +327,6 @@ class TrainingParams(Parameterized):
         "shuffle": True,
         "seed": 0,
         "engine": "arrow",
+        "terminateOnNaN": True,
         "verbose": 1,
     }

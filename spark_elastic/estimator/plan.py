@@ -12,26 +12,35 @@ from spark_elastic.estimator.objective import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where the rows come from and how many make a batch; the arguments of ``ParquetLoader``."""
+    """Where the rows come from and how many make a batch; the arguments of ``ParquetLoader``.
+
+    check: look for values that are no finite numbers, as nobody has yet. validation_batch_size: None for as many rows as a
+    training batch has on one worker.
+    """
 
     training_url: str
     validation_url: str | None
     batch_size: int | None
     global_batch_size: int | None
-    validation_batch_size: int
+    validation_batch_size: int | None
     shuffle: bool
     seed: int
     engine: str = "arrow"
     readers: int | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
-    check_nan: bool = False
+    check: bool = False
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     @property
     def reading(self) -> dict[str, Any]:
         """Arguments of every loader of this fit."""
         options = {"workers_count": self.readers} if self.engine == "petastorm" and self.readers else None
-        return {"engine": self.engine, "engine_options": options, "storage_options": dict(self.storage_options) or None}
+        return {
+            "engine": self.engine,
+            "engine_options": options,
+            "storage_options": dict(self.storage_options) or None,
+            "with_row_ids": self.check,
+        }
 
     @property
     def training(self) -> dict[str, Any]:
@@ -69,7 +78,7 @@ class TrainingPlan:
     """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters.
 
     callbacks: pickled. callbacks_given: says which they are, so that a run that goes on with others notices.
-    class_labels: columns that have to hold whole numbers.
+    class_labels: columns that have to hold whole numbers. terminate_on_nan: end where a loss is no finite number.
     """
 
     run_id: str
@@ -87,11 +96,16 @@ class TrainingPlan:
     log_url: str | None
     use_gpu: bool | None
     class_labels: tuple[str, ...] = ()
+    terminate_on_nan: bool = True
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What rank 0 returns: the model's state dict on the CPU, and a dict for each epoch."""
+    """What rank 0 returns: the model's state dict on the CPU, and a dict for each epoch.
+
+    not_finite: where a loss was NaN or infinite and has ended training; the weights are then those of before.
+    """
 
     weights: dict[str, Any]
     history: list[dict[str, Any]]
+    not_finite: str | None = None

@@ -21,7 +21,7 @@ from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.store import full_url
-from spark_elastic.estimator.training import check_nan
+from spark_elastic.estimator.training import check_rows
 from spark_elastic.settings import check_sizes
 from spark_elastic.spark_run import default_sizes
 
@@ -114,21 +114,21 @@ def plan_sizes(params: Parameterized, session: Any) -> Sizes:
     return sizes
 
 
-def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check_nan: bool) -> DataPlan:
-    """Say how workers read the data for training and for validation at ``urls``. check_nan: nobody has looked for NaN yet."""
+def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check: bool) -> DataPlan:
+    """Say how workers read the data for training and for validation at ``urls``. check: nobody has looked at the values yet."""
     everywhere = params.value("globalBatchSize")
     return DataPlan(
         training_url=full_url(urls[0]),
         validation_url=full_url(urls[1]) if urls[1] else None,
         batch_size=None if everywhere else params.value("batchSize"),
         global_batch_size=everywhere,
-        validation_batch_size=params.value("valBatchSize") or params.value("batchSize"),
+        validation_batch_size=params.value("valBatchSize") or (None if everywhere else params.value("batchSize")),
         shuffle=params.value("shuffle"),
         seed=params.value("seed"),
         engine=params.value("engine"),
         readers=params.value("readers"),
         storage_options=storage_options,
-        check_nan=check_nan,
+        check=check,
         transform=params.value("transform"),
     )
 
@@ -152,7 +152,8 @@ def first_rows(layout: Layout, data: DataPlan) -> dict[str, torch.Tensor]:
         loader.close()
     if batch is None:
         raise ValueError(f"{data.training_url} has no rows")
-    check_nan(batch, layout.columns)
+    if data.check:
+        check_rows(batch, layout.columns, loader)
     return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}
 
 

@@ -34,6 +34,7 @@ FREE = frozenset(
         "reuseData",
         "runId",
         "startTimeout",
+        "terminateOnNaN",
         "store",
         "thresholds",
         "transformBatchSize",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +20,12 @@ from spark_elastic import saved_names
 from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.callbacks import EpochContext
+from spark_elastic.estimator.finite import check_finite
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 
+_log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -51,6 +55,7 @@ def train(plan: TrainingPlan) -> Trained | None:
             for name, value in weights.items()
         },
         state.history,
+        trainer.not_finite,
     )
 
 
@@ -67,8 +72,13 @@ class Trainer:
         self.scheduler = make_scheduler(plan.steps, self.optimizer)
         half = plan.steps.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
+        self.objective = plan.objective.to(self.device)
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self._callbacks: tuple[bytes, list[Any]] = (b"", [])
+        # Where a loss was no finite number, in words; the fit ends there. And the epoch for which this has been said.
+        self.not_finite: str | None = None
+        self._complained: int | None = None
+        self._losses = LossWatch()
 
     def make_state(self) -> se.TorchState:
         """Everything that has to survive: of sums and lists too, all ranks hold the same."""
@@ -92,6 +102,7 @@ class Trainer:
         )
 
     def run(self, state: Any) -> None:
+        self.not_finite, self._losses = None, LossWatch()
         if state.callbacks_given != self.plan.callbacks_given:  # the run goes on with others
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
@@ -103,7 +114,10 @@ class Trainer:
             if state.sizes[-1:] != [se.size()]:
                 state.sizes = [*state.sizes, se.size()]
             self._train_epoch(state)
-            self._end_epoch(state)
+            if self.not_finite is None:
+                self._end_epoch(state)
+            if self.not_finite is not None:
+                return
 
     # ------------------------------------------------------------------ steps
 
@@ -121,6 +135,8 @@ class Trainer:
             taken += 1
             with contextlib.nullcontext() if taken == planned else self.model.no_sync():
                 sums = sums + self._backward(state, columns, planned)
+            if self.not_finite is not None:
+                return
             if taken < planned:
                 continue
             self._step()
@@ -142,7 +158,7 @@ class Trainer:
             self.model.set_rows(max(amount, TINY))
         with self._precision():
             loss, pairs = self._forward(self.model, state, batch, rows, weight)
-        values = {"loss": loss.detach(), **self.plan.objective.measure(self.plan.layout, pairs)}
+        values = {"loss": loss.detach(), **self.objective.measure(self.plan.layout, pairs)}
         state.names = [*values, "weight"]
         sums = torch.stack(
             [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values.values()]
@@ -154,13 +170,26 @@ class Trainer:
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         if work is not None:
             work.wait()
+        self._look(state, "loss", self._losses.see(sums[0]))
         return sums
+
+    def _look(self, state: Any, name: str, total: float) -> None:
+        """Say where a loss is no finite number, and have the fit end. All ranks see the same, the sum over all of them."""
+        if math.isfinite(total):
+            return
+        where = f"epoch {state.epoch}, step {state.step}: {name} is {total:g}"
+        if se.rank() == 0 and self._complained != state.epoch:
+            self._complained = state.epoch
+            _log.warning("%s", where)
+            state.report(epoch=state.epoch, **{name: total})
+        if self.plan.terminate_on_nan:
+            self.not_finite = where
 
     def _forward(
         self, model: Any, state: Any, batch: dict[str, torch.Tensor], rows: int, weight: Any
     ) -> tuple[Any, Any]:
         """Return the loss, and the (loss, output, label) to measure: none where a custom step tells no outputs."""
-        layout, objective, custom = self.plan.layout, self.plan.objective, self.plan.steps.train_step
+        layout, objective, custom = self.plan.layout, self.objective, self.plan.steps.train_step
         if custom is None:
             pairs = objective.pairs(layout, layout.call(model, batch), batch)
             return objective.loss(pairs, weight), pairs
@@ -188,10 +217,12 @@ class Trainer:
         if self.scheduler is not None and steps.scheduler_interval == "step":
             self.scheduler.step()
 
-    def _prepare(self, columns: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _prepare(
+        self, columns: Mapping[str, torch.Tensor], loader: ParquetLoader | None = None
+    ) -> dict[str, torch.Tensor]:
         batch = dict(columns)
-        if self.plan.data.check_nan:
-            check_nan(batch, self.plan.layout.columns)
+        if self.plan.data.check:
+            check_rows(batch, self.plan.layout.columns, self.loader if loader is None else loader)
             check_classes(batch, self.plan.class_labels)
         batch = {name: plain(value.to(self.device, non_blocking=True)) for name, value in batch.items()}
         if self.plan.data.transform is not None:
@@ -213,6 +244,8 @@ class Trainer:
         metrics: dict[str, Any] = {"epoch": state.epoch, **_means(state.names, state.sums)}
         if self.plan.data.validation_url is not None:
             metrics |= {f"val_{name}": value for name, value in self._validate(state).items()}
+            if self.not_finite is not None:
+                return
         metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         if self.scheduler is not None and self.plan.steps.scheduler_interval == "epoch":
             watched = metrics.get("val_loss", metrics["loss"])
@@ -236,12 +269,14 @@ class Trainer:
 
     def _validate(self, state: Any) -> dict[str, float]:
         """Means over all rows of the validation data; metrics with a state of their own are computed over all of them."""
-        layout, objective, data = self.plan.layout, self.plan.objective, self.plan.data
+        layout, objective, data = self.plan.layout, self.objective, self.plan.data
         assert data.validation_url is not None
         shard = (se.rank(), se.size())
+        # As many rows as a training batch has on this rank, where nothing else is said.
+        size = data.validation_batch_size or -(-(data.global_batch_size or 1) // se.size())
         loader = ParquetLoader(
             data.validation_url,
-            data.validation_batch_size,
+            size,
             columns=layout.columns,
             shuffle=False,
             shard=shard,
@@ -252,7 +287,7 @@ class Trainer:
         sums = torch.zeros(len(names), dtype=torch.float64)
         with torch.no_grad():
             for columns in loader:
-                batch = self._prepare(columns)
+                batch = self._prepare(columns, loader)
                 weight = batch[layout.weight].float() if layout.weight else None
                 rows = len(next(iter(columns.values())))
                 with self._precision():
@@ -264,7 +299,9 @@ class Trainer:
                 if amount:
                     sums += torch.tensor([*(values[name] for name in names[:-1]), 1.0], dtype=torch.float64) * amount
                 state.heartbeat()
-        means = _means(names, se.allreduce(sums.to(self.device), op="sum"))
+        sums = se.allreduce(sums.to(self.device), op="sum")
+        self._look(state, "val_loss", float(sums[0]))
+        means = _means(names, sums)
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
 
     def _call_back(self, state: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], bytes, bool, bool]:
@@ -293,6 +330,25 @@ class Trainer:
         before, live = self._callbacks
         callbacks: list[Any] = live if before == packed else saved_names.loads(packed)
         return callbacks
+
+
+class LossWatch:
+    """Brings each step's loss to the CPU: at once from there, and from a GPU one step later, so that no step waits for it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[torch.Tensor, Any] | None = None
+
+    def see(self, value: torch.Tensor) -> float:
+        """Take a loss and return it, or on a GPU the last one that was given here."""
+        if value.device.type != "cuda":
+            return float(value)
+        before, copied = self._last, torch.cuda.Event()
+        self._last = value.to("cpu", non_blocking=True), copied
+        copied.record()
+        if before is None:
+            return 0.0
+        before[1].synchronize()
+        return float(before[0])
 
 
 def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -326,12 +382,10 @@ def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> Any:
     return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
 
 
-def check_nan(batch: Mapping[str, torch.Tensor], names: list[str]) -> None:
-    """Raise ``DataError`` for NaN in one of the columns, naming it."""
-    for name in names:
-        values = batch[name].values() if batch[name].is_nested else batch[name]
-        if values.is_floating_point() and bool(values.isnan().any()):
-            raise se.DataError(f"column {name!r} has NaN; fill them or drop the rows")
+def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
+    """Raise ``DataError`` for NaN and infinity, naming column and row, and take the ids of the rows out of the batch."""
+    groups, rows = batch.pop("_row_group"), batch.pop("_row")
+    check_finite(batch, names, lambda place: f"row {int(rows[place])} of {loader.manifest.where(int(groups[place]))}")
 
 
 def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:

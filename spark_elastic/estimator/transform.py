@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,11 +11,14 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
+from pyspark import TaskContext
 from pyspark.ml.functions import predict_batch_udf, vector_to_array
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, StructType
 
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
 
@@ -24,16 +29,22 @@ Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
 
 
 class Scorer:
-    """A network with its layout: calls it on numpy columns. Travels by cloudpickle."""
+    """A network with its layout: calls it on numpy columns, where its parameters are. Travels by cloudpickle."""
 
     def __init__(self, module: torch.nn.Module, layout: Layout, finish: Finish) -> None:
         self.module, self.layout, self.finish = module, layout, finish
+        self._rows = RowCount()
 
     def __call__(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Predict a batch. columns: [rows] or [rows, …] arrays by name, or lists of arrays of different lengths."""
-        batch = {name: _tensor(values) for name, values in columns.items()}
-        self.module.eval()
-        with torch.inference_mode():
+        """Predict a batch. columns: [rows] or [rows, …] arrays by name, or lists of arrays of different lengths.
+
+        Raises ``DataError`` for NaN, infinity and nulls, naming column and row.
+        """
+        rows = len(next(iter(columns.values())))
+        check_finite(columns, list(columns), self._rows.next(rows))
+        device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+        batch = {name: _tensor(values).to(device) for name, values in columns.items()}
+        with in_evaluation(self.module), torch.inference_mode():
             outputs = outputs_of(self.layout.call(self.module, batch), self.layout)
         return self.finish(
             [
@@ -42,12 +53,66 @@ class Scorer:
             ]
         )
 
+    def on_cpu(self) -> Scorer:
+        """Itself, or where the network is on a GPU one with a copy that is not."""
+        if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
+            return self
+        return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
+
+
+class RowCount:
+    """Numbers the rows of a Spark task, as they come; elsewhere those of each batch."""
+
+    def __init__(self) -> None:
+        self._task: int | None = None
+        self._rows = 0
+
+    def next(self, rows: int) -> Callable[[int], str]:
+        """Take the next rows, and return what names them by their places."""
+        context = TaskContext.get()
+        if context is None:
+            return lambda place: f"row {place}"
+        if self._task != context.taskAttemptId():
+            self._task, self._rows = context.taskAttemptId(), 0
+        start, partition = self._rows, context.partitionId()
+        self._rows += rows
+        return lambda place: f"row {start + place} of partition {partition}"
+
+
+@contextlib.contextmanager
+def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
+    """Switch all parts of a network to evaluation, and back those that were training."""
+    training = [part for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def scoring_device(use_gpu: bool | None) -> torch.device:
+    """Where a Spark task scores: on the GPU that Spark has assigned to it, unless ``use_gpu`` is False; else on the CPU.
+
+    Raises SparkElasticError where ``use_gpu`` is True and there is none.
+    """
+    context = TaskContext.get()
+    resources = context.resources() if context is not None and use_gpu is not False else {}
+    addresses = resources["gpu"].addresses if "gpu" in resources else []
+    if use_gpu and not addresses:
+        raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
+    if not addresses or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Where the cluster hides all other GPUs from the process, the one that is left is the first.
+    return torch.device("cuda", int(addresses[0]) if int(addresses[0]) < torch.cuda.device_count() else 0)
+
 
 class PredictionUdf:
     """Predictions as one column of Spark: a struct of the outputs.
 
     shapes: of one row of each feature; None for lists of different lengths, which go through a plain pandas UDF, as
-    ``predict_batch_udf`` takes arrays of one shape only. The network is broadcast once.
+    ``predict_batch_udf`` takes arrays of one shape only. The network is broadcast once. use_gpu: see ``scoring_device``.
     """
 
     def __init__(
@@ -57,18 +122,19 @@ class PredictionUdf:
         shapes: Mapping[str, tuple[int, ...] | None],
         kind: StructType,
         batch_size: int,
+        use_gpu: bool | None = None,
     ) -> None:
         self._shapes = {name: shapes.get(name) for name in scorer.layout.features}
-        network = session.sparkContext.broadcast(cloudpickle.dumps(scorer))
+        network = session.sparkContext.broadcast(cloudpickle.dumps(scorer.on_cpu()))
         names = list(self._shapes)
         # Spark makes a column of numbers faster than a struct of one.
         self._only = kind.names[0] if len(kind.names) == 1 and None not in self._shapes.values() else None
         if None in self._shapes.values():
-            self._udf = _ragged_udf(network, names, kind, batch_size)
+            self._udf = _ragged_udf(network, names, kind, batch_size, use_gpu)
         else:
             tensors = {place: list(shape) for place, (_, shape) in enumerate(self._shapes.items()) if shape}
             self._udf = predict_batch_udf(
-                _maker(network, names, self._only),
+                _maker(network, names, self._only, use_gpu),
                 return_type=kind if self._only is None else kind[self._only].dataType,
                 batch_size=batch_size,
                 input_tensor_shapes=tensors or None,
@@ -90,13 +156,16 @@ def carry_vectors(frame: DataFrame) -> None:
         conf.set(_COLUMNAR, "false")
 
 
-def _maker(network: Any, names: Sequence[str], only: str | None) -> Callable[[], Callable[..., Any]]:
+def _maker(
+    network: Any, names: Sequence[str], only: str | None, use_gpu: bool | None
+) -> Callable[[], Callable[..., Any]]:
     """What ``predict_batch_udf`` calls once in a Python worker. only: the one output, if it is not to be in a struct."""
 
     def make() -> Callable[..., Any]:
         scorer = cloudpickle.loads(network.value)
 
         def predict(*columns: np.ndarray) -> Any:
+            scorer.module.to(scoring_device(use_gpu))  # a Python worker may serve tasks with other GPUs
             found = scorer(dict(zip(names, columns, strict=True)))
             return found if only is None else found[only]
 
@@ -109,7 +178,9 @@ def _maker(network: Any, names: Sequence[str], only: str | None) -> Callable[[],
     return make
 
 
-def _ragged_udf(network: Any, names: Sequence[str], kind: StructType, batch_size: int) -> Callable[..., Column]:
+def _ragged_udf(
+    network: Any, names: Sequence[str], kind: StructType, batch_size: int, use_gpu: bool | None
+) -> Callable[..., Column]:
     loaded: list[Any] = []
 
     def predict(batches: Iterator[Any]) -> Iterator[Any]:
@@ -117,6 +188,7 @@ def _ragged_udf(network: Any, names: Sequence[str], kind: StructType, batch_size
 
         if not loaded:
             loaded.append(cloudpickle.loads(network.value))
+        loaded[0].module.to(scoring_device(use_gpu))
         for batch in batches:
             series = batch if isinstance(batch, tuple) else (batch,)
             for start in range(0, len(series[0]), batch_size):
@@ -144,11 +216,19 @@ def _tensor(values: Any) -> torch.Tensor:
 
 def _as_input(frame: DataFrame, name: str) -> Column:
     kind = frame.schema[name].dataType
-    if is_vector(kind):
-        return vector_to_array(column(name), "float32")
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
-        return f.flatten(column(name))
+    if is_list(kind):
+        value = vector_to_array(column(name), "float32") if is_vector(kind) else column(name)
+        nested = isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
+        return _or_error(frame, name, f.flatten(value) if nested else value)
     return column(name).cast(DoubleType()) if isinstance(kind, DecimalType) else column(name)
+
+
+def _or_error(frame: DataFrame, name: str, value: Column) -> Column:
+    """The value, or an error that names column and row where the column is null: nothing in Python gets as far."""
+    others = [field.name for field in frame.schema if not is_list(field.dataType)][:SHOWN]
+    row = f.to_json(f.struct(*map(column, others))) if others else f.lit("{}")
+    message = f.concat(f.lit(f"column {name!r} is null in the row "), row, f.lit("; fill such values or drop the rows"))
+    return f.when(column(name).isNull(), f.raise_error(message)).otherwise(value)
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, Any], features: Sequence[str]) -> None:

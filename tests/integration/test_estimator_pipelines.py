@@ -356,6 +356,12 @@ VECTORS = StructType([StructField("features", VectorUDT()), StructField("y", Dou
         ([], "the DataFrame has no rows"),
         ([(None, 1.0)], "column 'features' has nulls in 1 of 1 rows"),
         ([(Vectors.dense(1, float("nan")), 1.0)], "column 'features' has NaN in 1 of 1 rows"),
+        (
+            [(Vectors.dense(1, 2), 1.0), (Vectors.dense(1, float("-inf")), 7.0)],
+            r"column 'features' has infinite values \(as 32-bit floats\) in 1 of 2 rows, first in the row "
+            r"features=\[1.0,-inf\], y=7.0; fill them",
+        ),
+        ([(Vectors.dense(1, 2), 1e300)], r"column 'y' has infinite values .* in the row y=1e\+300"),
         ([(Vectors.dense(1, 2), None), (Vectors.sparse(2, [0], [1.0]), 1.0)], "column 'y' has nulls in 1 of 2 rows"),
         ([(Vectors.dense(1, 2), 1.0), (Vectors.dense(1), 1.0)], "column 'features' has vectors of different sizes"),
         ([(Vectors.dense(1, 2, 3), 1.0)], "the model cannot be called with these columns"),

@@ -11,7 +11,8 @@ import torch
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as f
 
-from spark_elastic.estimator import TorchEstimator
+from spark_elastic.estimator import TorchEstimator, TorchModel
+from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.planning import plan_lesson
 
 cloudpickle.register_pickle_by_value(networks)
@@ -103,3 +104,33 @@ def test_every_form_of_outputs_is_scored_for_every_shape_of_columns(frame: Any, 
         lesson = lesson.tried(sample)
         model = estimator._untrained(lesson, sample).describe(model=lesson.network)
         check(model.transform(data), form)
+
+
+@pytest.mark.parametrize(
+    ("features", "value", "error"),
+    [
+        (["a"], "null", "column 'a' has NaN or a null in row 5 of partition 0"),
+        (["a", "i"], "null", r"column 'i' has NaN or a null in row 5 of partition 0 .*a=0.625, i=nan"),
+        (["a", "i"], "cast('-inf' as double)", "column 'a' has an infinite value in row 5 of partition 0"),
+        (
+            ["list"],
+            "array(1.0d, cast('nan' as double), 2.0d)",
+            "column 'list' has NaN or a null in row 5 of partition 0",
+        ),
+        (["list"], "null", r'column \'list\' is null in the row ."?a.?":0.625,.?"i'),
+        (["vector"], "null", r'column \'vector\' is null in the row ."?a.?":0.625,.?"i'),
+    ],
+)
+def test_scoring_names_the_column_and_row_of_what_is_no_number(
+    frame: Any, features: list[str], value: str, error: str
+) -> None:
+    wrong = features[-1] if value == "null" else features[0]
+    kind = frame.schema[wrong].dataType
+    data = frame.withColumn(wrong, f.when(f.col("a") == 0.625, f.expr(value).cast(kind)).otherwise(f.col(wrong)))
+    shapes = {"list": (3,), "vector": (2,)}
+    layout = Layout(tuple(Input(None, (name,)) for name in features), (), None, ("u",))
+    model = TorchModel(networks.AnyShapes("number"), outputCols=["u"]).describe(
+        layout=layout, shapes={name: shapes.get(name, ()) for name in features}, widths=[0]
+    )
+    with pytest.raises(Exception, match=error):
+        model.transform(data).select("u").collect()

@@ -18,6 +18,7 @@ NAMES = [
     "HostsUpdatedInterrupt",
     "JobCancelledError",
     "NotEnoughHostsError",
+    "NotFiniteLossError",
     "NotInWorldError",
     "ObjectState",
     "ResetLimitExceededError",

@@ -71,7 +71,7 @@ SETTINGS = {
     "checkpointSteps": 6, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2, "gradientClipNorm": 4.5,
     "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
     "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
-    "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "verbose": 0,
+    "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "terminateOnNaN": False, "verbose": 0,
 }  # fmt: skip
 
 

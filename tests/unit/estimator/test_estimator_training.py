@@ -41,7 +41,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def plan(dataset: str, **changes: Any) -> TrainingPlan:
     torch.manual_seed(0)
-    data = {"batch_size": 10, "validation_url": dataset, **changes.pop("data", {})}
+    sizes = {"batch_size": 10, "global_batch_size": None, "validation_batch_size": 16}
+    data = {**sizes, "validation_url": dataset, **changes.pop("data", {})}
     steps = {"optimizer": torch.optim.SGD, "optimizer_arguments": {"lr": 0.1}, **changes.pop("steps", {})}
     given: dict[str, Any] = {
         "run_id": "run",
@@ -58,9 +59,7 @@ def plan(dataset: str, **changes: Any) -> TrainingPlan:
         "use_gpu": None,
         **changes,
     }
-    loading = DataPlan(
-        training_url=dataset, global_batch_size=None, validation_batch_size=16, shuffle=True, seed=1, **data
-    )
+    loading = DataPlan(training_url=dataset, shuffle=True, seed=1, **data)
     return TrainingPlan(data=loading, steps=StepPlan(**steps), **given)
 
 
@@ -142,14 +141,14 @@ def test_schedulers_step_each_epoch_or_each_step(dataset: str) -> None:
 def test_nan_in_existing_data_names_the_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, float("nan")], "y": [1.0, 2.0]}), tmp_path / "part.parquet")
     with pytest.raises(DataError, match="column 'x' has NaN"):
-        train(plan(tmp_path.as_uri(), data={"validation_url": None, "check_nan": True}))
+        train(plan(tmp_path.as_uri(), data={"validation_url": None, "check": True}))
     assert len(read_manifest(tmp_path)) == 1
 
 
 def test_a_fraction_in_existing_data_is_no_class(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1.0, 0.7]}), tmp_path / "part.parquet")
     with pytest.raises(DataError, match=r"column 'y' has the label 0.7"):
-        train(plan(tmp_path.as_uri(), data={"validation_url": None, "check_nan": True}, class_labels=("y",)))
+        train(plan(tmp_path.as_uri(), data={"validation_url": None, "check": True}, class_labels=("y",)))
 
 
 class Loud:

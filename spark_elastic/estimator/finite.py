@@ -1,0 +1,72 @@
+"""Finds what is no number among numbers: NaN, infinity and nulls in columns, and says which column and which row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from spark_elastic.errors import DataError
+
+SHOWN = 6
+"""So many other values of a row are shown, for people to find it by."""
+
+
+def check_finite(
+    columns: Mapping[str, Any], names: Sequence[str], where: Callable[[int], str], others: Sequence[str] = ()
+) -> None:
+    """Raise ``DataError`` for what is no finite number in one of the columns, naming the column and the first such row.
+
+    columns: [rows, …] tensors, jagged ones too, or arrays, or lists of arrays. where: says which row a place in them is.
+    others: columns whose values of that row are shown as well.
+    """
+    for name in names:
+        place = _first_bad(columns[name])
+        if place is None:
+            continue
+        values = _row(columns[name], place)
+        bad = values[~np.isfinite(values)] if values.dtype != object else np.array([np.nan])
+        word = "an infinite value" if np.isinf(bad).any() else "NaN or a null"
+        shown = [f"{other}={_short(_row(columns[other], place))}" for other in [*names, *others] if other in columns]
+        raise DataError(
+            f"column {name!r} has {word} in {where(place)} ({', '.join(shown[:SHOWN])}); fill such values (Imputer, fillna) or "
+            "drop the rows"
+        )
+
+
+def _first_bad(values: Any) -> int | None:
+    """The place of the first row with a value that is no finite number; None where there is none, as nearly always."""
+    if isinstance(values, torch.Tensor) and values.is_nested:
+        flat = values.values()
+        if not flat.is_floating_point() or bool(flat.isfinite().all()):
+            return None
+        first = int((~flat.isfinite().reshape(len(flat), -1).all(1)).nonzero()[0])
+        return int(torch.searchsorted(values.offsets(), first, right=True)) - 1
+    if isinstance(values, torch.Tensor):
+        if not values.is_floating_point() or bool(values.isfinite().all()):
+            return None
+        return int((~values.isfinite().reshape(len(values), -1).all(1)).nonzero()[0])
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return None
+        return int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(1)))
+    return next((place for place, row in enumerate(values) if not _is_finite(row)), None)
+
+
+def _is_finite(row: Any) -> bool:
+    array = np.asarray(row)
+    if array.dtype == object:
+        return all(entry is not None and _is_finite(entry) for entry in array.reshape(-1)) if array.ndim else False
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _row(values: Any, place: int) -> np.ndarray:
+    row = values[place]
+    return np.asarray(row.numpy(force=True) if isinstance(row, torch.Tensor) else row).reshape(-1)
+
+
+def _short(row: np.ndarray) -> str:
+    shown = ", ".join(f"{entry:g}" if isinstance(entry, (float, np.floating)) else str(entry) for entry in row[:4])
+    return shown if len(row) == 1 else f"[{shown}{', …' if len(row) > 4 else ''}]"
