@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import pickle
@@ -24,6 +25,7 @@ from spark_elastic.estimator.finite import check_finite
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
+from spark_elastic.snapshot import constant
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,7 +56,7 @@ def train(plan: TrainingPlan) -> Trained | None:
             name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
             for name, value in weights.items()
         },
-        state.history,
+        history_of(state),
         trainer.not_finite,
     )
 
@@ -93,7 +95,7 @@ class Trainer:
             sums=None,
             names=[],
             sizes=[],
-            history=[],
+            history=b"",
             stopped=0,
             best=None,
             started=0.0,
@@ -103,6 +105,10 @@ class Trainer:
 
     def run(self, state: Any) -> None:
         self.not_finite, self._losses = None, LossWatch()
+        if not isinstance(state.history, bytes):  # of a checkpoint of an earlier release
+            state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in state.history)
+        if state.best is not None:
+            state.best = kept_weights(state.best)
         if state.callbacks_given != self.plan.callbacks_given:  # the run goes on with others
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
@@ -258,8 +264,9 @@ class Trainer:
         }
         metrics, state.callbacks, stop, keep = self._call_back(state, metrics)
         if keep:
-            state.best = {name: value.detach().clone() for name, value in self.model.module.state_dict().items()}
-        state.history = [*state.history, metrics]
+            state.best = kept_weights(self.model.module.state_dict())
+        # Bytes are copied by no commit, however many epochs they tell of.
+        state.history += json.dumps(metrics, default=_as_plain).encode() + b"\n"
         state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
         state.stopped = self.plan.epochs if stop else 0
         self.loader.set_epoch(state.epoch)
@@ -310,7 +317,7 @@ class Trainer:
         if se.rank() == 0:
             try:
                 context = EpochContext(
-                    state.epoch, metrics, list(state.history), self.model.module, self.plan.run_id, self.plan.log_url
+                    state.epoch, metrics, history_of(state), self.model.module, self.plan.run_id, self.plan.log_url
                 )
                 for callback in (callbacks := self._live_callbacks(state.callbacks)):
                     callback.on_epoch_end(context)
@@ -330,6 +337,21 @@ class Trainer:
         before, live = self._callbacks
         callbacks: list[Any] = live if before == packed else saved_names.loads(packed)
         return callbacks
+
+
+def history_of(state: Any) -> list[dict[str, Any]]:
+    """The epochs that have ended, a dict for each."""
+    return [json.loads(line) for line in state.history.splitlines()]
+
+
+def kept_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a state dict that commits copy once, and not at every step."""
+    return {name: constant(value) if isinstance(value, torch.Tensor) else value for name, value in weights.items()}
+
+
+def _as_plain(value: Any) -> Any:
+    """What JSON does not know, as callbacks may add it to an epoch's metrics."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
 
 
 class LossWatch:

@@ -24,7 +24,7 @@ from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.persistence import _names, _Pickler, _Unpickler
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
-from spark_elastic.estimator.training import Trainer, train
+from spark_elastic.estimator.training import Trainer, history_of, kept_weights, train
 
 ROWS = 100
 
@@ -196,7 +196,7 @@ def go_on(state: Any, plan: TrainingPlan) -> list[int]:
     trainer = Trainer(plan)
     trainer.model, trainer.optimizer, trainer.loader = state.model, state.optimizer, state.loader
     se.elastic(trainer.run)(state)
-    return [entry["left"] for entry in state.history]
+    return [entry["left"] for entry in history_of(state)]
 
 
 def test_a_run_that_a_callback_has_stopped_goes_on_where_more_epochs_are_wanted_and_with_the_callbacks_given(
@@ -217,6 +217,37 @@ def test_the_best_model_is_the_result(dataset: str) -> None:
     last = train(plan(dataset, epochs=1, steps=rising))
     assert last is not None
     assert torch.equal(found.weights["weight"], last.weights["weight"])
+
+
+def test_commits_copy_no_constants_that_they_hold_and_restores_set_them(dataset: str) -> None:
+    state = Trainer(plan(dataset)).make_state()
+    state.best = kept_weights({"weight": torch.ones(1000)})
+    for _ in range(2):  # into each of the two buffers
+        state.commit()
+    spare = state._snapshots.spare.buffer
+    (place,) = (place for place, held in enumerate(spare.held) if held is not None)
+    spare.views[place].fill_(7.0)  # tells whether it is copied again
+    state.commit()
+    assert state._snapshots.current.buffer.views[place].unique().tolist() == [7.0]
+    state.restore()
+    assert state.best["weight"].unique().tolist() == [7.0]
+    for value in (8.0, 9.0):
+        state.best = kept_weights({"weight": torch.full((1000,), value)})
+        for _ in range(2):
+            state.commit()
+            assert state._snapshots.current.buffer.views[place].unique().tolist() == [value]
+        state.best["weight"].add_(1.0)
+        state.commit()
+        assert state._snapshots.current.buffer.views[place].unique().tolist() == [value + 1]
+
+
+def test_a_state_of_an_earlier_release_goes_on(dataset: str) -> None:
+    state = Trainer(plan(dataset, epochs=3)).make_state()
+    state.history, state.best = [{"epoch": 0, "left": 1}], None
+    trainer = Trainer(plan(dataset, epochs=1))
+    trainer.model, trainer.optimizer, trainer.loader = state.model, state.optimizer, state.loader
+    se.elastic(trainer.run)(state)
+    assert [entry["epoch"] for entry in history_of(state)] == [0, 0]
 
 
 def test_a_monitor_that_is_missing_is_named() -> None:
