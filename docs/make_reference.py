@@ -15,7 +15,7 @@ import spark_elastic
 from spark_elastic.cli import doctor, run, summary, timeline
 from spark_elastic.cli import inspect as inspect_command
 from spark_elastic.estimator import TorchClassifier, TorchEstimator, TorchRegressor
-from spark_elastic.restart import environment
+from spark_elastic.restart import Meeting, environment
 from spark_elastic.settings import JobSettings
 from spark_elastic.task.facts import worker_environment
 
@@ -91,12 +91,13 @@ def _variables() -> Iterable[tuple[str, ...]]:
     found = set(worker_environment({}, {}, ("0",), 1, []))
     for file in package.rglob("*.py"):
         found |= set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', file.read_text(encoding="utf-8")))
-    return ((f"`{name}`", OURS[name]) for name in found)
+    return ((f"`{name}`", OURS[name]) for name in found - set(_script_variables()))
 
 
 def _script_variables() -> list[str]:
     place = SimpleNamespace(local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-    return list(environment(SimpleNamespace(rank=0, size=1, generation=1, me=place), "", ""))  # type: ignore[arg-type]
+    world = SimpleNamespace(rank=0, size=1, generation=1, me=place)
+    return [*environment(world, Meeting("", 0, ""), "", 0), "TORCHELASTIC_ERROR_FILE"]  # type: ignore[arg-type]
 
 
 def _params(kind: Any) -> Iterable[tuple[str, ...]]:

@@ -54,6 +54,11 @@ class Job:
         # In the order in which they were made, which is the same on all ranks.
         self._models: list[weakref.ref[DistributedDataParallel]] = []
 
+    @property
+    def address(self) -> str:
+        """The address that this worker uses among workers."""
+        return self._address
+
     def enter_elastic(self) -> None:
         """Note that the one elastic function of the job has been called."""
         if self._entered:

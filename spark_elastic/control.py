@@ -83,6 +83,10 @@ class ControlClient:
         return self._payload.result()
 
     @property
+    def run_id(self) -> str:
+        return self._ticket.run_id
+
+    @property
     def address(self) -> str:
         """The local address of the connection to the driver: one that the cluster routes."""
         assert self._connection is not None

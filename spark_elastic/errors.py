@@ -12,6 +12,7 @@
     ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
     │   └── DamagedError             a file of a checkpoint or of a saved model is not what was written
     ├── DataError                    a dataset is broken, changed, or not what the job expects
+    ├── ScriptFailedError            a script of --restart-on-change has failed too often; reaches the user as TrainingFailedError
     └── JobCancelledError            Spark or the user ended the job from outside
 
     WorldChanged(Exception)          raised into user code; caught by @elastic
@@ -129,6 +130,10 @@ class DataError(SparkElasticError):
 
 class JobCancelledError(SparkElasticError):
     """The job was ended from outside: the SparkContext stopped, or the job's Spark jobs were cancelled."""
+
+
+class ScriptFailedError(SparkElasticError):
+    """A script of ``--restart-on-change`` has failed more often than it may. The job fails with it, ``TrainingFailedError``."""
 
 
 class WorldChanged(Exception):

@@ -143,7 +143,7 @@ class Group:
     def _new_nccl(self, store: Any, rank: int, size: int) -> Any:
         # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        interface = _interface_of(self._address)
+        interface = interface_of(self._address)
         if interface is not None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         options = dist.ProcessGroupNCCL.Options()
@@ -200,7 +200,7 @@ def _create_device(address: str) -> Any:
         return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
     """The network interface that has this address."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == address for entry in entries):

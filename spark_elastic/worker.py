@@ -18,6 +18,7 @@ from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.context import Job, current_job, enter_job
 from spark_elastic.control import WHOLE_JOB, ControlClient
 from spark_elastic.data.pinning import set_pin
+from spark_elastic.errors import ScriptFailedError
 from spark_elastic.fixed_world import call_in_fixed_world
 from spark_elastic.payload import Payload
 from spark_elastic.ticket import Ticket
@@ -63,7 +64,7 @@ def _call(control: ControlClient, payload: Payload) -> int:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
     except BaseException as error:
         # In a fixed world the others wait in vain for a rank that has raised, and nothing would be different another time.
-        control.failed(error, fatal=not payload.elastic)
+        control.failed(error, fatal=not payload.elastic or isinstance(error, ScriptFailedError))
         return 1
     world = job.world
     faults.reached(

@@ -39,6 +39,7 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("run", help="run a script on Spark executors", description=__doc__)
     parser.add_argument("target", help="a script, or module:function; its own arguments follow after --")
+    parser.add_argument("-m", "--module", action="store_true", help="the target is a module, run as by python -m")
     for name, kind in _SETTINGS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
     parser.add_argument("--master", help="Spark's; default a local-cluster of as many executors as there are cores")
@@ -49,6 +50,20 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="start the script anew whenever workers come or go, as torchrun",
     )
+    parser.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        metavar="INT",
+        help="as torchrun's, with --restart-on-change: starts that failures of the script may cause (default 3)",
+    )
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        metavar="INT",
+        help="as torchrun's: with --nnodes, how many workers in all; Spark places them",
+    )
+    parser.add_argument("--nnodes", metavar="MIN[:MAX]", help="as torchrun's; default 1")
     parser.add_argument(
         "--elastic",
         action=argparse.BooleanOptionalAction,
@@ -62,11 +77,22 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run it; errors of the job are raised."""
     import spark_elastic
-    from spark_elastic.restart import RestartOnChange
+    from spark_elastic.restart import MAX_RESTARTS, RestartOnChange
 
-    call: Any = find_target(options.target, options.arguments)
+    call: Any = find_target(options.target, options.arguments, is_module=options.module)
+    restarts = options.max_restarts
+    if restarts is not None and not options.restart_on_change:
+        raise ValueError("--max-restarts is for scripts that are started anew: give --restart-on-change, too")
+    if restarts is not None and restarts < 0:
+        raise ValueError(f"--max-restarts must be a whole number from 0 on, not {restarts}")
+    for name, value in torchrun_sizes(options.nproc_per_node, options.nnodes).items():
+        if getattr(options, name) is not None:
+            raise ValueError(f"give either --{name.replace('_', '-')} or torchrun's --nnodes and --nproc-per-node")
+        setattr(options, name, value)
     if options.restart_on_change:
-        call = RestartOnChange(cloudpickle.dumps(call))
+        call = RestartOnChange(
+            cloudpickle.dumps(call), MAX_RESTARTS if restarts is None else restarts, call.folder, call.arguments
+        )
     settings = {name: getattr(options, name) for name in (*_SETTINGS, "elastic") if getattr(options, name) is not None}
     begun = time.monotonic()
     session = make_session(options.master, pairs(options.conf, "--conf"))
@@ -80,6 +106,21 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"workers": len(results), "seconds": round(time.monotonic() - begun, 3)}))
     return 0
+
+
+def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, int]:
+    """Make sizes of the job of torchrun's options; empty where there are none. Raises ``ValueError``."""
+    if nproc_per_node is None and nnodes is None:
+        return {}
+    each, (low, _, high) = nproc_per_node or "1", (nnodes or "1").partition(":")
+    if not each.isdecimal() or int(each) < 1:
+        raise ValueError(
+            f"--nproc-per-node must be a number of workers, not {each!r}: which slots a machine has is Spark's to say "
+            "(spark.executor.cores, spark.task.cpus, GPUs)"
+        )
+    if not low.isdecimal() or not (high or low).isdecimal() or not 1 <= int(low) <= int(high or low):
+        raise ValueError(f"--nnodes must be a number or MIN:MAX, not {nnodes!r}")
+    return {"min_np": int(low) * int(each), "max_np": int(high or low) * int(each)}
 
 
 def make_session(master: str | None, conf: dict[str, str]) -> Any:

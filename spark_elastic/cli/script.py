@@ -1,13 +1,17 @@
-"""What spark-elastic run has called in the workers: a script, whose text travels, or a function of a module."""
+"""What spark-elastic run has called in the workers: a script, whose text travels, a module, or a function of a module."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import runpy
+import socket
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +25,33 @@ class Script:
     path: str
     source: bytes
     arguments: tuple[str, ...]
+    folder: str
 
     def __call__(self) -> None:
+        enter_folder(self.folder)
         sys.argv = [self.path, *self.arguments]
         sys.path.insert(0, os.path.dirname(self.path))
         module = types.ModuleType("__main__")
         module.__file__ = self.path
         sys.modules["__main__"] = module
-        try:
+        with _as_main():
             exec(compile(self.source, self.path, "exec"), module.__dict__)
-        except SystemExit as end:
-            if end.code:
-                raise
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module that executors can import. Called, it runs as by ``python -m name arguments``."""
+
+    name: str
+    arguments: tuple[str, ...]
+    folder: str
+
+    def __call__(self) -> None:
+        enter_folder(self.folder)
+        sys.argv = [self.name, *self.arguments]
+        sys.path.insert(0, os.getcwd())
+        with _as_main():
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
 
 
 @dataclass(frozen=True)
@@ -42,23 +61,51 @@ class Function:
     function: Callable[[], object]
     name: str
     arguments: tuple[str, ...]
+    folder: str
 
     def __call__(self) -> None:
+        enter_folder(self.folder)
         sys.argv = [self.name, *self.arguments]
         self.function()
 
 
-def find_target(target: str, arguments: Sequence[str]) -> Script | Function:
-    """Find a script, or ``module:function``. Raises ``ValueError`` where there is neither."""
-    path = Path(target)
+@contextmanager
+def _as_main() -> Iterator[None]:
+    """Take an exit that tells of no failure for an end."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def enter_folder(folder: str) -> None:
+    """Work in the folder in which the command was given, if this machine has it: relative paths mean that one."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            print(
+                f"spark-elastic: {folder}, where the command was given, cannot be entered on {socket.gethostname()} "
+                f"({error.strerror}), so relative paths are in {os.getcwd()} there: give absolute paths that all machines share",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def find_target(target: str, arguments: Sequence[str], *, is_module: bool = False) -> Script | Module | Function:
+    """Find a script, a module where ``is_module``, or ``module:function``. Raises ``ValueError`` where there is none."""
+    path, folder = Path(target), os.getcwd()
+    if is_module:
+        return _find_module(target, tuple(arguments), folder)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
             raise ValueError(f"script {target!r} does not exist")
-        return Script(str(path.resolve()), path.read_bytes(), tuple(arguments))
+        return Script(str(path.resolve()), path.read_bytes(), tuple(arguments), folder)
     name, colon, attribute = target.partition(":")
     if not colon:
-        raise ValueError(f"the target must be a script or module:function, not {target!r}")
-    sys.path.insert(0, os.getcwd())
+        raise ValueError(f"the target must be a script, module:function, or -m and a module, not {target!r}")
+    sys.path.insert(0, folder)
     try:
         module = importlib.import_module(name)
         function = getattr(module, attribute)
@@ -71,4 +118,17 @@ def find_target(target: str, arguments: Sequence[str]) -> Script | Function:
         cloudpickle.register_pickle_by_value(
             sys.modules[name.partition(".")[0]]
         )  # the executors may have no copy of it
-    return Function(function, target, tuple(arguments))
+    return Function(function, target, tuple(arguments), folder)
+
+
+def _find_module(name: str, arguments: tuple[str, ...], folder: str) -> Module:
+    sys.path.insert(0, folder)
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"module {name!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    if found is None:
+        raise ValueError(f"module {name!r} does not exist, neither in {folder} nor among what is installed")
+    return Module(name, arguments, folder)

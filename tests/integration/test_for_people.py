@@ -59,13 +59,14 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_pat
 
 
 def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
-    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "events.jsonl"
-    sizes = ["--min-np", "1", "--num-proc", "1", "--max-np", "2"]
+    sizes = ["--nnodes", "1:2", "--nproc-per-node", "1", "--num-proc", "1", "--max-restarts", "5"]
     options = ["--restart-on-change", *sizes, "--no-progress", "--json", "--event-log", str(log)]
     (tmp_path / "own").mkdir()
-    status = main(["run", str(HERE / "torchrun_script.py"), *options, "--", str(tmp_path / "own"), "6"])
+    monkeypatch.chdir(tmp_path)  # relative paths are of this folder, in the scripts, too
+    status = main(["run", str(HERE / "torchrun_script.py"), *options, "--", "own", "6"])
     output = capfd.readouterr()
     assert status == 0, output.err
     assert json.loads(output.out.splitlines()[-1])["workers"] == 2
@@ -74,14 +75,16 @@ def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
     assert sorted({each["epoch"] for each in epochs}) == list(range(6))
     assert len({each["TORCHELASTIC_RESTART_COUNT"] for each in epochs}) == 3
     assert {each["LOCAL_RANK"] + each["LOCAL_WORLD_SIZE"] for each in epochs} == {"02"}
+    assert {(each["TORCHELASTIC_MAX_RESTARTS"], each["MASTER_ADDR"]) for each in epochs} == {("5", "127.0.0.1")}
     history = read_history(choose_run(read_events(log)))
     worlds = [generation.size for generation in history.generations]
     assert worlds[0] == 1
     assert worlds.count(2) == 3
-    causes = [line.cause for line in history.workers if line.cause]
-    assert len(causes) == 2
-    assert causes[0].startswith("killed by SIGKILL")
-    assert "the script ended with exit code 3" in causes[1]
+    (cause,) = (line.cause for line in history.workers if line.cause)
+    assert cause.startswith("killed by SIGKILL")
+    reasons = [event["reason"] for event in read_events(log) if event["event"] == "world_broken"]
+    assert "the script ended with exit code 1 on rank 1: ValueError: a bad batch; restart 1 of 5" in reasons[-1]
+    assert "in fail" in output.err, "the traceback of the script"
 
 
 def test_a_script_that_fails_fails_the_command(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -93,3 +96,6 @@ def test_a_script_that_fails_fails_the_command(spark: Any, tmp_path: Path, capfd
     output = capfd.readouterr()
     assert "[worker 0] arguments ['--one', 'two']" in output.out
     assert "SystemExit: 2" in output.err
+    assert main([*run, "--restart-on-change", "--max-restarts", "1", "--", "one"]) == 2
+    problem = capfd.readouterr().err.rpartition("spark-elastic: ")[2]
+    assert "the script ended with exit code 1 on rank 0. That was failure 2 of max_restarts=1 + 1" in problem

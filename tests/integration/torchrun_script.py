@@ -1,7 +1,7 @@
 """Written for torchrun, and knows nothing of us. Meets in a folder: python torchrun_script.py FOLDER EPOCHS.
 
 A world of one waits to be ended by the arrival of another worker. In the first world of two the worker of rank 1 dies, in the
-second the script fails on rank 1; the third gets through.
+second the script raises on rank 1; the third gets through.
 """
 
 import json
@@ -12,7 +12,8 @@ import time
 
 folder, epochs = sys.argv[1], int(sys.argv[2])
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-note = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")}
+names = "LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS MASTER_ADDR"
+note = {name: os.environ[name] for name in names.split()}
 worlds_of_two = sum(name.startswith("two-") for name in os.listdir(folder))
 
 
@@ -22,6 +23,13 @@ if size == 1:
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E402
+
+
+@record
+def fail():
+    raise ValueError("a bad batch")
+
 
 dist.init_process_group("gloo")
 assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
@@ -47,6 +55,6 @@ for epoch in range(start, epochs):
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()  # and no rank gets beyond this epoch before the guardian ends this process, too
     if rank == 1 and worlds_of_two == 1 and epoch == 3:
-        sys.exit(3)
+        fail()
 dist.destroy_process_group()
 print("through", flush=True)

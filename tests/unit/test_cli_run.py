@@ -34,6 +34,37 @@ def test_a_script_runs_as_main_with_its_arguments_and_its_neighbours(tmp_path: P
     assert done.stdout == f"['{script}', '--a', 'b'] {script} 7\n"
 
 
+def test_a_module_runs_as_main_from_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "train.py").write_text("import sys\nif __name__ == '__main__':\n    print(sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)
+    target = find_target("package.train", ["a"], is_module=True)
+    monkeypatch.chdir("/")
+    assert called(target).stdout == "['a']\n"
+    with pytest.raises(ValueError, match=r"module 'package\.nothing' does not exist"):
+        find_target("package.nothing", [], is_module=True)
+
+
+def test_relative_paths_are_those_of_the_command_or_a_line_says_that_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").write_text("import os\nprint(os.getcwd())\n")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    target = find_target(str(tmp_path / "script.py"), [])
+    monkeypatch.chdir("/")
+    done = called(target)
+    assert (done.stdout, done.stderr) == (f"{tmp_path / 'there'}\n", "")
+    (tmp_path / "there").rmdir()
+    done = called(target)
+    assert done.stdout == "/\n"
+    assert f"{tmp_path / 'there'}, where the command was given, cannot be entered on" in done.stderr
+    assert "so relative paths are in / there" in done.stderr
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert called(target).stderr == ""
+
+
 @pytest.mark.parametrize(("end", "status"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("1/0", 1)])
 def test_a_script_ends_as_it_says(end: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import sys\n{end}\n")
@@ -53,7 +84,10 @@ def test_a_function_travels_to_where_its_module_is_not(tmp_path: Path, monkeypat
     ("arguments", "complaint"),
     [
         (["nothing.py"], "script 'nothing.py' does not exist"),
-        (["nothing"], "must be a script or module:function, not 'nothing'"),
+        (["nothing"], "must be a script, module:function, or -m and a module, not 'nothing'"),
+        (["-m", "nothing"], "module 'nothing' does not exist"),
+        (["json:dumps", "--max-restarts", "3"], "--max-restarts is for scripts that are started anew"),
+        (["json:dumps", "--nnodes", "2", "--min-np", "2"], "give either --min-np or torchrun's"),
         (["nothing:go"], "No module named 'nothing'"),
         (["json:nothing"], "has no attribute 'nothing'"),
         (["json:dumps", "--conf", "x"], "--conf must be NAME=VALUE, not 'x'"),
@@ -71,7 +105,7 @@ def test_a_mistake_is_named_before_anything_starts(
 
 def environment() -> dict[str, str]:
     world = SimpleNamespace(rank=3, size=4, generation=2, me=Member(9, 3, 1, 2, 1, 2, None))
-    return restart.environment(world, "east", "2345")  # type: ignore[arg-type]
+    return restart.environment(world, restart.Meeting("east", 2345, "west"), "abc", 3)  # type: ignore[arg-type]
 
 
 def test_a_script_is_told_what_torchrun_tells() -> None:
@@ -101,7 +135,7 @@ def test_a_script_that_does_not_end_is_killed_with_what_it_has_started(
     )
     (tmp_path / "script.py").write_text(text)
     call = pickle.dumps(find_target(str(tmp_path / "script.py"), []))
-    with restart._running(call, {"PYTHONPATH": ":".join(sys.path)}) as process:
+    with restart._running(call, {"PYTHONPATH": ":".join(sys.path)}) as (process, _):
         child = pipe.read_text()  # waits until the script has written it
     assert process.returncode == -9
     assert not Path("/proc", child).exists()
