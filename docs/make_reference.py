@@ -91,7 +91,7 @@ def _variables() -> Iterable[tuple[str, ...]]:
     found = set(worker_environment({}, {}, ("0",), 1, []))
     for file in package.rglob("*.py"):
         found |= set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', file.read_text(encoding="utf-8")))
-    return ((f"`{name}`", OURS[name]) for name in found - set(_script_variables()))
+    return ((f"`{name}`", OURS[name]) for name in found if name in OURS or name not in _script_variables())
 
 
 def _script_variables() -> list[str]:

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-# What is looked at, and named, of each machine.
+# How deep and how much is looked at on each machine, and how many names a warning has.
 DEPTH = 2
-MOST_ENTRIES = 1_000
+MOST_ENTRIES = 5_000
 MOST_NAMES = 3
 
 
-def files_since(folder: str, named: Sequence[str], since: float) -> list[str]:
+def files_since(folder: str, named: Sequence[str], since: float) -> list[str] | None:
     """List files written since a time, in the present folder and at the paths that the script was given, as it names them.
 
     ``folder`` is where the script works if it is there, else the present folder. Hidden files and what lies deep is left out.
+    None where there is too much to look at.
     """
     base = folder if folder and os.path.isdir(folder) else os.getcwd()
     found: set[str] = set()
+    looked = 0
     paths = [".", *(name for name in named if not name.startswith("-") and os.path.exists(os.path.join(base, name)))]
     for path in paths:
         for file in _files(os.path.join(base, path), DEPTH):
+            looked += 1
+            if looked > MOST_ENTRIES:
+                return None
             try:
                 changed = os.stat(file).st_mtime
             except OSError:
                 continue
             if changed >= since:
                 found.add(os.path.relpath(file, base) if not os.path.isabs(path) else file)
-            if len(found) == MOST_ENTRIES:
-                return sorted(found)
     return sorted(found)
 
 
@@ -38,7 +42,7 @@ def _files(path: str, depth: int) -> Iterator[str]:
         return
     try:
         with os.scandir(path) as entries:
-            seen = [entry for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False)]
+            seen = list(itertools.islice(entries, MOST_ENTRIES + 1))
     except OSError:
         return
     for entry in seen:
@@ -50,13 +54,16 @@ def _files(path: str, depth: int) -> Iterator[str]:
             yield from _files(entry.path, depth - 1)
 
 
-def describe_scattered(found: Mapping[str, Sequence[str]]) -> str:
-    """Say which files only some places have; empty where all have the same. ``found``: the files of each place."""
-    everything = sorted(set().union(*found.values())) if found else []
+def describe_scattered(found: Mapping[str, Sequence[str] | None]) -> str:
+    """Say which files only some places have; empty where all have the same. ``found``: the files of each place, None: unknown."""
+    known = {place: names for place, names in found.items() if names is not None}
+    if len(known) < len(found):
+        return ""
+    everything = sorted(set().union(*known.values()))
     scattered = []
     for name in everything:
-        having = [place for place, names in found.items() if name in names]
-        if len(having) < len(found):
+        having = [place for place, names in known.items() if name in names]
+        if len(having) < len(known):
             scattered.append(f"{name} is on {', '.join(having)} only")
     if not scattered:
         return ""

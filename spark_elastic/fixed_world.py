@@ -57,7 +57,13 @@ def _accept_init_process_group(world: World) -> None:
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         if not dist.is_initialized():
             of_torch(backend, *args, **kwargs)
-        elif backend == "nccl" != world.backend:
+            return
+        for name, ours in (("world_size", world.size), ("rank", world.rank)):
+            if kwargs.get(name, -1) not in (-1, ours):
+                raise ValueError(
+                    f"init_process_group({name}={kwargs[name]}) was called, but this world has {name}={ours}; leave it out"
+                )
+        if backend == "nccl" != world.backend:
             raise ValueError(
                 f"init_process_group('nccl') was called, but run() has formed this world with {world.backend!r}, as not every "
                 "worker has a GPU of its own; have Spark give each task one, or call init_process_group('gloo')"

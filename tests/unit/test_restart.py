@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from spark_elastic import restart
+from spark_elastic import files_here, restart
 from spark_elastic.cli.run import torchrun_sizes
 from spark_elastic.cli.script import find_target
 from spark_elastic.errors import ScriptFailedError, WorkerLostError
@@ -204,7 +204,16 @@ def test_files_written_since_the_start_are_found_where_the_script_works_and_wher
     since = (folder / "new.pt").stat().st_mtime - 100
     named = ["--snapshot", str(elsewhere), "--epochs", "7"]
     assert files_since(str(folder), named, since) == sorted(["new.pt", "sub/deep.pt", str(elsewhere / "its.pt")])
-    assert files_since(str(folder / "old.pt"), [], since + 1e9) == []
+    assert files_since(str(folder), named, since + 1e9) == []
+
+
+def test_folders_of_very_many_files_are_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_here, "MOST_ENTRIES", 3)
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    assert files_since(str(tmp_path), [], 0.0) == ["0", "1", "2"]
+    (tmp_path / "3").touch()
+    assert files_since(str(tmp_path), [], 0.0) is None
 
 
 def test_files_that_only_some_have_are_named() -> None:
@@ -212,6 +221,7 @@ def test_files_that_only_some_have_are_named() -> None:
     assert describe_scattered({"east": ["a", "b"], "west": ["b", "a"]}) == ""
     told = describe_scattered({"east": ["a", "snapshot.pt"], "west": ["a"], "north": ["a"]})
     assert told.startswith("the script starts again, but snapshot.pt is on east only. If it goes on from there")
+    assert describe_scattered({"east": ["a"], "west": None}) == ""
     assert "and 2 more" in describe_scattered({"east": list("abcde"), "west": []})
 
 
