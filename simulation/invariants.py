@@ -160,6 +160,8 @@ class Invariants:
         if process is None or not process.is_alive or self.simulation.strikes.is_gone_for_good(process):
             return
         held = _held_by(process)
+        if self.machine.world is not None and self.machine.world.phase is WorldPhase.FINISHING:
+            return  # training has ended, and the state is needed no more
         if held is None or not any(words in cause for words in ("hung", "could not connect", "did not answer pings")):
             return
         job = self.simulation.schedule.job

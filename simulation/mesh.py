@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.threads import Condition, current
+from spark_elastic.messages import Activity
 
 if TYPE_CHECKING:
     from simulation.job import Simulation
@@ -37,6 +38,7 @@ class Work:
     def complete(self, result: Any) -> None:
         if not self._group.error:
             self.result, self.is_done = result, True
+            self._group.moved += 1
             self._group.condition.notify_all()
 
 
@@ -54,6 +56,8 @@ class Mesh:
         self.takers: defaultdict[tuple[int, int], deque[Work]] = defaultdict(deque)
         self.blocked: list[Any] = []
         self.departed: set[int] = set()
+        # Ranks whose packets vanish without a word, for as long as these connections last.
+        self.swallowed: set[int] = set()
 
     def arrived(self) -> None:
         """Once all ranks have come, and reach each other, they are connected."""
@@ -84,6 +88,9 @@ class Mesh:
 
     def _deliver(self, work: Work, group: Group, values: dict[int, Any]) -> None:
         """Complete a rank's part, once all machines concerned reach each other."""
+        concerned = {*values, group.rank}
+        if len(concerned) > 1 and concerned & self.swallowed:
+            return
         if self._is_split(self.groups[rank].process.machine for rank in (*values, group.rank)):
             self.blocked.append((work, group, values))
             self.simulation.meshes.add(self)
@@ -106,9 +113,20 @@ class Mesh:
         self.departed.add(rank)
         gone = self.groups[rank].process.machine
         for other, group in self.groups.items():
+            if {other, rank} & self.swallowed:
+                continue
             if other != rank and rank not in group.lost and not self._is_split((gone, group.process.machine)):
                 near = abs(other - rank) in (1, self.size - 1)
                 self.simulation.clock.after(self.simulation.random.uniform(0.001, 0.04), group.peer_left, rank, near)
+
+    def cut_off(self, group: Group) -> int:
+        """How many other ranks do not answer this one."""
+        here = group.process.machine
+        return sum(
+            self._is_split((here, other.process.machine)) or bool({group.rank, other.rank} & self.swallowed)
+            for other in self.groups.values()
+            if other is not group
+        )
 
     def _is_split(self, machines: Iterable[Any]) -> bool:
         different = set(machines)
@@ -134,6 +152,8 @@ class Group:
         self._store = store
         self._timeout = timeout.total_seconds()
         self._entered = 0
+        self._pending: list[Work] = []
+        self.moved = 0
         self.lost: set[int] = set()
         self._is_aborted = False
         self._is_left = False
@@ -161,8 +181,12 @@ class Group:
 
     def register(self) -> None: ...
 
-    def collectives(self) -> int:
-        return self._entered
+    def entered(self, work: Any) -> None: ...
+
+    def activity(self) -> Activity:
+        self._pending = [] if self.error else [work for work in self._pending if not work.is_done]
+        cut_off = self._mesh.cut_off(self) if self._mesh is not None and self._pending else 0
+        return Activity(self._entered, bool(self._pending), self.moved, cut_off)
 
     def is_broken(self) -> bool:
         return self._is_aborted or bool(self.lost)
@@ -191,6 +215,7 @@ class Group:
         """Enter the next collective: all ranks' values are gathered, or that of ``source`` is broadcast."""
         number, self._entered = self._entered, self._entered + 1
         work = Work(self)
+        self._pending.append(work)
         if not self.error:
             assert self._mesh is not None
             if self.size == 1:
@@ -212,6 +237,7 @@ class Group:
 
     def send(self, value: Any, to: int) -> Work:
         work = Work(self)
+        self._pending.append(work)
         mesh = self._mesh
         assert mesh is not None
         if not self.error:
@@ -225,6 +251,7 @@ class Group:
 
     def receive(self, source: int) -> Any:
         work = Work(self)
+        self._pending.append(work)
         mesh = self._mesh
         assert mesh is not None
         key = (source, self.rank)

@@ -47,7 +47,13 @@ MUTANTS = (
     Mutant(
         "a hang in a collective is ignored",
         _WATCHDOG + "stuck_collectives",
-        "elif len(late) < len(world.members):",
+        "elif late := find_late(inside, is_awaited):",
+        "elif late := []:",
+    ),
+    Mutant(
+        "a world in which all ranks wait for each other is waited for",
+        _WATCHDOG + "stuck_collectives",
+        "elif any(worker.activity.waiting for worker in inside):",
         "elif False:",
     ),
     Mutant(

@@ -39,6 +39,7 @@ class Kind(Enum):
     ISOLATE = "its machine does not reach the other machines for a while"
     BLOCK_PORTS = "nobody can connect to the workers of its executor for a while, which reach the driver"
     FAIL_NEWCOMERS = "every newcomer raises before it has the state, for a while"
+    BLACK_HOLE = "its connections to other workers swallow all packets, for as long as its world lasts"
     DUPLICATE = "Spark starts a speculative duplicate of a slot"
     ADD_EXECUTOR = "Spark gets another executor"
     PAUSE_DRIVER = "the driver's process is paused for a while"
@@ -52,6 +53,7 @@ _HALF_OF = {
     Kind.LONG_CODE_BEATING: Kind.EVALUATE,
     Kind.ISOLATE: Kind.BLOCK_PORTS,
     Kind.DUPLICATE: Kind.FAIL_NEWCOMERS,
+    Kind.LAG: Kind.BLACK_HOLE,
 }
 
 # Named places of the protocol, and how often they are chosen.

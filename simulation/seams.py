@@ -54,10 +54,10 @@ async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def _failed(real: Any, client: Any, error: BaseException) -> None:
+def _failed(real: Any, client: Any, error: BaseException, fatal: bool = False) -> None:
     """A killed process unwinds here, too, but has nothing to say."""
     if threads.current().process.is_alive:
-        real(client, error)
+        real(client, error, fatal)
 
 
 def _ready(real: Any, client: Any, reason: str) -> Any:
@@ -89,7 +89,7 @@ def installed(clock: Any) -> Iterator[None]:
         (control, "os", SimpleNamespace(getpid=lambda: 1, _exit=_exit)),
         (control, "connect", _connect),
         (control, "keep_from_children", lambda descriptor: None),
-        (control.ControlClient, "failed", lambda client, error: _failed(real_failed, client, error)),
+        (control.ControlClient, "failed", lambda client, *args, **named: _failed(real_failed, client, *args, **named)),
         (control.ControlClient, "ready", lambda client, reason: _ready(real_ready, client, reason)),
         (group, "threading", threads.THREADING),
         (world, "Group", mesh.Group),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 BRIEF_SECONDS = 5.0
 # An evaluation takes no longer; that is more than ready_timeout and less than hang_timeout.
 EVALUATION_SECONDS = 4.5
+# Twice hang_timeout and a little: so long a world that waits for lost packets lasts.
+BLACK_HOLE_SECONDS = 15.0
 
 
 class Strikes:
@@ -165,6 +167,12 @@ class Strikes:
         for link in worker.links:
             link.lag = min(3.0, fault.seconds)
             self._later(fault, setattr, link, "lag", 0.0)
+
+    def _black_hole(self, worker: WorkerProcess, fault: Fault) -> None:
+        mesh = None if worker.group is None else worker.group._mesh
+        if mesh is not None and worker.group is not None and worker.group.is_connected:
+            mesh.swallowed.add(worker.group.rank)
+            self.simulation.heals(self.simulation.clock.now + BLACK_HOLE_SECONDS)
 
     def _is_here(self, worker: WorkerProcess) -> bool:
         thread = threads._current

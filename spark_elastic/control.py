@@ -62,7 +62,7 @@ class ControlClient:
         # Set by the world that is being built or used.
         self.abort_world: Callable[[int], None] = lambda generation: None
         self.abort_nccl: Callable[[int], None] = lambda generation: None
-        self.count_collectives: Callable[[], int] = lambda: 0
+        self.activity: Callable[[], m.Activity] = m.Activity
         self.is_stuck: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> ControlClient:
@@ -267,7 +267,7 @@ class ControlClient:
         while True:
             if self.is_stuck():
                 connection.send(m.WorldBroken(self.generation, "a connection to another rank ended"))
-            connection.send(m.Heartbeat(self.generation, self.count_collectives(), self.beats, self.commit))
+            connection.send(m.Heartbeat(self.generation, self.activity(), self.beats, self.commit))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 

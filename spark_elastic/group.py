@@ -20,8 +20,10 @@ import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
+from spark_elastic.messages import Activity
 from spark_elastic.sockets import GroupSockets, listening_addresses
 from spark_elastic.store import MeshStore, WorldStore
+from spark_elastic.watched_group import Watch, WatchedGroup
 
 logger = logging.getLogger("spark_elastic")
 
@@ -53,6 +55,9 @@ class Group:
         self._aborted = threading.Event()
         self.gloo: Any = None
         self.nccl: Any = None
+        self._watch = Watch(in_order=backend == "nccl")
+        # What torch gets as its default group.
+        self.watched: WatchedGroup | None = None
         # Those of ``new_group`` in user code; Gloo's are reached by their sockets.
         self._nccl_subgroups: list[Any] = []
 
@@ -76,15 +81,22 @@ class Group:
 
     def register(self) -> None:
         """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
+        store = dist.PrefixStore("watched", self._store)
+        backends = {"cpu": self.gloo, "cuda": self.gloo if self.nccl is None else self.nccl}
+        self.watched = WatchedGroup(store, self._rank, self._size, backends, self._watch)
         _offer(self)
         name = GLOO_BACKEND if self.nccl is None else f"cpu:{GLOO_BACKEND},cuda:{NCCL_BACKEND}"
         dist.init_process_group(
             name, store=dist.PrefixStore("default", self._store), rank=self._rank, world_size=self._size
         )
 
-    def collectives(self) -> int:
-        """How many collectives of the group this rank has entered."""
-        return sum(int(group._get_sequence_number_for_group()) for group in (self.gloo, self.nccl) if group is not None)
+    def entered(self, work: Any) -> None:
+        """Take note of a collective that was not entered by way of torch's default group."""
+        self._watch.entered(work)
+
+    def activity(self) -> Activity:
+        """What this rank has entered and waits for, and what its connections do."""
+        return Activity(self._watch.collectives, self._watch.is_waiting(), *self._sockets.traffic())
 
     def is_broken(self) -> bool:
         """Whether a peer is gone, as far as this process can see without asking anybody."""
@@ -123,8 +135,9 @@ class Group:
             thread.join(DROP_SECONDS)  # what torch does next may wait for kernels
         if dist.is_initialized():
             dist.destroy_process_group()
-        doomed = [self.gloo, self.nccl, *self._nccl_subgroups, self._device]
-        self.gloo = self.nccl = self._device = None
+        self._watch.forget()
+        doomed = [self.watched, self.gloo, self.nccl, *self._nccl_subgroups, self._device]
+        self.watched = self.gloo = self.nccl = self._device = None
         self._nccl_subgroups.clear()
         dropping = threading.Thread(target=doomed.clear, name="spark_elastic-drop", daemon=True)
         dropping.start()
@@ -223,8 +236,8 @@ def _creator(kind: str) -> Callable[[Any, Any], Any]:
     def create(options: Any, backend_options: Any) -> Any:
         assert _offered is not None, "the backend is registered for spark_elastic's own use"
         if kind not in _default_taken:
-            _default_taken.add(kind)
-            return _offered.nccl if kind == NCCL_BACKEND else _offered.gloo
+            _default_taken.update((GLOO_BACKEND, NCCL_BACKEND))  # it serves all devices, and torch asks for no other
+            return _offered.watched
         return _offered.subgroup(kind, options)
 
     return create

@@ -230,15 +230,25 @@ class ResultFollows(Message, frozen=True):
     elastic: bool
 
 
-class Heartbeat(Message, frozen=True):
-    """Sent every second by the control thread.
+class Activity(msgspec.Struct, frozen=True, array_like=True):
+    """What the group of a generation does on a rank.
 
-    ``collectives`` counts the collectives that the generation's group has entered, ``beats`` the calls of
-    ``state.heartbeat()``; neither going up while all others wait is a hang.
+    ``collectives`` have been entered, and ``waiting`` says that one of them, or a transfer, is not complete. ``moved`` counts the
+    bytes that have come over the group's connections, or have arrived at the other end; ``silent`` the connections whose other
+    end does not answer.
     """
 
+    collectives: int = 0
+    waiting: bool = False
+    moved: int = 0
+    silent: int = 0
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent every second by the control thread. ``beats`` counts the calls of ``state.heartbeat()``."""
+
     generation: int
-    collectives: int
+    activity: Activity
     beats: int
     commit: CommitId | None
 

@@ -15,11 +15,17 @@ import os
 import select
 import socket
 import stat
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
 
 Address = tuple[str, int]
+
+# Of the kernel's struct tcp_info: tcpi_retransmits, tcpi_probes, tcpi_bytes_acked, tcpi_bytes_received.
+_TCP_INFO = struct.Struct("=2xBB116xQQ")
+# A connection is silent when so much was sent again without an answer: a second or two in a local network.
+SILENT_TRIES = 3
 
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
 
@@ -58,6 +64,24 @@ class GroupSockets:
             return any(events & _BROKEN for _, events in self._poll.poll(0))
         except RuntimeError:
             return self._shut  # another thread is asking at this moment
+
+    def traffic(self) -> tuple[int, int]:
+        """Return how many bytes have come, or have arrived at the other end, and how many connections are silent.
+
+        A silent one has sent something again and again, and its other end does not answer.
+        """
+        moved = silent = 0
+        with self._lock:
+            for duplicate in self._kept:
+                try:
+                    info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                except OSError:
+                    continue
+                if len(info) == _TCP_INFO.size:
+                    resent, probed, acknowledged, received = _TCP_INFO.unpack(info)
+                    moved += acknowledged + received
+                    silent += max(resent, probed) >= SILENT_TRIES
+        return moved, silent
 
     def shut(self) -> None:
         """Have Gloo read the end of every connection of the group: its pending collectives fail at once, on this rank.

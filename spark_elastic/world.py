@@ -13,7 +13,7 @@ from spark_elastic import faults
 from spark_elastic.control import ControlClient
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.group import Group, build_on_thread
-from spark_elastic.messages import CommitId, FormWorld, Member
+from spark_elastic.messages import Activity, CommitId, FormWorld, Member
 from spark_elastic.pending_copy import PendingCopy
 from spark_elastic.store import WorldStore
 
@@ -62,7 +62,7 @@ class World:
         faults.reached(faults.Point.FORM, rank=self.rank, generation=self.generation)
         self._control.abort_world = self._abort_if_mine
         self._control.abort_nccl = self._abort_nccl_if_mine
-        self._control.count_collectives = self.group.collectives
+        self._control.activity = self.group.activity
         self._control.is_stuck = self.is_stuck
         build_on_thread(self.group, self._control.notify, self._wait_while_alive)
         self.group.register()
@@ -87,6 +87,7 @@ class World:
             work = self.group.gloo.allgather([list(everybody.unbind())], [mine])
         except RuntimeError as error:
             raise self.lost(error) from error
+        self.group.entered(work)
         self._pending = (work, everybody)
 
     def finish_exchange(self) -> list[list[int]] | None:
@@ -143,7 +144,7 @@ class World:
     def close(self) -> None:
         """Leave the generation for good."""
         self._control.abort_world = self._control.abort_nccl = lambda generation: None
-        self._control.count_collectives = lambda: 0
+        self._control.activity = Activity
         self._control.is_stuck = lambda: False
         self._pending = None
         self.group.close()

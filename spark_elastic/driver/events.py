@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from spark_elastic.messages import CommitId
+from spark_elastic.messages import Activity, CommitId
 
 
 class TaskRegistered(msgspec.Struct, frozen=True):
@@ -120,6 +120,12 @@ class WorkerRaised(msgspec.Struct, frozen=True):
     fatal: bool = False
 
 
+class ResultFlowed(msgspec.Struct, frozen=True):
+    """A piece of the worker's result has come."""
+
+    worker: int
+
+
 class ResultArrived(msgspec.Struct, frozen=True):
     worker: int
     elastic: bool
@@ -128,7 +134,7 @@ class ResultArrived(msgspec.Struct, frozen=True):
 class WorkerHeard(msgspec.Struct, frozen=True):
     worker: int
     generation: int
-    collectives: int
+    activity: Activity
     beats: int
     commit: CommitId | None
 
@@ -154,6 +160,7 @@ Event = (
     | GroupFormed
     | WorkerReturned
     | WorkerRaised
+    | ResultFlowed
     | ResultArrived
     | WorkerHeard
     | Tick

@@ -35,7 +35,7 @@ from spark_elastic.errors import (
     WorkerFailure,
     name_worker,
 )
-from spark_elastic.messages import CommitId, Member
+from spark_elastic.messages import Activity, CommitId, Member
 from spark_elastic.settings import JobSettings
 
 TICK_SECONDS = 1.0
@@ -45,6 +45,8 @@ PAUSE_SECONDS = 3.0
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
 LOST_WORLDS_LIMIT = 3
+# So many worlds in a row whose ranks all waited for each other, without a commit, end the job, where no connection was silent.
+STUCK_WORLDS_LIMIT = 3
 
 
 class DriverMachine:
@@ -81,6 +83,7 @@ class DriverMachine:
         self._yield_at: float | None = None
         self._unformed = 0
         self._lost_worlds = 0
+        self._stuck_worlds = 0
         # Lost workers whose exit code says something about the user's code: members that ended by themselves.
         self._telling: set[int] = set()
         # The machine's own clock stands still while the driver is paused.
@@ -103,6 +106,7 @@ class DriverMachine:
             ev.GroupFormed: self._group_formed,
             ev.WorkerReturned: self._worker_returned,
             ev.WorkerRaised: self._worker_raised,
+            ev.ResultFlowed: self._result_flowed,
             ev.ResultArrived: self._result_arrived,
             ev.WorkerHeard: self._worker_heard,
             ev.Tick: self._tick,
@@ -245,8 +249,8 @@ class DriverMachine:
             if worker.awaited_since is not None:
                 worker.awaited_since = now
         if self.world is not None and event.generation == self.world.generation and self.is_member(event.worker):
-            if event.collectives != worker.collectives:
-                worker.collectives = event.collectives
+            known, worker.activity = worker.activity, event.activity
+            if (known.collectives, known.moved) != (event.activity.collectives, event.activity.moved):
                 worker.active_at = now
             self._note_commit(worker, event.commit)
 
@@ -377,6 +381,11 @@ class DriverMachine:
             self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
         self._record("worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code))
 
+    def _result_flowed(self, event: ev.ResultFlowed, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is not None:
+            worker.heard = worker.active_at = now
+
     def _result_arrived(self, event: ev.ResultArrived, now: float) -> None:
         worker = self.workers.get(event.worker)
         if worker is None:
@@ -396,6 +405,7 @@ class DriverMachine:
                 )
             )
             return
+        worker.active_at = now
         worker.phase = Phase.DONE
         self._record("result_arrived", worker=event.worker)
 
@@ -512,6 +522,23 @@ class DriverMachine:
             self._commands.append(
                 do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by)
             )
+
+    def _break_stuck(self, reason: str, silent: Collection[int], now: float) -> None:
+        """The world waits for itself. The next has connections of its own; if it gets stuck, too, who does not answer goes."""
+        self._stuck_worlds += 1
+        if self._stuck_worlds >= (UNFORMED_LIMIT if silent else STUCK_WORLDS_LIMIT):
+            self._fail(
+                TrainingFailedError(
+                    f"{self._stuck_worlds} worlds in a row got stuck without a commit; in the last one {reason}. Do all ranks "
+                    "call the same collectives in the same order, with the same shapes?",
+                    self.book.story(),
+                )
+            )
+            return
+        self._break(reason, now)
+        if self._stuck_worlds > 1:
+            for number in silent:
+                self._lose(number, "its connections to the others were silent in two worlds in a row", now)
 
     def _abort_nccl_if_all_answered(self) -> None:
         """Have NCCL aborted once all have told what they had completed: that can complete others' collectives with nonsense.
@@ -750,7 +777,7 @@ class DriverMachine:
         for member in members:
             worker = self.workers[member.worker]
             worker.phase = Phase.MEMBER
-            worker.collectives = 0
+            worker.activity = Activity()
             worker.active_at = now
             worker.awaited_since = None
         self._commands.append(do.FormWorld(self._generation, members, previous_size))
@@ -781,6 +808,7 @@ class DriverMachine:
             watchdog.silent_hosts,
             watchdog.silent_workers,
             watchdog.stuck_collectives,
+            watchdog.missing_results,
             watchdog.late_survivors,
             watchdog.slow_forming,
             watchdog.overdue_drains,
@@ -808,6 +836,8 @@ class DriverMachine:
                 self._break_unconnected(reason, now)
             case watchdog.WorldStuck(reason):
                 self._break(reason, now)
+            case watchdog.CollectivesStuck(reason, silent):
+                self._break_stuck(reason, silent, now)
             case watchdog.Pointless(reason):
                 self._fail(TrainingFailedError(reason, self.book.story()))
 
@@ -891,7 +921,7 @@ class DriverMachine:
             self.admission.progressed(worker.place)
         if not world.progressed:
             world.progressed = True
-            self._lost_worlds = 0
+            self._lost_worlds = self._stuck_worlds = 0
             self.book.progressed(world.generation)
             for number in world.workers:
                 self.hosts.worker_progressed(self._places[number])

@@ -340,7 +340,7 @@ class SparkDriverService:
         match message:
             case m.Heartbeat():
                 self._handle(
-                    ev.WorkerHeard(worker, message.generation, message.collectives, message.beats, message.commit)
+                    ev.WorkerHeard(worker, message.generation, message.activity, message.beats, message.commit)
                 )
             case m.StoreRequest(number, generation):
                 if generation == JOB or self._machine.is_member(worker):
@@ -374,7 +374,9 @@ class SparkDriverService:
                             "return its path"
                         )
                     )
-                elif message.last:
+                elif not message.last:
+                    self._handle(ev.ResultFlowed(worker))
+                else:
                     self._results[worker] = bytes(link.result)
                     link.result.clear()
                     link.connection.send(m.LeaveJob())

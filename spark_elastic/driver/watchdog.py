@@ -56,13 +56,21 @@ class WorldStuck:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectivesStuck:
+    """All ranks wait in collectives: the world breaks. The connections of ``silent`` workers did not answer."""
+
+    reason: str
+    silent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pointless:
     """The job fails: the user's code does what no reset can help."""
 
     reason: str
 
 
-Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | Pointless
+Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | CollectivesStuck | Pointless
 
 
 def silent_hosts(seen: Situation) -> Iterator[Finding]:
@@ -96,7 +104,7 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
 
 
 def stuck_collectives(seen: Situation) -> Iterator[Finding]:
-    """Find those who have not entered a collective that all others have been waiting in."""
+    """Find those who have not entered a collective that others wait in, and worlds in which all wait for each other."""
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return
@@ -112,9 +120,9 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     outside = [worker for worker in seen.members if worker.phase is not Phase.MEMBER]
     if not inside:
         return
-    fewest = min(worker.collectives for worker in inside)
-    late = [worker for worker in inside if worker.collectives == fewest]
-    missed = [world.ranks[worker.worker] for worker in outside if worker.collectives < fewest]
+    fewest = min(worker.activity.collectives for worker in inside)
+    missed = [world.ranks[worker.worker] for worker in outside if worker.activity.collectives < fewest]
+    is_awaited = len(inside) < len(world.members)  # those who are no more had left the world before they were lost
     if missed and world.phase is WorldPhase.INTERRUPTING:
         yield WorldStuck(f"ranks {missed} left the world at another commit than the others")
     elif missed:
@@ -125,13 +133,15 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
         # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
-    elif len(late) < len(world.members):  # those who are no more had left the world before they were lost
+    elif late := find_late(inside, is_awaited):
         for worker in late:
             yield WorkerHung(
                 worker.worker,
                 f"hung: all others had waited for it in a collective for {limit:g} s "
                 "(hang_timeout; call state.heartbeat() in long code)",
             )
+    elif any(worker.activity.waiting for worker in inside):
+        yield CollectivesStuck(_describe_stuck(limit), find_silent(seen, inside))
     elif not world.progressed:
         yield Pointless(
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
@@ -146,24 +156,70 @@ def _missed_in_fixed_world(seen: Situation, world: World) -> Iterator[Finding]:
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
     inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
-    most = max((worker.collectives for worker in inside), default=0)
+    most = max((worker.activity.collectives for worker in inside), default=0)
     missed = [
         world.ranks[worker.worker]
         for worker in seen.members
-        if worker.phase is Phase.VOTED and worker.collectives < most
+        if worker.phase is Phase.VOTED and worker.activity.collectives < most
     ]
     if missed:
         yield Pointless(
             f"ranks {missed} returned while others waited for them in a collective for {limit:g} s (hang_timeout); all ranks "
             "have to call the same collectives"
         )
-        return
-    for worker in inside:
-        if worker.collectives < most:
+    elif late := find_late(inside, is_awaited=False):
+        for worker in late:
             yield WorkerHung(
                 worker.worker,
                 f"hung: others had waited for it in a collective for {limit:g} s (hang_timeout; raise it where one rank works "
                 "longer than that while others wait)",
+            )
+    elif any(worker.activity.waiting for worker in inside):
+        yield CollectivesStuck(_describe_stuck(limit), find_silent(seen, inside))
+
+
+def _describe_stuck(limit: float) -> str:
+    return f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
+
+
+def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:
+    """Find those who compute while others wait for them: in a collective that they have not entered, or to leave the world.
+
+    Where nobody waits everybody computes for long, and who waits in a collective is not late for it.
+    """
+    computing = [worker for worker in inside if not worker.activity.waiting]
+    awaited = max((worker.activity.collectives for worker in inside if worker.activity.waiting), default=None)
+    if awaited is not None:
+        return [worker for worker in computing if worker.activity.collectives < awaited]
+    fewest = min((worker.activity.collectives for worker in inside), default=0)
+    return [worker for worker in computing if worker.activity.collectives == fewest] if is_awaited else []
+
+
+def find_silent(seen: Situation, inside: Sequence[Worker]) -> tuple[int, ...]:
+    """Find those with most connections that do not answer, who are the likely cause; at least one rank with the state is left.
+
+    A rank that is cut off has one for each other rank, of which each has that one. Of two it is the younger.
+    """
+    most = max((worker.activity.silent for worker in inside), default=0)
+    found = [worker.worker for worker in inside if worker.activity.silent == most] if most else []
+    found = found[-1:] if len(found) == len(seen.members) else found
+    return () if last_holders(seen, set(found)) else tuple(found)
+
+
+def missing_results(seen: Situation) -> Iterator[Finding]:
+    """Find those who have left the elastic function with all others, and whose result does not come."""
+    world, limit = seen.world, seen.settings.hang_timeout
+    if world is None or world.phase is not WorldPhase.FINISHING:
+        return
+    if any(seen.now - worker.active_at <= limit for worker in seen.members):
+        return
+    missing = [worker for worker in seen.members if worker.phase is not Phase.DONE]
+    if len(missing) < len(seen.members) or any(worker.activity.waiting for worker in missing):
+        for worker in missing:
+            yield WorkerHung(
+                worker.worker,
+                f"hung: its result had not come {limit:g} s after that of the others (hang_timeout; call state.heartbeat() in "
+                "long code after the elastic function)",
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from spark_elastic.messages import CommitId, Member
+from spark_elastic.messages import Activity, CommitId, Member
 
 
 class Phase(Enum):
@@ -38,7 +38,7 @@ class Worker:
     heard: float
     phase: Phase = Phase.STARTING
     commit: CommitId | None = None
-    collectives: int = 0
+    activity: Activity = field(default_factory=Activity)
     beats: int = 0
     active_at: float = 0.0
     ready_at: float = 0.0

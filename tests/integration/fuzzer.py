@@ -198,7 +198,7 @@ class Fuzzer:
         return encode(
             dice.choice(
                 [
-                    m.Heartbeat(generation, dice.randrange(10**6), dice.randrange(10**6), commit),
+                    m.Heartbeat(generation, m.Activity(dice.randrange(10**6)), dice.randrange(10**6), commit),
                     m.WorkerReady(generation, commit, "again"),
                     m.WorkerAborted(generation, commit),
                     m.WorldBroken(generation, "a connection ended"),
@@ -207,7 +207,7 @@ class Fuzzer:
                     m.StoreRequest(1, dice.choice([0, generation]), operation, keys, value),
                     m.Reported("metrics", generation, {"loss": 1.0}),
                     m.ClaimFault(1, dice.randrange(10)),
-                    m.Pong(1) if worker == 0 else m.Heartbeat(0, 0, 0, None),
+                    m.Pong(1) if worker == 0 else m.Heartbeat(0, m.Activity(), 0, None),
                 ]
             )
         )

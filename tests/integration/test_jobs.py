@@ -161,6 +161,18 @@ def test_a_long_call_that_holds_the_lock_of_python_on_all_ranks_costs_nobody_als
     assert [event["worker"] for event in result.of("worker_lost")] == [1]
 
 
+def test_ranks_in_different_collectives_are_sent_back_and_a_result_that_never_comes_ends_the_job_by_name(
+    run: Any,
+) -> None:
+    with pytest.raises(TrainingFailedError, match="rank 1 was lost after training had finished") as failure:
+        run(training.wait_for_each_other, min_np=2, max_np=2, hang_timeout=4.0)
+    assert "its result had not come 4 s after that of the others" in str(failure.value)
+    events = failure.value.events  # type: ignore[attr-defined]
+    broken = [event["reason"] for event in events if event["event"] == "world_broken"]
+    assert broken == ["all ranks had entered a collective that was not complete after 4 s (hang_timeout)"]
+    assert [event["worker"] for event in events if event["event"] == "worker_lost"] == [1]
+
+
 def test_collectives_agree_with_torch_and_local_attributes_stay(run: Any) -> None:
     results = run(training.collectives, min_np=3, max_np=3).results
     for rank, result in enumerate(results):

@@ -150,7 +150,7 @@ def test_ten_thousand_damaged_frames_raise_nothing_but_the_loss_of_the_connectio
     """The reader is fed directly: this is about parsing, not about TLS."""
     source = random.Random(7)
     originals = [
-        encode(m.Heartbeat(3, 17, 2, m.CommitId(3, 5))),
+        encode(m.Heartbeat(3, m.Activity(17), 2, m.CommitId(3, 5))),
         encode(m.WorkerRaised("ValueError: ü", "train.py:3", "Traceback", True)),
         encode(m.StoreRequest(1, 2, "set", ("a", "b"), (b"1", b"2"))),
         encode(m.OutputLines(3, m.Stream.OUT, ("a line",), 0)),

@@ -205,6 +205,32 @@ def hold_the_lock_of_python(seconds: float) -> list[int]:
     return [se.rank(), se.size(), state.step]
 
 
+def wait_for_each_other() -> list[int]:
+    """In the first world the ranks are in different collectives at the third step; after the end rank 1 sends no result."""
+    import threading
+
+    import torch
+    import torch.distributed as dist
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < 4:
+            if state.step == 2 and se.generation() == 1:
+                dist.all_reduce(torch.ones(4)) if se.rank() == 0 else dist.broadcast(torch.ones(4), 0)
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    if se.rank() == 1:
+        threading.Event().wait()
+    return [se.rank(), se.size(), state.step]
+
+
 def collectives() -> dict[str, Any]:
     import torch
     import torch.distributed as dist

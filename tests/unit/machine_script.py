@@ -14,7 +14,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.messages import CommitId
+from spark_elastic.messages import Activity, CommitId
 from spark_elastic.settings import JobSettings
 
 
@@ -28,6 +28,9 @@ class Process:
     generation: int = 0
     commit: CommitId | None = None
     collectives: int = 0
+    waiting: bool = False
+    moved: int = 0
+    silent: int = 0
     beats: int = 0
     told_to_end: bool = False
     # Still alive, but the machine was told that it is gone, or has fenced it itself.
@@ -177,7 +180,12 @@ class Script:
 
     def heartbeat(self, worker: int) -> None:
         process = self.processes[worker]
-        self.send(ev.WorkerHeard(worker, process.generation, process.collectives, process.beats, process.commit))
+        # Who has entered more collectives than another waits for it in the last one.
+        members = self.living if self.worlds else []
+        others = [self.processes[other] for other in members if self.processes[other].phase == "training"]
+        waiting = process.waiting or process.collectives > min((other.collectives for other in others), default=10**9)
+        activity = Activity(process.collectives, waiting, process.moved, process.silent)
+        self.send(ev.WorkerHeard(worker, process.generation, activity, process.beats, process.commit))
 
     def come_back(self, *workers: int, reason: str = "a peer was lost") -> None:
         """Survivors answer the abort and stand at the elastic function again; all living members by default."""
@@ -303,6 +311,7 @@ class Script:
                     for member in command.members:
                         process = self.processes[member.worker]
                         process.generation, process.phase, process.collectives = command.generation, "forming", 0
+                        process.waiting, process.moved = False, 0
                 case do.AbortNccl(generation, workers):
                     assert generation == self.generation
                     answered = self.machine.world.answered  # type: ignore[union-attr]

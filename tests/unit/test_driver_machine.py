@@ -14,7 +14,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.machine import LOST_WORLDS_LIMIT
 from spark_elastic.errors import JobCancelledError, StateLostError, TrainingFailedError
-from spark_elastic.messages import CommitId
+from spark_elastic.messages import Activity, CommitId
 
 # ---------------------------------------------------------------- durable checkpoints
 
@@ -571,6 +571,123 @@ def test_a_worker_that_does_not_start_is_replaced_before_the_job_gives_up_waitin
     assert script.ranks == [0, 3]
 
 
+def wait_in_collectives(script: Script, *counts: int) -> None:
+    """All members are in collectives that do not complete; each has entered so many more."""
+    for worker, count in zip(script.living, counts, strict=True):
+        script.processes[worker].waiting = True
+        script.processes[worker].collectives += count
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1, 1)], ids=["in the same", "one has come further"])
+def test_a_collective_that_all_have_entered_and_that_does_not_complete_breaks_the_world_and_blames_nobody(
+    counts: tuple[int, ...],
+) -> None:
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    wait_in_collectives(script, *counts)
+    assert script.since(lambda: script.pass_time(49)).commands == []
+    told = script.since(lambda: script.pass_time(3))
+    assert [command.workers for command in told.of(do.AbortWorld)] == [(0, 1, 2)]
+    assert "not complete after 50 s" in script.machine.world.broken_by
+    reform(script)
+    assert script.ranks == [0, 1, 2]
+
+
+def test_long_code_on_all_ranks_without_a_collective_breaks_nothing() -> None:
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    assert script.since(lambda: script.pass_time(5000)).commands == []
+
+
+def test_a_slow_collective_whose_bytes_come_is_waited_for() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    wait_in_collectives(script, 1, 1)
+    for _ in range(10):
+        script.processes[1].moved += 1000
+        assert script.since(lambda: script.pass_time(40)).commands == []
+
+
+def test_a_rank_that_computes_while_others_wait_for_it_is_blamed_though_others_wait_in_what_it_has_entered() -> None:
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    wait_in_collectives(script, 1, 1, 0)
+    script.processes[2].waiting = False
+    told = script.since(lambda: script.pass_time(52))
+    assert told.of(do.KillWorker) == [do.KillWorker(2, 2)]
+
+
+def get_stuck(script: Script, *silent: int) -> Any:
+    """The present world gets stuck; return what is told, after which whoever is left forms the next."""
+    wait_in_collectives(script, *(1 for _ in script.living))
+    for worker, count in zip(script.living, silent, strict=False):
+        script.processes[worker].silent = count
+    told = script.since(lambda: script.pass_time(103))
+    if script.outcome is None:
+        script.come_back()
+        script.acknowledge()
+    return told
+
+
+def test_who_does_not_answer_is_replaced_when_a_second_world_gets_stuck() -> None:
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    assert get_stuck(script, 1, 2, 1).of(do.KillWorker) == []
+    assert get_stuck(script, 1, 2, 1).of(do.KillWorker) == [do.KillWorker(1, 1)]
+    assert script.error is None
+
+
+def test_of_two_that_do_not_hear_each_other_the_younger_is_replaced() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    get_stuck(script, 1, 1)
+    assert get_stuck(script, 1, 1).of(do.KillWorker) == [do.KillWorker(1, 1)]
+
+
+def test_a_program_whose_ranks_wait_for_each_other_again_and_again_ends_loudly() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    for _ in range(2):
+        get_stuck(script)
+        assert script.error is None
+    get_stuck(script)
+    assert isinstance(script.error, TrainingFailedError)
+    assert "same collectives in the same order" in str(script.error)
+
+
+def test_worlds_that_get_stuck_now_and_then_with_commits_between_end_nothing() -> None:
+    script = running("a", "b", hang_timeout=50)
+    for _ in range(10):
+        script.commit()
+        get_stuck(script)
+    assert script.error is None
+
+
+def test_a_result_that_does_not_come_while_those_of_the_others_have_come_ends_the_job_by_name() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    script.vote()
+    script.deliver(0)
+    script.pass_time(40)
+    script.send(ev.ResultFlowed(1))
+    script.pass_time(40, busy=True)
+    script.pass_time(49)
+    assert script.error is None
+    script.pass_time(3)
+    assert isinstance(script.error, TrainingFailedError)
+    assert "rank 1 was lost after training had finished" in str(script.error)
+    assert "its result had not come 50 s after" in str(script.error)
+
+
+def test_long_code_after_the_elastic_function_on_all_ranks_is_nobodys_hang() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    script.vote()
+    script.pass_time(1000)
+    script.deliver()
+    assert script.finished
+
+
 def test_the_worker_of_a_silent_host_is_fenced() -> None:
     script = running("a", "b", heartbeat_timeout=20)
     script.hosts.pop(1)
@@ -830,7 +947,7 @@ def test_a_commit_counts_only_where_a_member_of_the_world_names_it(kind: type) -
     newcomer: Any = script.worker_on(script.register("b"))
     script.send(ev.WorkerConnected(newcomer))
     newest = CommitId(script.generation, 99)
-    counters = (1, 0) if kind is ev.WorkerHeard else ()
+    counters = (Activity(1), 0) if kind is ev.WorkerHeard else ()
     script.send(kind(newcomer, script.generation, *counters, newest))
     script.kill(member)
     script.boot(newcomer)

@@ -1,0 +1,109 @@
+"""WatchedGroup: torch's default group of a generation, of which one can tell whether it waits for something.
+
+Neither Gloo nor NCCL says which collectives are not complete, and a rank that waits in one for ever looks like one that computes
+for long. So torch gets a group of ours: it hands each call on to the real one and keeps what comes back until it is complete.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# What all ranks have to call, in the same order; and what only some do, which is not counted.
+COLLECTIVES = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "_allgather_base",
+    "reduce",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+)
+TRANSFERS = ("send", "recv", "recv_anysource")
+
+
+class Watch:
+    """What a rank has entered, and what of it is not complete. May be used from any thread.
+
+    ``in_order`` says that nothing completes before what was entered ahead of it: then only the newest is kept, and asked about
+    only once it is no news, as GPUs must not be asked while a graph of kernels is captured.
+    """
+
+    def __init__(self, in_order: bool) -> None:
+        self.collectives = 0
+        self._in_order = in_order
+        self._lock = threading.Lock()
+        self._pending: list[Any] = []
+        self._known: Any = None
+
+    def entered(self, work: Any, is_collective: bool = True) -> None:
+        with self._lock:
+            self.collectives += is_collective
+            kept = [] if self._in_order else _incomplete(self._pending)
+            self._pending = kept if work is None else [*kept, work]
+
+    def is_waiting(self) -> bool:
+        """Whether something that was entered is not complete. What has come up since the last look does not count."""
+        with self._lock:
+            newest = self._pending[-1] if self._pending else None
+            known, self._known = self._known, newest
+            if self._in_order and newest is not known:
+                return False
+            self._pending = _incomplete(self._pending)
+            return bool(self._pending)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._pending, self._known = [], None
+
+
+def _incomplete(works: list[Any]) -> list[Any]:
+    return [work for work in works if not work.is_completed()]
+
+
+class WatchedGroup(dist.ProcessGroup):
+    """Hands all calls on to ``backends``, by the device of their tensors. Torch's C++ (DDP's reducer) comes this way, too."""
+
+    def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, Any], watch: Watch) -> None:
+        super().__init__(rank, size)
+        self._watch = watch
+        self._inner = dist.ProcessGroup(store, rank, size)
+        kinds = {
+            device: dist.ProcessGroup.BackendType.NCCL
+            if type(backend).__name__ == "ProcessGroupNCCL"
+            else dist.ProcessGroup.BackendType.GLOO
+            for device, backend in backends.items()
+        }
+        # What this class does not override goes to the backends from here, and is not watched.
+        for group in (self._inner, self):
+            group._set_default_backend(kinds["cpu"])
+            for device, backend in backends.items():
+                group._register_backend(torch.device(device), kinds[device], backend)
+
+
+def _handing_on(name: str, is_collective: bool) -> Callable[..., Any]:
+    def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> Any:
+        work = getattr(self._inner, name)(*args, **kwargs)
+        self._watch.entered(work, is_collective)
+        return work
+
+    call.__name__ = name
+    return call
+
+
+for _name in (*COLLECTIVES, *TRANSFERS):
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(WatchedGroup, _name, _handing_on(_name, _name in COLLECTIVES))
