@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,13 +15,17 @@ from typing import Any
 logger = logging.getLogger("spark_elastic")
 
 SCHEMA_VERSION = 1
+# Events that may wait: several minutes of a large job's, some megabytes.
+QUEUE_LIMIT = 10_000
+END_SECONDS = 10.0
 
 
 class EventLog:
     """Takes events from the driver's event loop and hands them on from a thread of its own, in order.
 
-    A slow disk or a slow callable delays nobody. An ``on_event`` that raises is logged once and called no more. ``watch`` is
-    ours: it is called first, and neither blocks nor raises.
+    A slow disk or a slow callable delays nobody: beyond ``QUEUE_LIMIT`` waiting events newer ones are dropped until half of those
+    are gone. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once and called no
+    more. ``watch`` is ours: it is called first, and neither blocks nor raises.
     """
 
     def __init__(
@@ -35,7 +39,10 @@ class EventLog:
         self._file = Path(path).open("a", encoding="utf-8") if path is not None else None  # noqa: SIM115
         self._on_event = on_event
         self._watch = watch
-        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._dropped = 0
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="spark_elastic-events", daemon=True)
 
     def __enter__(self) -> EventLog:
@@ -45,16 +52,40 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._queue.put(None)
-        self._thread.join(timeout=10)
-        self._close_file()
+        """Wait until what has been recorded is handed on, but no longer than ``END_SECONDS``."""
+        with self._changed:
+            self._is_closing = True
+            self._tell_of_dropped()
+            self._changed.notify_all()
+        self._thread.join(timeout=END_SECONDS)
+        with self._changed:
+            left = len(self._waiting)
+            self._waiting.clear()
+        if left:
+            logger.warning("%d events were not handed on within %g s: on_event is too slow", left, END_SECONDS)
+        if not self._thread.is_alive():
+            self._close_file()
 
     def record(self, kind: str, **fields: Any) -> None:
         """Note an event with the present time; never blocks."""
-        self._queue.put({"version": SCHEMA_VERSION, "time": time.time(), "event": kind, **fields})
+        with self._changed:
+            room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
+            if room <= 0 and not self._is_closing:
+                if not self._dropped:
+                    logger.warning("events are dropped: %d wait for on_event, or for the file, already", QUEUE_LIMIT)
+                self._dropped += 1
+                return
+            self._tell_of_dropped()
+            self._waiting.append({"version": SCHEMA_VERSION, "time": time.time(), "event": kind, **fields})
+            self._changed.notify_all()
+
+    def _tell_of_dropped(self) -> None:
+        count, self._dropped = self._dropped, 0
+        if count:
+            self.record("events_dropped", count=count)
 
     def _run(self) -> None:
-        while (event := self._queue.get()) is not None:
+        while (event := self._next()) is not None:
             self._watch(event)
             if self._file is not None:
                 self._write(event)
@@ -64,6 +95,12 @@ class EventLog:
                 except Exception:
                     logger.exception("on_event raised; it is not called any more")
                     self._on_event = None
+
+    def _next(self) -> dict[str, Any] | None:
+        """Wait for the next event; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            return self._waiting.popleft() if self._waiting else None
 
     def _write(self, event: dict[str, Any]) -> None:
         assert self._file is not None

@@ -122,6 +122,11 @@ EVENTS: dict[str, tuple[str, dict[str, str], dict[str, str] | None]] = {
         None,
     ),
     "driver_paused": ("The driver itself stood still.", {"seconds": "float"}, None),
+    "events_dropped": (
+        "So many events are missing here: `on_event`, or the disk, took them more slowly than they came.",
+        {"count": "int"},
+        None,
+    ),
     "fault_injected": (
         "A test's fault strikes.",
         {"worker": "int", "rank": "int or null", "fault": "int; its number"},

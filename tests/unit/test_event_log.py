@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_elastic.driver import event_log
 from spark_elastic.driver.event_log import EventLog
 
 
@@ -53,3 +55,66 @@ def test_a_full_disk_costs_the_log_and_nothing_else() -> None:
         log.record("one")
         log.record("two")
     assert [event["event"] for event in calls] == ["one", "two"]
+
+
+class Slow:
+    """An ``on_event`` that takes its first event only when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.entered, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.entered.set()
+        assert self.may_go_on.wait(30)
+        self.events.append(event)
+
+
+def test_a_slow_callable_delays_nobody_and_what_is_dropped_is_counted_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_log, "QUEUE_LIMIT", 10)
+    slow = Slow()
+    with EventLog(None, slow) as log:
+        log.record("first")
+        assert slow.entered.wait(30)
+        for number in range(100):
+            log.record("metrics", number=number)
+        assert len(log._waiting) == 10
+        slow.may_go_on.set()
+    told = [event.get("number", event["event"]) for event in slow.events]
+    assert told == ["first", *range(10), "events_dropped"]
+    assert slow.events[-1]["count"] == 90
+    assert caplog.text.count("events are dropped") == 1
+
+
+def test_after_a_crowd_events_are_taken_again_once_half_of_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "QUEUE_LIMIT", 10)
+    log = EventLog(None, None)  # nobody takes events from it but this test
+    for _ in range(13):
+        log.record("metrics")
+    for _ in range(5):
+        log._waiting.popleft()
+    log.record("metrics")
+    assert (len(log._waiting), log._dropped) == (5, 4)
+    log._waiting.popleft()
+    log.record("last")
+    assert [event["event"] for event in log._waiting][-2:] == ["events_dropped", "last"]
+    assert log._waiting[-2]["count"] == 4
+
+
+def test_a_callable_that_never_ends_does_not_keep_a_job_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(event_log, "END_SECONDS", 0.1)
+    slow = Slow()
+    log = EventLog(str(tmp_path / "log"), slow)
+    with log:
+        log.record("one")
+        assert slow.entered.wait(30)
+        log.record("two")
+    assert "1 events were not handed on" in caplog.text
+    slow.may_go_on.set()
+    log._thread.join(30)
+    assert [event["event"] for event in slow.events] == ["one"]
+    log._close_file()
