@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,11 @@ from spark_elastic.cli.run import make_session, pairs
 ASK_SECONDS = 60.0
 # What a worker cannot do without.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
+
+# Of Gloo, for each other worker; and what else a worker has open. Jobs of so many workers are no rarity.
+DESCRIPTORS_A_PEER = 4
+OTHER_DESCRIPTORS = 500
+FEW_WORKERS = 500
 
 Version = tuple[int, ...]
 
@@ -69,6 +75,7 @@ def examine(options: argparse.Namespace) -> int:
     spark = installed("pyspark")
     findings = [
         check_system(),
+        check_descriptors("this machine", hard_descriptor_limit()),
         check_java(spark),
         *check_packages(spark),
         check_python(conf),
@@ -96,6 +103,25 @@ def check_system() -> Finding:
     if not sys.platform.startswith("linux"):
         return fault("system", what, "spark_elastic runs on Linux only")
     return fine("system", what)
+
+
+def hard_descriptor_limit(_: int = 0) -> int:
+    """How many files a process may have open once it has raised its own limit, as workers do."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def check_descriptors(where: str, limit: int) -> Finding:
+    """Open files: a worker takes some for each other one, besides those of Python, torch and user code."""
+    workers = max(limit - OTHER_DESCRIPTORS, 0) // DESCRIPTORS_A_PEER
+    if limit == sys.maxsize:
+        return fine("open files", f"{where}: as many as wanted")
+    what = f"{where}: {limit:,} for a process, which is enough for {workers:,} workers"
+    if workers < FEW_WORKERS:
+        return warning(
+            "open files", what, "raise the hard limit of executors (ulimit -Hn, LimitNOFILE=, the container's)"
+        )
+    return fine("open files", what)
 
 
 def check_java(spark: Version | None) -> Finding:
@@ -279,12 +305,13 @@ def check_executors(master: str, conf: dict[str, str]) -> list[Finding]:
         context = session.sparkContext
         tasks = max(context.defaultParallelism, 1)
         facts = context.parallelize(range(tasks), tasks).map(_facts).collect()
+        limits = context.parallelize(range(tasks), tasks).map(hard_descriptor_limit).collect()
     except Exception as error:
         fix = "executors need spark_elastic and its packages, and the driver's Python version"
         return [fault("executors", _line(error), fix)]
     finally:
         session.stop()
-    return compare(facts, _facts(0))
+    return [*compare(facts, _facts(0)), check_descriptors("executors", min(limits))]
 
 
 def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_elastic.cli import doctor, main
-from spark_elastic.cli.doctor import Finding, Level, check_gpus, check_settings, compare
+from spark_elastic.cli.doctor import Finding, Level, check_descriptors, check_gpus, check_settings, compare
 
 
 def executable(folder: Path, name: str, *lines: str) -> Path:
@@ -173,6 +173,21 @@ def test_settings_that_hurt_are_found(conf: dict[str, str], master: str, level: 
 def test_each_worker_gets_one_gpu(amount: str | None, present: bool, levels: list[Level]) -> None:
     conf = {} if amount is None else {"spark.task.resource.gpu.amount": amount}
     assert [finding.level for finding in check_gpus(conf, present)] == levels
+
+
+@pytest.mark.parametrize(
+    ("limit", "level", "said"),
+    [
+        (1024, Level.WARNING, "enough for 131 workers"),
+        (20_000, Level.FINE, "enough for 4,875 workers"),
+        (sys.maxsize, Level.FINE, "as many as wanted"),
+    ],
+)
+def test_too_few_open_files_for_a_large_job_are_found(limit: int, level: Level, said: str) -> None:
+    finding = check_descriptors("executors", limit)
+    assert (finding.level, finding.topic) == (level, "open files")
+    assert finding.what.startswith("executors: ")
+    assert said in finding.what
 
 
 def test_executors_are_compared_with_the_driver() -> None:
