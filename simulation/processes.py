@@ -103,9 +103,10 @@ class WorkerProcess(Process):
 
     kind = "worker"
 
-    def __init__(self, simulation: Simulation, task: TaskProcess, number: int) -> None:
+    def __init__(self, simulation: Simulation, task: TaskProcess, number: int, token: str) -> None:
         super().__init__(simulation, task.machine, number)
         self.task = task
+        self._token = token
         # For the invariants.
         self.state: Any = None
         self.holds: CommitId | None = None
@@ -120,7 +121,7 @@ class WorkerProcess(Process):
     def _main(self) -> None:
         self.pause(0.02, 0.3)
         try:
-            code = worker_module.run_worker(TICKET, self.number)
+            code = worker_module.run_worker(TICKET, self.number, self._token)
         except InjectedError:
             code = 1
         self.exit(code)
@@ -213,7 +214,7 @@ class Supervisor:
         self.task: TaskProcess = asyncio.get_running_loop().process  # type: ignore[attr-defined]
         self.task.supervisor = self
         self.current: WorkerProcess | None = None
-        self.pending: list[int] = []
+        self.pending: list[tuple[int, str]] = []
         self.idle = asyncio.Event()
         self.idle.set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -231,16 +232,16 @@ class Supervisor:
         while self.current is not None and not self.task.loop.is_dead:
             await asyncio.sleep(0.01)
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, token: str) -> None:
         self.idle.clear()
-        self.pending.append(worker)
+        self.pending.append((worker, token))
         self._start_next()
 
     def kill(self, worker: int) -> None:
         if self.current is not None and self.current.number == worker:
             self.current.kill()
-        elif worker in self.pending:
-            self.pending.remove(worker)
+        elif any(number == worker for number, _ in self.pending):
+            self.pending = [entry for entry in self.pending if entry[0] != worker]
             self._exited(worker, -9)
 
     def break_warm_parent(self) -> None:
@@ -254,8 +255,8 @@ class Supervisor:
 
     def _start_next(self) -> None:
         if self.current is None and self.pending and not self._is_closing:
-            worker = self.pending.pop(0)
-            self.current = WorkerProcess(self.task.simulation, self.task, worker)
+            worker, token = self.pending.pop(0)
+            self.current = WorkerProcess(self.task.simulation, self.task, worker, token)
             self._say(m.WorkerStarted(worker, worker))
             self._see(self.current)
 

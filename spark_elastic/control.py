@@ -39,8 +39,9 @@ class GenerationOverError(WorkerLostError):
 class ControlClient:
     """Speaks with the driver. Public methods are for user threads; they may block, and say on what."""
 
-    def __init__(self, ticket: Ticket, worker: int) -> None:
+    def __init__(self, ticket: Ticket, worker: int, token: str) -> None:
         self._ticket = ticket
+        self._token = token
         self._worker = worker
         self._changed = threading.Condition()
         self._form: m.FormWorld | None = None
@@ -110,8 +111,8 @@ class ControlClient:
         asyncio.run_coroutine_threadsafe(self._connection.send_bytes(data), self._loop).result()
 
     def report(self, kind: str, values: dict[str, float | int | str]) -> None:
-        """Put a fact into the job's event log; never blocks."""
-        self._send(m.Reported(kind, self.generation, values))
+        """Put a fact into the job's event log, of a kind that ``messages.ReportedKind`` has; never blocks."""
+        self._send(m.Reported(kind, self.generation, values))  # type: ignore[arg-type]
 
     def claim_fault(self, fault: int) -> bool:
         number = next(self._numbers)
@@ -217,7 +218,7 @@ class ControlClient:
         )
         # This process has one control connection in its life, so the descriptor stays what it is.
         keep_from_children(connection.descriptor)
-        connection.send(m.WorkerHello(self._worker, os.getpid()))
+        connection.send(m.WorkerHello(self._worker, os.getpid(), self._token))
         beating = asyncio.ensure_future(self._beat(connection))
         payload = bytearray()
         while not self._said_goodbye:

@@ -7,9 +7,11 @@ refuses what is stale by that number. User code, arguments and results travel as
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -148,7 +150,10 @@ class Refused(Message, frozen=True):
 
 
 class StartWorker(Message, frozen=True):
+    """``token`` goes to the worker's process, which proves by it that it is the one that was to be started."""
+
     worker: int
+    token: str
 
 
 class KillWorker(Message, frozen=True):
@@ -175,6 +180,7 @@ class WorkerHello(Message, frozen=True):
 
     worker: int
     pid: int
+    token: str
 
 
 class WorkerReady(Message, frozen=True):
@@ -261,13 +267,27 @@ class StoreRequest(Message, frozen=True):
     operation: Literal["set", "get", "gather", "add", "check", "delete", "set_default"]
     keys: tuple[str, ...]
     values: tuple[bytes, ...] = ()
-    amount: int = 0
+    amount: Int64 = 0
+
+
+# What workers report to the event log; all other events are the driver's own.
+ReportedKind = Literal[
+    "entered",
+    "stepped",
+    "progress",
+    "metrics",
+    "checkpoint_written",
+    "checkpoint_failed",
+    "checkpoint_restored",
+    "checkpoint_damaged",
+    "checkpoint_superseded",
+]
 
 
 class Reported(Message, frozen=True):
     """Metrics of the user's, from ``state.report()``, or facts of the library's own for the event log."""
 
-    kind: str
+    kind: ReportedKind
     generation: int
     values: dict[str, float | int | str]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import random
+import resource
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,12 +27,13 @@ from spark_elastic.ticket import Ticket
 logger = logging.getLogger("spark_elastic")
 
 
-def run_worker(ticket: Ticket, number: int) -> int:
+def run_worker(ticket: Ticket, number: int, token: str) -> int:
     """Run one worker in this process and return its exit code. The process has just been forked from the warm parent."""
     _reseed()
+    _allow_all_descriptors()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     with ExitStack() as stack:
-        control = stack.enter_context(ControlClient(ticket, number))
+        control = stack.enter_context(ControlClient(ticket, number, token))
         payload = msgspec.msgpack.decode(control.payload(), type=Payload)
         faults.arm(payload.faults, control.claim_fault)
         faults.reached(faults.Point.BOOT)
@@ -108,6 +110,15 @@ def _group_address(ticket: Ticket, control: ControlClient) -> str:
     from spark_elastic.task.facts import interface_address
 
     return interface_address(ticket.network_interface)
+
+
+def _allow_all_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one: each peer takes four, user code and its files the rest."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        logger.debug("the limit of open files stays as it is", exc_info=True)
 
 
 def _reseed() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import hmac
 import logging
 import platform
+import secrets
 import socket
 import threading
 import time
@@ -98,6 +100,8 @@ class SparkDriverService:
         self._slots: dict[int, int] = {}
         self._standby: dict[int, list[asyncio.Future[None]]] = {}
         self._links: dict[int, _WorkerLink] = {}
+        # By which workers that have not connected prove who they are; each serves once.
+        self._tokens: dict[int, str] = {}
         self._results: dict[int, bytes] = {}
         self._ranks: dict[int, int] = {}
         self._next_host = 0
@@ -300,10 +304,13 @@ class SparkDriverService:
 
     async def _serve_worker(self, hello: m.WorkerHello, connection: Connection) -> None:
         number = hello.worker
-        if number not in self._machine.workers or number in self._links:
+        token = self._tokens.get(number)
+        is_expected = token is not None and hmac.compare_digest(token.encode(), hello.token.encode())
+        if not is_expected or number not in self._machine.workers:
             connection.send(m.LeaveJob())
             await connection.close()
             return
+        del self._tokens[number]
         link = self._links[number] = _WorkerLink(number, connection)
         self._handle(ev.WorkerConnected(number))
         try:
@@ -463,7 +470,8 @@ class SparkDriverService:
                     self._printer.log(*told)
                 self._log.record(kind, **fields)
             case do.StartWorker(host, worker):
-                self._to_task(host, m.StartWorker(worker))
+                self._tokens[worker] = secrets.token_hex(16)
+                self._to_task(host, m.StartWorker(worker, self._tokens[worker]))
             case do.KillWorker(host, worker):
                 self._to_task(host, m.KillWorker(worker))
                 self._to_workers((worker,), m.LeaveJob())

@@ -7,16 +7,21 @@ generation, those of generation 0 as long as the job.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from spark_elastic.messages import StoreReply, StoreRequest
 from spark_elastic.packing import pack
+from spark_elastic.rpc import FRAME_LIMIT
 
 JOB = 0
 # Bytes that a name space may hold, waiting requests included. Rendezvous takes some hundred bytes a rank.
 SPACE_LIMIT = 256 * 2**20
 WAITER_BYTES = 1024
+# Bytes of the values in one answer: it has to fit into a frame.
+ANSWER_LIMIT = FRAME_LIMIT - 2**20
+INT64 = range(-(2**63), 2**63)
 Answer = Callable[[StoreReply], None]
 
 
@@ -87,20 +92,36 @@ class ControlStore:
         if space is None:
             answer(StoreReply(request.number, gone=True))
             return
-        try:
-            if request.operation == "get":
-                _get(_Waiter(request, answer), space)
-                return
-            if request.operation == "gather":
-                _gather(_Waiter(request, answer), space)
-                return
-            reply = _execute(request, space)
-        except (ValueError, IndexError) as error:
-            reply = StoreReply(request.number, error=f"{request.operation} of {request.keys}: {error}")
-        answer(reply)
-        for waiter in [w for key in request.keys if key in space.values for w in space.waiting.pop(key, ())]:
+        waiter = _Waiter(request, answer)
+        if request.operation == "get":
+            _attempt(waiter, lambda: _get(waiter, space))
+        elif request.operation == "gather":
+            _attempt(waiter, lambda: _gather(waiter, space))
+        else:
+            _attempt(waiter, lambda: answer(_execute(request, space)))
+            self._wake(request.keys, space)
+
+    @staticmethod
+    def _wake(keys: Iterable[str], space: _Space) -> None:
+        for waiter in [w for key in keys if key in space.values for w in space.waiting.pop(key, ())]:
             space.size -= waiter.size
-            _get(waiter, space)
+            _attempt(waiter, partial(_get, waiter, space))
+
+
+def _attempt(waiter: _Waiter, act: Callable[[], None]) -> None:
+    """Answer with what was wrong about a request, if something was; it is nobody else's trouble."""
+    try:
+        act()
+    except (ValueError, IndexError) as error:
+        request = waiter.request
+        keys = ", ".join(map(repr, request.keys))[:200]
+        waiter.answer(StoreReply(request.number, error=f"{request.operation} of {keys}: {error}"))
+
+
+def _check_answer(values: Iterable[bytes]) -> None:
+    size = sum(map(len, values))
+    if size > ANSWER_LIMIT:
+        raise ValueError(f"the answer has {size:,} bytes, more than the {ANSWER_LIMIT:,} that fit into a frame")
 
 
 def _get(waiter: _Waiter, space: _Space) -> None:
@@ -112,7 +133,9 @@ def _get(waiter: _Waiter, space: _Space) -> None:
         space.grow(waiter.size)
         space.waiting.setdefault(next(iter(waiter.missing)), []).append(waiter)
     else:
-        waiter.answer(StoreReply(waiter.request.number, tuple(map(values.__getitem__, keys))))
+        found = tuple(map(values.__getitem__, keys))
+        _check_answer(found)
+        waiter.answer(StoreReply(waiter.request.number, found))
 
 
 def _gather(waiter: _Waiter, space: _Space) -> None:
@@ -124,9 +147,13 @@ def _gather(waiter: _Waiter, space: _Space) -> None:
     if len(gathered) >= request.amount:
         del space.gathering[name]
         space.size -= sum(each.size for each in gathered)
-        packed = pack([value for each in gathered for value in each.request.values])
+        brought = [value for each in gathered for value in each.request.values]
         for each in gathered:
-            each.answer(StoreReply(each.request.number, (packed,)))
+            _attempt(each, lambda: _check_answer(brought))
+        if sum(map(len, brought)) <= ANSWER_LIMIT:
+            packed = pack(brought)
+            for each in gathered:
+                each.answer(StoreReply(each.request.number, (packed,)))
 
 
 def _execute(request: StoreRequest, space: _Space) -> StoreReply:
@@ -143,9 +170,13 @@ def _execute(request: StoreRequest, space: _Space) -> StoreReply:
             for key, value in zip(keys, request.values, strict=True):
                 if key not in values:
                     space.put(key, value)
-            return StoreReply(number, tuple(values[key] for key in keys))
+            chosen = tuple(values[key] for key in keys)
+            _check_answer(chosen)
+            return StoreReply(number, chosen)
         case "add":
             total = int(values.get(keys[0], b"0")) + request.amount
+            if total not in INT64:
+                raise ValueError(f"{total} is more than 64 bits hold")
             space.put(keys[0], str(total).encode())
             return StoreReply(number, amount=total)
         case "delete":

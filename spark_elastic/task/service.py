@@ -117,8 +117,8 @@ class _Host:
             match message:
                 case m.Ping(number):
                     self._driver.send(m.Pong(number))
-                case m.StartWorker(worker):
-                    supervisor.start(worker)
+                case m.StartWorker(worker, token):
+                    supervisor.start(worker, token)
                 case m.KillWorker(worker):
                     supervisor.kill(worker)
                 case m.RestartTask(reason):

@@ -94,7 +94,7 @@ class WorkerSupervisor:
         await loop.run_in_executor(None, processes.kill_descendants, self._spared)
         processes.adopt_orphans(False)
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, token: str) -> None:
         """Have a worker forked, once the one before it is gone with everything that it started."""
         self.idle.clear()
         outputs = [
@@ -104,7 +104,7 @@ class WorkerSupervisor:
         for output in outputs:
             output.start()
         self._outputs = [*self._outputs, *outputs]
-        self._send({"start": worker}, [output.write_end for output in outputs])
+        self._send({"start": worker, "token": token}, [output.write_end for output in outputs])
         for output in outputs:
             os.close(output.write_end)
 

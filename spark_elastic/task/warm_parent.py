@@ -5,8 +5,9 @@ CUDA, so forking is safe. It adopts whatever a worker leaves behind, and ends, w
 started it ends: by the end of its socket, or by a signal from the kernel should that be held open elsewhere.
 
 Protocol, on a SOCK_SEQPACKET pair: one JSON object a packet. The task sends ``{"ticket": …}`` once, then
-``{"start": worker}`` with two descriptors (stdout, stderr), and ``{"kill": worker}``; the parent answers ``{"started":
-worker, "pid": …}`` with a pidfd, and ``{"exited": worker, "code": …}`` once the worker's whole process tree is gone.
+``{"start": worker, "token": …}`` with two descriptors (stdout, stderr), and ``{"kill": worker}``; the parent answers
+``{"started": worker, "pid": …}`` with a pidfd, and ``{"exited": worker, "code": …}`` once the worker's whole process tree is
+gone.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class _Guardian:
         self._worker: int | None = None
         self._pid = 0
         self._pidfd = -1
-        self._pending: list[tuple[int, list[int]]] = []
+        self._pending: list[tuple[int, list[int], str]] = []
 
     def serve(self) -> None:
         poll = select.poll()
@@ -98,7 +99,7 @@ class _Guardian:
         if "ticket" in request:
             self._ticket = decode_ticket(request["ticket"])
         elif "start" in request:
-            self._pending.append((request["start"], descriptors))
+            self._pending.append((request["start"], descriptors, request["token"]))
         elif "kill" in request:
             self._kill(request["kill"])
         return True
@@ -112,17 +113,17 @@ class _Guardian:
                 os.close(descriptor)
             send(self._connection, {"exited": worker, "code": -signal.SIGKILL})
 
-    def _start(self, worker: int, output: list[int]) -> None:
+    def _start(self, worker: int, output: list[int], token: str) -> None:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(worker, output, parent)
+            self._become_worker(worker, output, token, parent)
         for descriptor in output:
             os.close(descriptor)
         self._worker, self._pid, self._pidfd = worker, pid, os.pidfd_open(pid)
         send(self._connection, {"started": worker, "pid": pid}, [self._pidfd])
 
-    def _become_worker(self, worker: int, output: list[int], parent: int) -> NoReturn:
+    def _become_worker(self, worker: int, output: list[int], token: str, parent: int) -> NoReturn:
         """In the child: shed what belongs to the guardian and run the worker. Never returns into the guardian's loop."""
         code = 1
         try:
@@ -137,7 +138,8 @@ class _Guardian:
             self._connection.close()
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             assert self._ticket is not None
-            code = _run(self._ticket, worker) if self._failure is None else _tell(self._ticket, worker, self._failure)
+            failure = self._failure
+            code = _run(self._ticket, worker, token) if failure is None else _tell(self._ticket, worker, token, failure)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -156,15 +158,15 @@ class _Guardian:
         self._worker, self._pid, self._pidfd = None, 0, -1
 
 
-def _run(ticket: Ticket, worker: int) -> int:
+def _run(ticket: Ticket, worker: int, token: str) -> int:
     from spark_elastic.worker import run_worker
 
-    return run_worker(ticket, worker)
+    return run_worker(ticket, worker, token)
 
 
-def _tell(ticket: Ticket, worker: int, failure: Exception) -> int:
+def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
     """Be a worker that raises what the imports raised."""
-    with ControlClient(ticket, worker) as control:
+    with ControlClient(ticket, worker, token) as control:
         control.payload()
         control.failed(failure)
     return 1

@@ -109,7 +109,7 @@ class Fuzzer:
                 host, start = await waiting
                 break
             link = await connect([self._address], self._credentials, m.ToWorker)
-            link.send(m.WorkerHello(start.worker, 1))
+            link.send(m.WorkerHello(start.worker, 1, start.token))
             try:
                 await self._stream(host, start.worker, count // 2, "host", self._stale_of_host)
                 await self._stream(link, start.worker, count - count // 2, "worker", self._stale)

@@ -82,9 +82,9 @@ def play(service: SparkDriverService, scene: Callable[..., Awaitable[Any]]) -> A
             connection.send(m.TaskHello(slot, gather_facts("127.0.0.1", (), 1, 0)))
             return connection
 
-        async def worker(number: int) -> Connection:
+        async def worker(start: m.StartWorker) -> Connection:
             connection = await reach(m.ToWorker)
-            connection.send(m.WorkerHello(number, 1))
+            connection.send(m.WorkerHello(start.worker, 1, start.token))
             return connection
 
         try:
@@ -107,7 +107,7 @@ def test_a_task_is_welcomed_and_told_to_start_a_worker_which_gets_the_payload(se
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
         welcome, start = await expect(host, m.Welcome), await expect(host, m.StartWorker)
-        process = await worker(start.worker)
+        process = await worker(start)
         return welcome.host, start.worker, await expect(process, m.Chunk)
 
     assert play(service, scene) == (0, 0, m.Chunk(b"payload", last=True))
@@ -123,7 +123,7 @@ def test_a_task_is_pinged_and_its_answer_counts(service: SparkDriverService) -> 
 
 def test_a_worker_that_nobody_asked_for_is_sent_away(service: SparkDriverService) -> None:
     async def scene(task: Any, worker: Any) -> Any:
-        return await (await worker(99)).receive()
+        return await (await worker(m.StartWorker(99, ""))).receive()
 
     assert play(service, scene) == m.LeaveJob()
 
@@ -174,7 +174,7 @@ def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
         start = await expect(host, m.StartWorker)
-        process = await worker(start.worker)
+        process = await worker(start)
         await expect(process, m.Chunk)
         process.send(m.TaskHello(0, gather_facts("127.0.0.1", (), 1, 0)))
         with pytest.raises(ConnectionLostError):
@@ -203,10 +203,10 @@ def test_a_task_speaks_for_its_own_worker_only(service: SparkDriverService, log:
 def test_only_members_of_a_world_reach_its_store(service: SparkDriverService) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host, other = await task(0), await task(1)
-        member = await worker((await expect(host, m.StartWorker)).worker)
+        member = await worker(await expect(host, m.StartWorker))
         member.send(m.WorkerReady(0, None))
         generation = (await expect(member, m.FormWorld)).generation
-        stranger = await worker((await expect(other, m.StartWorker)).worker)
+        stranger = await worker(await expect(other, m.StartWorker))
         replies = []
         for process in (member, stranger):
             process.send(m.StoreRequest(1, generation, "set", ("key",), (b"",)))
@@ -219,7 +219,7 @@ def test_only_members_of_a_world_reach_its_store(service: SparkDriverService) ->
 def test_a_result_that_was_not_announced_ends_the_connection(service: SparkDriverService) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
-        process = await worker((await expect(host, m.StartWorker)).worker)
+        process = await worker(await expect(host, m.StartWorker))
         process.send(m.Chunk(b"", last=True))
         return await expect(host, m.KillWorker)
 
@@ -234,7 +234,7 @@ def test_a_metric_may_have_any_name(service: SparkDriverService, log: Log, name:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
         start = await expect(host, m.StartWorker)
-        process = await worker(start.worker)
+        process = await worker(start)
         await expect(process, m.Chunk)
         process.send(m.Reported("metrics", 1, {name: 42}))
         process.send(m.StoreRequest(1, 0, "check", ("key",)))
@@ -250,7 +250,7 @@ def test_a_request_that_makes_no_sense_does_not_disturb_the_job(service: SparkDr
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
         start = await expect(host, m.StartWorker)
-        process = await worker(start.worker)
+        process = await worker(start)
         await expect(process, m.Chunk)
         process.send(m.StoreRequest(1, 0, "set", ("a", "b"), (b"1",)))
         process.send(m.StoreRequest(2, 0, "check", ("key",)))
@@ -285,7 +285,7 @@ def test_another_python_or_no_torch_fails_the_job_and_is_named(
 def test_a_job_of_one_worker_runs_from_registration_to_its_result(service: SparkDriverService) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
-        process = await worker((await expect(host, m.StartWorker)).worker)
+        process = await worker(await expect(host, m.StartWorker))
         process.send(m.WorkerReady(0, None))
         world = await expect(process, m.FormWorld)
         process.send(m.WorldFormed(world.generation))
@@ -310,7 +310,7 @@ def test_nccl_is_aborted_when_all_ranks_have_answered_and_nothing_is_where_there
         ranks = []
         for slot in (0, 1):
             start = await expect(await task(slot), m.StartWorker)
-            ranks.append(await worker(start.worker))
+            ranks.append(await worker(start))
             ranks[-1].send(m.WorkerReady(0, None))
         for rank in ranks:
             assert (await expect(rank, m.FormWorld)).backend == backend

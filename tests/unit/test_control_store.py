@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from spark_elastic.driver import store
 from spark_elastic.driver.store import JOB, ControlStore
 from spark_elastic.messages import StoreReply, StoreRequest
 from spark_elastic.packing import pack
@@ -168,3 +170,39 @@ def test_a_full_store_refuses_more_and_takes_it_again_when_there_is_room(
         client.ask("set", "one more key", values=(bytes(900),))
         assert client.answer("set", "another", values=(bytes(900),)).error == ""  # who waits no more takes no room
     assert client.answers[asked].error == ""
+
+
+def test_sums_stay_within_64_bits_and_numbers_that_are_none_are_refused(client: Client) -> None:
+    client.ask("set", "n", "text", values=(str(2**63 - 1).encode(), b"many"), generation=1)
+    assert "more than 64 bits" in client.answer("add", "n", amount=1, generation=1).error
+    assert "add of 'text'" in client.answer("add", "text", amount=1, generation=1).error
+    assert client.answer("add", "n", amount=-1, generation=1).amount == 2**63 - 2
+
+
+def test_an_amount_of_more_than_64_bits_is_no_message() -> None:
+    frame = msgspec.msgpack.encode({"type": "StoreRequest", **dict.fromkeys(("number", "generation"), 1)} | {
+        "operation": "add", "keys": ["n"], "amount": 2**63,
+    })  # fmt: skip
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(frame, type=StoreRequest)
+
+
+def test_answers_that_would_not_fit_into_a_frame_are_errors_of_those_who_ask(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ANSWER_LIMIT", 100)
+    client.ask("set", "a", values=(b"x" * 60,), generation=1)
+    assert "fit into a frame" in client.answer("get", "a", "a", generation=1).error
+    assert "fit into a frame" in client.answer("set_default", "a", "b", values=(b"", b"x" * 60), generation=1).error
+    ranks = [client.ask("gather", "g", values=(b"x" * 60,), amount=2, generation=1) for _ in range(2)]
+    assert all("fit into a frame" in client.answers[rank].error for rank in ranks)
+
+
+def test_a_get_that_fails_when_its_key_comes_is_answered_and_is_not_the_trouble_of_who_set_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ANSWER_LIMIT", 100)
+    waiting = client.ask("get", "a", "a", generation=1)
+    setting = client.ask("set", "a", values=(b"x" * 60,), generation=1)
+    assert client.answers[setting].error == ""
+    assert "fit into a frame" in client.answers[waiting].error
