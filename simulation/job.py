@@ -137,7 +137,7 @@ class Simulation:
         machine: Any = service._machine
         self.invariants = machine.watch = Invariants(self, machine)
         server: Any = _Server(self)
-        service._server = server
+        service._door = server
         service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
         self.driver.loop.call_soon(service._schedule_tick)
         self.spark.submit_all()

@@ -26,6 +26,7 @@ from spark_elastic import messages as m
 from spark_elastic.credentials import Credentials
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.door import Door
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
@@ -34,7 +35,7 @@ from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.store import JOB, ControlStore
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
 from spark_elastic.faults import Action, Fault
-from spark_elastic.rpc import HANDSHAKE_SECONDS, Connection, ConnectionLostError, encode
+from spark_elastic.rpc import Connection, ConnectionLostError, encode
 from spark_elastic.settings import JobSettings
 
 logger = logging.getLogger("spark_elastic")
@@ -113,7 +114,7 @@ class SparkDriverService:
         self._deciding: asyncio.Handle | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._server: asyncio.Server | None = None
+        self._door: Door | None = None
         self._closing: concurrent.futures.Future[None] | None = None
         self._thread = threading.Thread(target=self._run_loop, name="spark_elastic-driver", daemon=True)
 
@@ -175,22 +176,19 @@ class SparkDriverService:
         self._loop.close()
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(
-            self._accepted,
-            sock=_listen(self._bind_address, self.settings.driver_port),
-            ssl=self._credentials.server_context(),
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = _listen(self._bind_address, self.settings.driver_port)
+        self.port = listener.getsockname()[1]
+        self._door = Door(listener, self._credentials.server_context(), self._accepted)
+        self._door.open()
         self._schedule_tick()
 
     async def _close(self) -> None:
         """Wait for released tasks to go, then cut what is left."""
         if self._timer is not None:
             self._timer.cancel()
-        assert self._server is not None
+        assert self._door is not None
         # New connections are refused from here on, which is how late tasks learn that the job is over.
-        self._server.close()
+        self._door.close()
         for link in self._links.values():
             link.connection.send(m.LeaveJob())
         for task in self._tasks.values():

@@ -128,6 +128,19 @@ def test_a_worker_that_nobody_asked_for_is_sent_away(service: SparkDriverService
     assert play(service, scene) == m.LeaveJob()
 
 
+def test_a_holder_of_the_key_cannot_speak_for_a_worker_that_has_not_connected_yet(service: SparkDriverService) -> None:
+    async def scene(task: Any, worker: Any) -> Any:
+        start = await expect(await task(0), m.StartWorker)
+        forged = await (await worker(m.StartWorker(start.worker, "guessed"))).receive()
+        unnamed = await (await worker(m.StartWorker(start.worker, ""))).receive()
+        real = await expect(await worker(start), m.Chunk)
+        again = await (await worker(start)).receive()
+        return forged, unnamed, real, again
+
+    sent_away = m.LeaveJob()
+    assert play(service, scene) == (sent_away, sent_away, m.Chunk(b"payload", last=True), sent_away)
+
+
 def test_a_slot_that_does_not_exist_is_refused(service: SparkDriverService, log: Log) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(7)

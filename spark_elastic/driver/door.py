@@ -1,0 +1,171 @@
+"""Door: the driver's listening socket, at which strangers may knock as often as they like.
+
+A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are made at a time. The others
+wait outside, which takes a descriptor each. Peers of different addresses take turns, and of one address who came last goes first:
+after a flood those who come are not behind it. A handshake that takes long makes way for those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from spark_elastic.rpc import HANDSHAKE_SECONDS
+
+logger = logging.getLogger("spark_elastic")
+
+T = TypeVar("T")
+Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    """Handshakes at a time, connections that wait for theirs, and what a handshake may take while others wait."""
+
+    handshakes: int = 64
+    waiting: int = 1024
+    hurried_seconds: float = 2.0
+
+
+class WaitingLine(Generic[T]):
+    """Who waits, by address. ``join`` returns who has to go because the line is full: one of those who are most."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self._by_address: OrderedDict[str, list[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def join(self, address: str, who: T) -> T | None:
+        self._by_address.setdefault(address, []).append(who)
+        self._count += 1
+        if self._count <= self._limit:
+            return None
+        most = max(self._by_address, key=lambda address: len(self._by_address[address]))
+        return self._take(most, 0)
+
+    def call(self) -> T:
+        """Take the next one out; there has to be one."""
+        address = next(iter(self._by_address))
+        who = self._take(address, -1)
+        if address in self._by_address:
+            self._by_address.move_to_end(address)
+        return who
+
+    def _take(self, address: str, place: int) -> T:
+        there = self._by_address[address]
+        who = there.pop(place)
+        if not there:
+            del self._by_address[address]
+        self._count -= 1
+        return who
+
+
+class Door:
+    """Accepts connections from ``open`` to ``close``, on the loop that called ``open``; owns the listening socket.
+
+    ``accepted`` is called, as a task, with each connection whose handshake is done.
+    """
+
+    def __init__(
+        self, listener: socket.socket, context: ssl.SSLContext, accepted: Accepted, limits: DoorLimits | None = None
+    ) -> None:
+        self._listener = listener
+        self._context = context
+        self._accepted = accepted
+        self._limits = limits or DoorLimits()
+        self._line: WaitingLine[socket.socket] = WaitingLine(self._limits.waiting)
+        # Handshakes in progress and when they began, the oldest first.
+        self._shaking: dict[asyncio.Task[None], float] = {}
+        self._hurry: asyncio.TimerHandle | None = None
+        self._has_warned = False
+        self._loop: asyncio.AbstractEventLoop
+
+    def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._knocked)
+
+    def close(self) -> None:
+        """Refuse whoever has not shown the job's certificate yet; connections that have been accepted stay."""
+        if self._listener.fileno() < 0:
+            return
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        if self._hurry is not None:
+            self._hurry.cancel()
+        while self._line:
+            self._line.call().close()
+        for task in self._shaking:
+            task.cancel()
+
+    def _knocked(self) -> None:
+        try:
+            connection, peer = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            # No descriptor is left: those who knock are heard again after a while.
+            logger.warning("a connection cannot be accepted: %s", error)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(1.0, self._listen_again)
+            return
+        connection.setblocking(False)
+        turned_away = self._line.join(str(peer[0]), connection)
+        if turned_away is not None:
+            turned_away.close()
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "more than %d connections wait for a handshake, the last from %s; some are closed",
+                    self._limits.waiting,
+                    peer[0],
+                )
+        self._let_in()
+
+    def _listen_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._knocked)
+
+    def _let_in(self) -> None:
+        while self._line:
+            if len(self._shaking) >= self._limits.handshakes:
+                oldest, begun = next(iter(self._shaking.items()))
+                left = begun + self._limits.hurried_seconds - self._loop.time()
+                if left > 0:
+                    if self._hurry is None:
+                        self._hurry = self._loop.call_later(left, self._hurried)
+                    return
+                del self._shaking[oldest]
+                oldest.cancel()
+            connection = self._line.call()
+            task = self._loop.create_task(self._shake_hands(connection))
+            self._shaking[task] = self._loop.time()
+            task.add_done_callback(partial(self._shook, connection))
+
+    def _hurried(self) -> None:
+        self._hurry = None
+        self._let_in()
+
+    def _shook(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._shaking.pop(task, None)
+        if task.cancelled() or task.exception() is not None:
+            connection.close()
+        self._let_in()
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        def protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._accepted)  # type: ignore[arg-type]
+
+        await self._loop.connect_accepted_socket(
+            protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+        )
