@@ -41,9 +41,18 @@ class CommHook:
         """Register the hook with a new wrapper of torch's, in the present world."""
         for name, value in self._beginning.items():
             setattr(self.state, name, copy.deepcopy(value))
-        nn.parallel.DistributedDataParallel.register_comm_hook(
-            ddp, self.state() if self._is_made else self.state, self.hook
-        )
+        state = self.state() if self._is_made else self.state
+        nn.parallel.DistributedDataParallel.register_comm_hook(ddp, state, self._as_torch_takes_it())
+
+    def _as_torch_takes_it(self) -> Callable[..., Any]:
+        """Return a function that calls the hook: torch takes neither partials nor annotations that are strings."""
+
+        def call(state, bucket):  # type: ignore[no-untyped-def]
+            return self.hook(state, bucket)
+
+        name = getattr(self.hook, "__name__", type(self.hook).__name__)
+        call.__name__ = call.__qualname__ = name
+        return call
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.frozen import freeze, frozen_names
 from spark_elastic.snapshot import Snapshot, SnapshotPair
 
 
@@ -47,7 +48,7 @@ class StepGuard:
 
 @dataclass(frozen=True, slots=True)
 class SmallPart:
-    """What of a module or an optimizer is copied at each commit: buffers, or settings such as learning rates."""
+    """What of a module or an optimizer is copied at each commit: what is frozen and buffers; or settings, such as rates."""
 
     content: list[Any]
 
@@ -58,15 +59,17 @@ def is_kept_in_place(value: Any) -> bool:
 
 def small_part(value: Any) -> SmallPart:
     if isinstance(value, torch.nn.Module):
-        return SmallPart(list(value.buffers()))
+        return SmallPart([frozen_names(value), *value.buffers()])
     return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])
 
 
 def load_small_part(value: Any, saved: SmallPart) -> None:
     """Set it back, and clear gradients."""
     if isinstance(value, torch.nn.Module):
+        names, *buffers = saved.content
+        freeze(value, names)
         with torch.no_grad():
-            for present, buffer in zip(value.buffers(), saved.content, strict=True):
+            for present, buffer in zip(value.buffers(), buffers, strict=True):
                 present.copy_(buffer)
     else:
         for group, settings in zip(value.param_groups, saved.content, strict=True):

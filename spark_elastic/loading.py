@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.frozen import freeze_as_noted
 from spark_elastic.in_place import SmallPart, load_small_part
 from spark_elastic.snapshot import PLAIN, StateDict, cloned, has_state_dict, map_tree
 
@@ -70,6 +71,7 @@ def load_state_dict(target: Any, kept: Any) -> None:
             _undo_casts(target, kept)
         target.zero_grad(set_to_none=True)
     elif isinstance(target, torch.nn.Module):
+        freeze_as_noted(target, kept)
         kept = _named_as_here(target, kept)
         has_extra_state = any(str(name).endswith("_extra_state") for name in kept)
         target.load_state_dict(cloned(kept) if has_extra_state else kept)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from spark_elastic.frozen import note_frozen
 from spark_elastic.pending_copy import PendingCopy, pending_copy
 
 # Immutable, and readable without running code.
@@ -93,7 +94,10 @@ def find_objects(tree: dict[str, Any]) -> dict[str, Any]:
 
 def as_state_dict(value: Any) -> StateDict:
     """What is kept of an object with a state dict."""
-    return StateDict(value.state_dict())
+    content = value.state_dict()
+    if isinstance(value, torch.nn.Module):
+        note_frozen(value, content)
+    return StateDict(content)
 
 
 def flatten(

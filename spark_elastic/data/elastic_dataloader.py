@@ -33,7 +33,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
     batch_size, global_batch_size: items a batch on each rank, or on all ranks together; exactly one of them.
     shuffle: visit the items in a random order that depends on `seed` and the epoch only.
     dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
-        choose items.
+        choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
+        `model.set_rows` how many are left.
 
     Workers are started by each `iter()` and stopped with it; their base seed is derived from `seed` and the position,
     and the global random state is left alone. The dataset must have a length and must not change it. Raises ValueError
@@ -58,6 +59,11 @@ class ElasticDataLoader(PositionedLoader[Any]):
         for name in _OURS:
             if name in dataloader_kwargs:
                 raise ValueError(f"{name}= is chosen by ElasticDataLoader itself and cannot be given")
+        if not dataloader_kwargs.get("in_order", True):
+            raise ValueError(
+                "in_order=False would hand out batches in another order than their rows are counted in, so that a reset "
+                "would lose some rows and double others; leave it out"
+            )
         self.dataset = dataset
         self._kwargs = {**dataloader_kwargs, "persistent_workers": False}
         DataLoader(dataset, batch_sampler=[], **self._kwargs)  # refuses what is wrong here, not at the first batch

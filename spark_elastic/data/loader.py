@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from spark_elastic.data.deliveries import deliveries
+from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step, make_step
 from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
@@ -59,6 +60,8 @@ class PositionedLoader(Generic[T]):
     def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, Any], shard: tuple[int, int] | None) -> None:
         self._tracker = tracker
         self._identity = dict(identity)
+        # An epoch that was begun with another batch size goes on in its own order.
+        self._own_spec = tracker.spec
         self._shard = shard
         self._in_state = False
         self._restored = False
@@ -106,6 +109,7 @@ class PositionedLoader(Generic[T]):
             raise ValueError(f"epoch must be a whole number from 0 on, not {epoch!r}")
         if epoch != self._tracker.epoch:
             self._end_iteration()
+            self._tracker.follow(self._own_spec)
             self._tracker.seek(epoch, 0)
             self._empty_iterations = 0
             self._restored = False
@@ -123,12 +127,14 @@ class PositionedLoader(Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what it is a position in: a few plain values, whatever the size of the dataset."""
-        return {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position, **self._identity}
+        order = {"order": describe(self._tracker.spec)} if "order" in self._identity else {}
+        return {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position, **self._identity, **order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
 
-        Raises DataError where it was saved for another dataset, ValueError where this loader has another order.
+        Raises DataError where it was saved for another dataset, ValueError where this loader has another seed or filter. An
+        epoch that was begun with another batch size, other columns or other windows goes on in the order that these gave it.
         """
         if state.get("version") != _VERSION:
             raise DataError(
@@ -138,6 +144,8 @@ class PositionedLoader(Generic[T]):
         for key, ours in self._identity.items():
             if state.get(key) == ours:
                 continue
+            if key == "order" and as_described(self._own_spec, state.get(key)) is not None:
+                continue  # the epoch goes on in the order in which it was begun
             if key in ("kind", "dataset", "rows"):
                 raise DataError(
                     f"the dataset has changed since the state was saved: {key} was {state.get(key)!r}, is {ours!r}"
@@ -147,6 +155,8 @@ class PositionedLoader(Generic[T]):
                 f"the same {key}"
             )
         self._end_iteration()
+        begun = as_described(self._own_spec, state.get("order")) if state["position"] else None
+        self._tracker.follow(begun or self._own_spec)
         self._tracker.seek(state["epoch"], state["position"])
         self._empty_iterations = 0
         self._restored = True
@@ -164,6 +174,7 @@ class PositionedLoader(Generic[T]):
         self._end_iteration()
         if not self._in_state:
             if not self._restored:
+                self._tracker.follow(self._own_spec)
                 self._tracker.seek(self._tracker.epoch, 0)
             self._restored = False
         elif self._tracker.exhausted and self._tracker.total:

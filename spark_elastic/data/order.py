@@ -13,7 +13,8 @@ be read twice. Unshuffled, there is one lane: the order of the files, at the pri
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +41,19 @@ class OrderSpec:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
         assert self.lanes >= 1, self.lanes
         assert self.window >= 1, self.window
+
+
+def describe(spec: OrderSpec) -> str:
+    """Say what of a spec depends on more than the seed, for a loader's saved position."""
+    return f"{spec.lanes} lanes, windows of {spec.window} rows{', mixed' if spec.mix else ''}"
+
+
+def as_described(spec: OrderSpec, text: object) -> OrderSpec | None:
+    """Return the spec with what a description says; None for what is none."""
+    found = re.fullmatch(r"([1-9]\d*) lanes, windows of ([1-9]\d*) rows(, mixed)?", str(text))
+    if found is None:
+        return None
+    return replace(spec, lanes=int(found[1]), window=int(found[2]), mix=found[3] is not None)
 
 
 def choose_spec(

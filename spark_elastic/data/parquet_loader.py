@@ -17,7 +17,7 @@ from spark_elastic.data.filesystem import locate, shown
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.manifest import Manifest, read_manifest
-from spark_elastic.data.order import choose_spec
+from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
 from spark_elastic.data.plan import BatchPlan, Step
 from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
@@ -129,7 +129,7 @@ class ParquetLoader(PositionedLoader[Batch]):
             "filters": row_filter.text if row_filter else "",
             "seed": seed,
             "shuffle": shuffle,
-            "order": f"{spec.lanes} lanes, windows of {spec.window} rows{', mixed' if spec.mix else ''}",
+            "order": describe(spec),
         }
         super().__init__(RowGroupTracker(rows, spec, plan), identity, shard)
         self._jagged = frozenset(name for name, length in self.manifest.list_lengths if length is None)

@@ -89,6 +89,11 @@ class RowGroupTracker:
             raise ValueError(f"epoch={epoch}, position={position}: not within {self.total} rows")
         self.epoch, self.position = epoch, position
 
+    def follow(self, spec: OrderSpec) -> None:
+        """Visit the rows of the present epoch in another order."""
+        if spec != self.spec:
+            self.spec, self._order = spec, None
+
     def upcoming(self, position: int, limit: int) -> list[Step]:
         """Return up to `limit` global steps from `position` on."""
         steps: list[Step] = []

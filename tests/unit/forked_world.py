@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,12 +38,19 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
             theirs.close()
             pipes.append(mine)
             processes.append(process)
-        answers = [_receive(pipe) for pipe in pipes]
-        for process in processes:
-            process.join()
-    for error in (answer for answer in answers if isinstance(answer, BaseException)):
-        raise error
-    return answers
+        answers: dict[Connection, Any] = {}
+        try:
+            while len(answers) < size:
+                for pipe in connection.wait([pipe for pipe in pipes if pipe not in answers]):
+                    answers[pipe] = _receive(pipe)  # type: ignore[arg-type, index]
+                    if isinstance(answers[pipe], BaseException):  # type: ignore[index]
+                        raise answers[pipe]  # type: ignore[index]
+        finally:
+            for process in processes:
+                if len(answers) < size:
+                    process.kill()  # it may wait for one that has failed
+                process.join()
+    return [answers[pipe] for pipe in pipes]
 
 
 def _receive(pipe: Connection) -> Any:
@@ -56,6 +65,7 @@ def _call(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
     try:
         pipe.send(function(*args))
     except BaseException as error:
+        error.add_note(traceback.format_exc())
         pipe.send(error)
 
 

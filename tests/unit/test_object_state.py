@@ -437,3 +437,31 @@ def test_an_object_that_gets_a_state_dict_after_the_commit_goes_back_to_what_it_
     state.ema = torch.nn.Linear(1, 1)
     state.restore()
     assert state.ema is None
+
+
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
+def test_what_requires_gradients_is_part_of_a_commit_and_goes_to_newcomers(commit: str) -> None:
+    def made() -> torch.nn.Module:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        model[0].requires_grad_(False)
+        return model
+
+    state, newcomer = (TorchState(model=torch.compile(made(), backend="eager"), commit=commit) for _ in range(2))
+    first, second = state.model._orig_mod
+    first.requires_grad_(True)
+    second.bias.requires_grad_(False)
+    state.commit()
+    state.model.requires_grad_(True)
+    state.restore()
+    whole = state._copy_whole() if commit == "in_place" else state._snapshots.current
+    newcomer._load(whole.content()["objects"])
+    for holder in (state, newcomer):
+        names = [name for name, parameter in holder.model.named_parameters() if not parameter.requires_grad]
+        assert names == ["_orig_mod.1.bias"]
+
+
+def test_a_state_dict_of_the_users_own_freezes_nothing() -> None:
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    loaded = torch.nn.Linear(2, 2)
+    loaded.load_state_dict(model.state_dict())
+    assert all(parameter.requires_grad for parameter in loaded.parameters())

@@ -116,6 +116,12 @@ def test_arguments_that_choose_items_are_refused() -> None:
         ElasticDataLoader(Stream(), 2)
 
 
+def test_batches_out_of_order_are_refused() -> None:
+    ElasticDataLoader(range(9), 3, in_order=True)
+    with pytest.raises(ValueError, match="in_order=False would hand out batches in another order"):
+        ElasticDataLoader(range(9), 3, in_order=False, num_workers=2)
+
+
 def test_a_dataset_that_changes_its_length_is_an_error() -> None:
     numbers = Numbers(10)
     loader = ElasticDataLoader(numbers, 2)

@@ -251,6 +251,35 @@ def test_outside_a_state_the_first_iteration_after_loading_goes_on_and_the_next_
     first.close()
 
 
+@pytest.mark.parametrize(
+    ("begun_with", "options"),
+    [(16, {"batch_size": 4}), (3, {"batch_size": 40}), (16, {"batch_size": 9, "shuffle_rows": 64})],
+)
+def test_an_epoch_goes_on_in_its_own_order_with_another_batch_size_and_the_next_begins_in_the_new_one(
+    tmp_path: Path, begun_with: int, options: dict[str, Any]
+) -> None:
+    dataset = write_dataset(tmp_path / "data", [40] * 40)
+    first = ParquetLoader(dataset, begun_with)
+    iterator = iter(first)
+    seen = [int(row) for _ in range(5) for row in next(iterator)["id"]]
+    resumed = ParquetLoader(dataset, **options)
+    assert resumed.state_dict()["order"] != first.state_dict()["order"]
+    resumed.load_state_dict(first.state_dict())
+    resumed.set_world(0, 1)
+    begun = next(iter(resumed))["id"].tolist()
+    # A newcomer gets the position from one that has resumed.
+    newcomer = ParquetLoader(dataset, **options)
+    newcomer.load_state_dict(resumed.state_dict())
+    newcomer.set_world(0, 1)
+    assert sorted(seen + begun + ids(newcomer)) == list(range(1600))
+    fresh = ParquetLoader(dataset, **options)
+    for loader in (newcomer, fresh):
+        loader.set_epoch(1)
+    assert ids(newcomer) == ids(fresh)
+    first.close()
+    resumed.close()
+
+
 def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path: Path) -> None:
     state = ParquetLoader(dataset, 16).state_dict()
     other = ParquetLoader(write_dataset(tmp_path / "other", [9]), 16)

@@ -1,0 +1,178 @@
+"""Wrapped models from one real world to the next, with a newcomer: comm hooks, compiled models, layers that begin to train."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked_world import on_ranks, world
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from spark_elastic import DistributedDataParallel, SparkElasticError
+
+STEPS = 4
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+
+def steps(model: Any, rank: int, size: int) -> Iterator[float]:
+    """Take steps with other rows on each rank; yield how far the gradient is from the mean of all ranks'."""
+    parameters = list(model.parameters())
+    for number in range(STEPS):
+        inputs = [
+            torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * number + other)) for other in range(size)
+        ]
+        expected = [
+            sum(torch.autograd.grad(model.module(x).square().mean(), parameters)[place] for x in inputs) / size
+            for place in range(len(parameters))
+        ]
+        for parameter in parameters:
+            parameter.grad = None
+        model(inputs[rank]).square().mean().backward()
+        mine = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
+        everybody = [torch.zeros_like(mine) for _ in range(size)]
+        dist.all_gather(everybody, mine)
+        assert all(torch.equal(everybody[0], other) for other in everybody), "ranks have other gradients"
+        whole = torch.cat([gradient.reshape(-1) for gradient in expected])
+        yield float((mine - whole).norm() / whole.norm())
+
+
+def own_hook(calls: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    calls.append(bucket.index())
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def power(**options: Any) -> PowerSGDState:
+    return PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1, **options)
+
+
+HOOKS: dict[str, tuple[Callable[[], Any], Any, float]] = {
+    "half precision": (lambda: None, fp16_compress_hook, 1e-3),
+    "a state of PowerSGD's": (power, powerSGD_hook, 2.0),
+    "a function that makes one": (lambda: functools.partial(power, warm_start=False), powerSGD_hook, 2.0),
+    "one of the user's own": (list, own_hook, 1e-6),
+}
+
+
+def use_hook(folder: Path, rank: int, name: str) -> list[str]:
+    """Two ranks, then three, then the last two of them."""
+    made, hook, tolerance = HOOKS[name]
+    model, state, wrong = DistributedDataParallel(net()), made(), []
+    model.register_comm_hook(state, hook)
+    for generation, ranks in enumerate([(0, 1), (0, 1, 2), (1, 2)]):
+        if rank in ranks:
+            with world(folder, ranks.index(rank), len(ranks), [model], generation):
+                errors = list(steps(model, ranks.index(rank), len(ranks)))
+                assert len(model._ddp._comm_hooks) == 1
+            if max(errors) > tolerance or (tolerance > 1 and max(errors) < 1e-6):
+                wrong.append(f"{name}, generation {generation}: {errors}")
+            if isinstance(state, list):
+                assert len(state) >= STEPS
+                state.clear()
+    return wrong
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_comm_hook_is_registered_in_every_generation_and_newcomers_have_it(name: str) -> None:
+    assert on_ranks(3, use_hook, name) == [[]] * 3
+
+
+def register_late_and_within(folder: Path, rank: int) -> None:
+    model, calls = DistributedDataParallel(net()), list[int]()
+    with world(folder, rank, 2, [model]):
+        assert max(steps(model, rank, 2)) < 1e-6
+        model.register_comm_hook(None, fp16_compress_hook)
+        model.register_comm_hook(calls, own_hook)
+        assert max(steps(model, rank, 2)) < 1e-6
+        assert len(calls) >= STEPS
+        with pytest.raises(SparkElasticError, match="register_comm_hook of the spark_elastic"):
+            model._ddp.register_comm_hook(None, fp16_compress_hook)
+
+
+def test_a_comm_hook_may_be_registered_within_a_world_and_replaces_the_one_before() -> None:
+    on_ranks(2, register_late_and_within)
+
+
+class Compiler:
+    """Counts what it is given to compile."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        self.graphs += 1
+        return lookup_backend("aot_eager")(graph, inputs)
+
+
+def compile_the_wrapper(backend: Any) -> tuple[Any, Any]:
+    model = DistributedDataParallel(net())
+    return model, torch.compile(model, backend=backend)
+
+
+def compile_the_module(backend: Any) -> tuple[Any, Any]:
+    model = DistributedDataParallel(torch.compile(net(), backend=backend))  # type: ignore[arg-type]
+    return model, model
+
+
+def compile_in_place(backend: Any) -> tuple[Any, Any]:
+    model = DistributedDataParallel(net())
+    model.compile(backend=backend)
+    return model, model
+
+
+COMPILED = {made.__name__: made for made in (compile_the_wrapper, compile_the_module, compile_in_place)}
+
+
+def use_compiled(folder: Path, rank: int, name: str) -> list[int]:
+    compiler = Compiler()
+    model, compiled = COMPILED[name](compiler)
+    plain, graphs = net(), []
+    for generation in range(3):
+        with world(folder, rank, 2, [model], generation):
+            model.follow_rows(type("Source", (), {"batch_rows": (2 + generation, 2)}))
+            weights = [(2 + generation) * 2 / (4 + generation), 4 / (4 + generation)]
+            parameters = list(model.parameters())
+            for number in range(3):
+                inputs = [torch.full((4, 8), 0.1 * (number + 1) * (other + 1)) for other in range(2)]
+                losses = [weight * plain(x).square().mean() / 2 for weight, x in zip(weights, inputs, strict=True)]
+                expected = torch.autograd.grad(sum(losses), list(plain.parameters()))
+                for parameter in parameters:
+                    parameter.grad = None
+                compiled(inputs[rank]).square().mean().backward()
+                for parameter, gradient in zip(parameters, expected, strict=True):
+                    assert torch.allclose(parameter.grad, gradient, atol=1e-7), (name, generation, number)
+        graphs.append(compiler.graphs)
+    return graphs
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_models_are_weighted_and_not_compiled_again_in_another_generation(name: str) -> None:
+    for graphs in on_ranks(2, use_compiled, name):
+        assert graphs[0] >= 1
+        assert graphs == [graphs[0]] * 3
+
+
+def differ_in_what_trains(folder: Path, rank: int) -> None:
+    model = DistributedDataParallel(net())
+    if rank == 1:
+        model.module[2].bias.requires_grad_(False)
+    with world(folder, rank, 2, [model]):
+        pass
+
+
+def test_ranks_that_differ_in_what_requires_gradients_are_told_the_first_name() -> None:
+    with pytest.raises(SparkElasticError, match=r"Sequential\.2\.bias requires a gradient on ranks \[0\] only, of 2"):
+        on_ranks(2, differ_in_what_trains)
