@@ -159,7 +159,8 @@ class TorchState(ObjectState):
             self._guard.dirty = False
 
     def _enter_world(self, rank: int, size: int) -> None:
-        for value in list(vars(self).values()):
+        objects = find_objects(self._values(shared=True) | self._values(shared=False))
+        for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
             if hasattr(value, "set_world"):
                 value.set_world(rank, size)
         # Wherever in the State they are: what a model is given says which batch it works on.
@@ -170,7 +171,7 @@ class TorchState(ObjectState):
     def _check_models(self, job: Job) -> None:
         kept = {
             id(parameter)
-            for value in vars(self).values()
+            for value in find_objects(self._values(shared=True) | self._values(shared=False)).values()
             if isinstance(value, torch.nn.Module)
             for parameter in value.parameters()
         }

@@ -604,3 +604,93 @@ def fixed_raises() -> None:
     if se.rank() == 1:
         raise ValueError("bad row")
     se.barrier()
+
+
+def many_models(steps: int) -> dict[str, Any]:
+    """Train two models, compiled and in containers, on two loaders in one loss; return how far that is from one process."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.functional import mse_loss
+
+    import spark_elastic as se
+
+    def networks() -> list[nn.Sequential]:
+        torch.manual_seed(0)
+        made = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double() for _ in range(2)]
+        made[1][2].requires_grad_(False)
+        return made
+
+    def loader(rows: int, batch: int) -> Any:
+        generator = torch.Generator().manual_seed(rows)
+        tensors = [torch.randn(rows, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
+        return se.data.ElasticDataLoader(torch.utils.data.TensorDataset(*tensors), global_batch_size=batch)
+
+    def loss_of(one: Any, two: Any, pair: Any) -> torch.Tensor:
+        (x, y), (u, _) = pair
+        return mse_loss(two(one(one(x))), y) + two(u).square().mean()
+
+    def hook(calls: list[int], bucket: Any) -> Any:
+        calls.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    modules, plain, calls = networks(), networks(), list[int]()
+    one = se.DistributedDataParallel(torch.compile(modules[0], backend="aot_eager"))  # type: ignore[arg-type]
+    two = se.DistributedDataParallel(modules[1])
+    two.register_comm_hook(lambda: calls, hook)
+    compiled = torch.compile(two, backend="aot_eager")
+    optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.05, momentum=0.5)
+    state = se.TorchState(
+        models=[one, {"compiled": compiled}],
+        optimizers={"both": optimizer},
+        loader=loader(97, 7),
+        other=loader(89, 5),
+        step=0,
+    )
+    seen: list[tuple[int, int]] = []
+
+    @se.elastic
+    def train(state: Any) -> None:
+        calls.clear()
+        while state.step < steps:
+            for pair in zip(state.loader, state.other, strict=False):
+                if state.step == 8:
+                    modules[1][2].requires_grad_(True)
+                optimizer.zero_grad()
+                loss_of(one, compiled, pair).backward()
+                optimizer.step()
+                state.step += 1
+                seen.append((state.step, se.size()))
+                state.commit()
+                time.sleep(0.05)
+                if state.step == steps:
+                    return
+            for each in (state.loader, state.other):
+                each.set_epoch(each.epoch + 1)
+            state.commit()
+
+    train(state)
+    alone = torch.optim.SGD([p for module in plain for p in module.parameters()], lr=0.05, momentum=0.5)
+    first, second = loader(97, 7), loader(89, 5)
+    step = 0
+    while step < steps:
+        for pair in zip(first, second, strict=False):
+            if step < steps:
+                if step == 8:
+                    plain[1][2].requires_grad_(True)
+                alone.zero_grad()
+                loss_of(*plain, pair).backward()
+                alone.step()
+                step += 1
+        for each in (first, second):
+            each.set_epoch(each.epoch + 1)
+    pairs = zip((p for m in modules for p in m.parameters()), (p for m in plain for p in m.parameters()), strict=True)
+    return {
+        "seen": seen,
+        "hooked": len(calls),
+        "difference": max(float((p - q).detach().abs().max()) for p, q in pairs),
+        "trains": all(p.requires_grad for p in modules[1].parameters()),
+    }

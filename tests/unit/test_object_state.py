@@ -10,6 +10,7 @@ import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.data import ElasticDataLoader
 from spark_elastic.elastic_loop import elastic
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.messages import CommitId
@@ -465,3 +466,10 @@ def test_a_state_dict_of_the_users_own_freezes_nothing() -> None:
     loaded = torch.nn.Linear(2, 2)
     loaded.load_state_dict(model.state_dict())
     assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_loaders_in_containers_take_their_ranks_share() -> None:
+    loaders = [ElasticDataLoader(range(12), 2) for _ in range(3)]
+    state = TorchState(loader=loaders[0], others={"labelled": loaders[1], "rest": [loaders[2]]})
+    state._enter_world(1, 3)
+    assert [len(loader) for loader in loaders] == [2, 2, 2]
