@@ -215,6 +215,7 @@ class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
         model.clear(model.useGpu)  # where it scores is another question
+        model._resetUid(self.uid)  # as Spark's own models have it
         return model
 
     def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from spark_elastic.estimator.frame import column
 from spark_elastic.estimator.layout import Layout
-from spark_elastic.estimator.params import Parameterized, boolean, names, param, whole
+from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
 from spark_elastic.saved_names import saved_as
@@ -23,8 +24,8 @@ from spark_elastic.saved_names import saved_as
 _STRUCT = "__spark_elastic_prediction"
 
 
-class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
-    """A trained network as a Transformer. Subclasses say which columns they make of its outputs.
+class ElasticModel(Model, FitParams, MLReadable, MLWritable):
+    """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses say what they make of outputs.
 
     model: the network, on the CPU. history: a dict for each epoch: epoch, loss, val_loss, metrics, rows, seconds, sizes of the
     world. run_id: the run's name in the store.
@@ -58,6 +59,19 @@ class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
         copied = super().copy(extra)
         copied._udf = None
         return copied
+
+    def _feed(self, columns: Sequence[str]) -> None:
+        """Take these columns for the positional arguments of the network, once it is known which it has."""
+        inputs = self.layout.inputs
+        if not inputs:
+            return
+        if len(columns) != len(inputs) or any(entry.name is not None for entry in inputs):
+            raise ValueError(
+                f"the model takes {len(inputs)} columns, {self.layout.features}, and cannot take {list(columns)}"
+            )
+        pairs = list(zip(columns, inputs, strict=True))
+        self.shapes = {column: self.shapes.get(entry.columns[0]) for column, entry in pairs}
+        self.layout = replace(self.layout, inputs=tuple(replace(entry, columns=(column,)) for column, entry in pairs))
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -101,6 +115,7 @@ class ElasticModel(Model, Parameterized, MLReadable, MLWritable):
             tuple(outputs.items()),
             self.value("transformBatchSize"),
             str(self._paramMap),
+            tuple(self.layout.features),
             _state_of(self.model),
         )
         if self._udf is None or self._udf[0] != key:
@@ -144,6 +159,14 @@ class TorchModel(ElasticModel):
     """Adds ``outputCols``: a double where the network gives one number a row, else a vector."""
 
     outputCols = param("outputCols", "columns for the network's outputs, in its order", names)
+    featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
+    labelCols = param("labelCols", "columns of the labels that it was trained on", names)
+    weightCol = param("weightCol", "column by which rows were weighted in training", text)
+
+    def _set(self, **params: Any) -> Any:
+        if params.get("featureCols") is not None:
+            self._feed(names(params["featureCols"]))
+        return super()._set(**params)
 
     def _outputs(self) -> dict[str, int]:
         return dict(zip(self.value("outputCols"), self.widths, strict=True))

@@ -252,10 +252,9 @@ def module(value: Any) -> Any:
 # ---------------------------------------------------------------- Params
 
 
-class TrainingParams(Parameterized):
-    """What all estimators have in common."""
+class FitParams(Parameterized):
+    """How estimators train. Their models carry these Params, too, as Spark's own do."""
 
-    model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
     modelFn = param("modelFn", "makes the network, called with modelParams; instead of model", function)
     modelParams = param("modelParams", "keyword arguments of modelFn, JSON-able, for grids", json_dict)
     optimizer = param(
@@ -286,13 +285,11 @@ class TrainingParams(Parameterized):
     startTimeout = param("startTimeout", "seconds to get workers", number(0, low_open=True))
     elasticTimeout = param("elasticTimeout", "seconds to get back to minNp workers", number(0, low_open=True))
     hangTimeout = param("hangTimeout", "seconds that all may wait for one worker", number(0, low_open=True))
-    store = param("store", "a Store or its URL; in local modes a temporary folder if there is none", store)
     runId = param(
         "runId", "name of the run; fit goes on where the last one of this name stopped. None: a fresh one", text
     )
     reuseData = param("reuseData", "do not write an unchanged DataFrame again", boolean)
     checkpointSteps = param("checkpointSteps", "steps after which a checkpoint is due, besides each epoch's", whole(1))
-    callbacks = param("callbacks", "objects with on_epoch_end(ctx), called on rank 0", callback_list)
     backwardPassesPerStep = param("backwardPassesPerStep", "batches whose gradients make one step", whole(1))
     gradientClipNorm = param("gradientClipNorm", "largest norm of all gradients together", number(0, low_open=True))
     gradientClipValue = param("gradientClipValue", "largest absolute value of a gradient", number(0, low_open=True))
@@ -300,11 +297,6 @@ class TrainingParams(Parameterized):
     scheduler = param("scheduler", "a class or function of the optimizer", function)
     schedulerParams = param("schedulerParams", "keyword arguments of the scheduler", keywords)
     schedulerInterval = param("schedulerInterval", "when the scheduler steps: epoch or step", one_of("epoch", "step"))
-    transform = param(
-        "transform",
-        "function from a batch (dict of column tensors) to a batch, before training and validation steps",
-        function,
-    )
     trainStep = param(
         "trainStep", "function of (model, batch, ctx) that returns the loss, or (loss, outputs)", function
     )
@@ -313,8 +305,21 @@ class TrainingParams(Parameterized):
     engine = param("engine", "what reads Parquet: arrow or petastorm", one_of("arrow", "petastorm"))
     readers = param("readers", "reader workers of the petastorm engine; arrow reads ahead on one thread", whole(1))
     terminateOnNaN = param("terminateOnNaN", "end the fit when a loss is NaN or infinite; else only say so", boolean)
-    useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
     verbose = param("verbose", "0: silent, 1: a line an epoch", whole(0))
+
+
+class TrainingParams(FitParams):
+    """What all estimators have in common."""
+
+    model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
+    store = param("store", "a Store or its URL; in local modes a temporary folder if there is none", store)
+    callbacks = param("callbacks", "objects with on_epoch_end(ctx), called on rank 0", callback_list)
+    transform = param(
+        "transform",
+        "function from a batch (dict of column tensors) to a batch, before training and validation steps",
+        function,
+    )
+    useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
 
     defaults: ClassVar[dict[str, Any]] = {
         "batchSize": 32,

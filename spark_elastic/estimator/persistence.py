@@ -31,6 +31,7 @@ from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.hadoop import HadoopFiles
 from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.params import FitParams
 
 # The format that is written; all from the first to this one are read.
 FORMAT = 2
@@ -46,13 +47,16 @@ class EstimatorWriter(MLWriter):
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
-        plain, other = split_params(self.instance)
+        plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
             written = _write_objects(folder, {"params": other, **self._objects()})
             facts = {_FACTS: {"format": FORMAT, "files": written, **self._facts()}}
             DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), facts, plain)
             for name in written:
                 HadoopFiles(path).upload(os.path.join(folder, name), f"{path}/{name}")
+
+    def _params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return split_params(self.instance)
 
     def _facts(self) -> dict[str, Any]:
         return {}
@@ -62,7 +66,14 @@ class EstimatorWriter(MLWriter):
 
 
 class ModelWriter(EstimatorWriter):
-    """Writes a model, with its network, history and layout."""
+    """Writes a model, with its network, history and layout.
+
+    Functions and classes that it was trained with stay behind: loading a model must not need their modules.
+    """
+
+    def _params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        plain, other = split_params(self.instance)
+        return plain, {name: value for name, value in other.items() if not hasattr(FitParams, name)}
 
     def _facts(self) -> dict[str, Any]:
         model = self.instance

@@ -45,6 +45,11 @@ class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol):
 class PredictionModel(ElasticModel, HasPredictorCols):
     """A network that predicts one number a row."""
 
+    def _set(self, **params: Any) -> Any:
+        if params.get("featuresCol") is not None:
+            self._feed([params["featuresCol"]])
+        return super()._set(**params)
+
     def predict(self, x: Any) -> Any:
         """Predict on the driver. x: the features of one row, a vector or array: a float; or [rows, features]: an array."""
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)

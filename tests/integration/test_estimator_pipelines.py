@@ -120,6 +120,17 @@ def test_concurrent_fits_of_a_grid_share_the_slots(
     best = found.bestModel
     assert best.stages[1].model[0].out_features == sizes[metrics.index(min(metrics))]["hidden"]
     assert evaluator.evaluate(best.transform(frame)) < max(metrics)
+    assert best.stages[1].uid == estimator.uid
+    assert (
+        best.stages[1].getModelParams()
+        == best.stages[1].getOrDefault("modelParams")
+        == sizes[metrics.index(min(metrics))]
+    )
+    assert (best.stages[1].getLearningRate(), best.stages[1].getEpochs(), best.stages[1].getBatchSize()) == (
+        1e-2,
+        2,
+        32,
+    )
 
 
 def test_a_run_of_the_same_name_goes_on_where_the_last_one_stopped(frame: Any, tmp_path: Path) -> None:

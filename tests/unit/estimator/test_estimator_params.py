@@ -24,6 +24,7 @@ from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, Torch
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
+from spark_elastic.estimator.persistence import ModelWriter
 from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe_params
 from spark_elastic.estimator.slots import SlotLedger
@@ -358,3 +359,37 @@ def test_fits_share_slots_where_these_suffice_and_wait_in_line_where_not() -> No
     small.join(5)
     assert [name for name, _ in order] == ["big", "small"]
     assert done.is_set()
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_a_model_carries_its_estimators_uid_and_training_params() -> None:
+    estimator = make(learningRate=0.5, optimizer=torch.optim.SGD, useGpu=False, store="/x", epochs=3)
+    model = estimator._untrained(lesson(estimator), {"x": torch.zeros(3), "y": torch.zeros(3)})
+    assert model.uid == estimator.uid
+    assert all(entry.parent == estimator.uid for entry in model.params)
+    assert (model.getLearningRate(), model.getEpochs(), model.getBatchSize()) == (0.5, 3, 32)
+    assert model.getOptimizer() is torch.optim.SGD
+    assert model.getLabelCols() == ["y"]
+    assert model.getUseGpu() is None
+    assert not model.hasParam("store")
+    assert "learningRate: lr of the optimizer" in model.explainParams()
+    written = ModelWriter(model)._params()
+    assert {"learningRate", "featureCols", "epochs"} <= written[0].keys()
+    assert written[1] == {}
+
+
+def test_a_model_can_be_told_to_score_other_columns() -> None:
+    estimator = make(featureCols=["x", "code"], model=torch.nn.Bilinear(1, 1, 1))
+    batch = {name: torch.zeros(3) for name in ("x", "code", "y")}
+    model = estimator._untrained(lesson(estimator), batch)
+    other = model.copy({model.featureCols: ["n", "z"]})
+    assert other.layout.features == ["n", "z"]
+    assert other.shapes == {"n": (), "z": ()}
+    assert model.layout.features == ["x", "code"]
+    with pytest.raises(ValueError, match=r"takes 2 columns, \['x', 'code'\], and cannot take \['x'\]"):
+        model.setFeatureCols("x")
+    classifier = classifier_model(2)
+    classifier.setFeaturesCol("other")
+    assert classifier.layout.features == ["other"]
