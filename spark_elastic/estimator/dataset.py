@@ -273,12 +273,10 @@ def _example(frame: DataFrame, name: str) -> str:
         return value.isNull() | f.isnan(value) | _is_infinite(value) if is_float else value.isNull()
 
     bad = values.isNull() | f.exists(values, is_bad) if is_list else is_bad(values)
-    shown = [field.name for field in frame.schema if not is_list_type(field.dataType) or field.name == name]
+    numbered = [field.name for field in frame.schema if not is_list_type(field.dataType)]
+    others = [other for other in numbered if other != name and frame.columns.count(other) == 1]
+    shown = [name, *others[: SHOWN - 1]]
     row = numbers.where(bad).select(*map(column, shown)).first()
-    found = [] if row is None else [f"{key}={str(value)[:60]}" for key, value in zip(shown, row, strict=True)]
-    own = [entry for entry in found if entry.startswith(f"{name}=")]
-    return (
-        f", first in the row {', '.join([*own, *(entry for entry in found if entry not in own)][:SHOWN])}"
-        if found
-        else ""
-    )
+    if row is None:  # the rows are others each time
+        return ""
+    return f", first in the row {', '.join(f'{key}={str(value)[:60]}' for key, value in zip(shown, row, strict=True))}"
