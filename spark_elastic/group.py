@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,8 +22,9 @@ import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.messages import Activity
-from spark_elastic.sockets import GroupSockets, listening_addresses
-from spark_elastic.store import MeshStore, WorldStore
+from spark_elastic.proof import prove
+from spark_elastic.sockets import Door, GroupSockets, listening_addresses
+from spark_elastic.store import SECRET_BYTES, MeshStore, WorldStore
 from spark_elastic.watched_group import Watch, WatchedGroup
 
 logger = logging.getLogger("spark_elastic")
@@ -52,6 +54,7 @@ class Group:
         self._sockets = GroupSockets()
         self._device: Any = None
         self._mesh: MeshStore | None = None
+        self._door = Door(())
         self._aborted = threading.Event()
         self.gloo: Any = None
         self.nccl: Any = None
@@ -60,20 +63,24 @@ class Group:
         self.watched: WatchedGroup | None = None
         # Those of ``new_group`` in user code; Gloo's are reached by their sockets.
         self._nccl_subgroups: list[Any] = []
+        self._name = f"generation {store.generation}" if store is not None else ""
 
     def build(self) -> None:
         """Connect to all ranks. Raises what torch raises when a peer does not answer in time."""
         before = listening_addresses()
         self._device = _create_device(self._address)
-        mine = [address for inode, address in listening_addresses().items() if inode not in before]
-        self._sockets.addresses.update(mine)
-        # A listener that user code opened meanwhile would be on another address, as a rule.
-        listens = next((address for address in mine if address[0] == self._address), mine[0])
-        self._mesh = MeshStore(self._store, self._size, listens)
+        mine = {inode: address for inode, address in listening_addresses().items() if inode not in before}
+        self._sockets.addresses.update(mine.values())
+        self._mesh = MeshStore(self._store, self._rank, self._size, list(mine.values()))
         self.gloo = self._new_gloo(dist.PrefixStore("gloo", self._mesh), self._rank, self._size, self._timeout)
+        self._door = Door([inode for inode, address in mine.items() if address == self._mesh.address])
+        self._door.shut()
         self._sockets.addresses.update(self._mesh.addresses)
         self._sockets.capture()
+        # Ahead of the proof: where Gloo's own timeout has struck, the abort that follows can end the process.
         self.gloo._set_default_timeout(COLLECTIVE_TIMEOUT)
+        if problem := prove(self.gloo, self._rank, self._size, self._mesh.secret, self._name):
+            raise WorkerLostError(problem)
         if self._backend == "nccl":
             self.nccl = self._new_nccl(dist.PrefixStore("nccl", self._store), self._rank, self._size)
         if self._aborted.is_set():
@@ -174,9 +181,22 @@ class Group:
             if self._aborted.is_set():
                 raise WorkerLostError("the generation ended while a group was being built")
             return group
-        group = self._new_gloo(options.store, options.group_rank, options.group_size, self._timeout)
+        with self._door.opened():
+            group = self._new_gloo(options.store, options.group_rank, options.group_size, self._timeout)
         group._set_default_timeout(COLLECTIVE_TIMEOUT)
+        if options.group_size > 1:
+            name = f"a group of {self._name}"
+            if problem := prove(group, options.group_rank, options.group_size, _secret_of(options), name):
+                raise WorkerLostError(problem)
         return group
+
+
+def _secret_of(options: Any) -> bytes:
+    """A secret of the members of a group of user code, brought by its first rank."""
+    if options.group_rank == 0:
+        options.store.set("secret", secrets.token_bytes(SECRET_BYTES))
+    secret: bytes = options.store.get("secret")
+    return secret
 
 
 def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool]) -> None:

@@ -7,10 +7,15 @@ that is pending on it, whereas an operation that fails to *write* (the other sid
 
 User code opens sockets, too, so the group's are told by address: each rank publishes the one that its Gloo device listens
 on, and a connection belongs to the group if its own or its peer's address is among those.
+
+Gloo goes on listening when its ranks are connected, and keeps a descriptor of whoever comes, for good: at the limit it ends
+the process. So the kernel turns callers away in that time (``Door``).
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import select
 import socket
@@ -18,7 +23,10 @@ import stat
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger("spark_elastic")
 
 Address = tuple[str, int]
 
@@ -28,6 +36,11 @@ _TCP_INFO = struct.Struct("=2xBB116xQQ")
 SILENT_TRIES = 3
 
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
+# Of Linux's asm-generic/socket.h; the module socket does not have them.
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+# A program of one instruction for the kernel's packet filter: accept no byte of any packet, which drops it.
+_BPF_RET = 0x06
+_DROP_ALL = struct.pack("HBBI", _BPF_RET, 0, 0, 0)
 
 
 class GroupSockets:
@@ -130,6 +143,80 @@ class GroupSockets:
                 duplicate.close()
             else:
                 yield duplicate
+
+
+class Door:
+    """The listening sockets of a group's Gloo device. Shut, the kernel drops what arrives there: nobody can connect any more.
+
+    Connections that are made already have sockets of their own and are not touched. It is opened while user code makes a
+    group on the same device (``new_group``). Where the kernel does not allow filters, it says so and stays open.
+    """
+
+    def __init__(self, inodes: Collection[int]) -> None:
+        self._inodes = frozenset(inodes)
+        self._guests = 0
+        self._lock = threading.Lock()
+
+    def shut(self) -> None:
+        with self._lock:
+            if not self._guests:
+                self._each(_refuse_connections)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let peers connect. They come when this rank has published its address, which is to be done in here."""
+        with self._lock:
+            self._guests += 1
+            self._each(_accept_connections)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._guests -= 1
+                if not self._guests:
+                    self._each(_refuse_connections)
+
+    def _each(self, change: Callable[[socket.socket], None]) -> None:
+        for duplicate in _sockets():
+            with duplicate:
+                if os.fstat(duplicate.fileno()).st_ino in self._inodes:
+                    change(duplicate)
+
+
+def _refuse_connections(listener: socket.socket) -> None:
+    global _has_warned
+    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+    except OSError as error:
+        if not _has_warned:
+            _has_warned = True
+            logger.warning(
+                "the kernel does not let this process refuse connections to Gloo's port (SO_ATTACH_FILTER: %s). Training goes "
+                "on, but whoever reaches that port can use up the descriptors of this process, which ends it: have the "
+                "network keep others out, as docs/security.md says",
+                error,
+            )
+
+
+def _accept_connections(listener: socket.socket) -> None:
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, struct.pack("i", 0))
+    except OSError:
+        pass  # there is none
+
+
+_has_warned = False
+
+
+def is_published(address: Address, content: bytes) -> bool:
+    """Whether what a Gloo device publishes of itself names this address, as C has it: port, then host."""
+    host, port = address
+    number = port.to_bytes(2, "big")
+    if ":" not in host:
+        return number + socket.inet_aton(host) in content
+    flow = b"\0" * 4  # stands between the two in IPv6
+    return number + flow + socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) in content
 
 
 def listening_addresses() -> dict[int, Address]:

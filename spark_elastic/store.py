@@ -5,6 +5,7 @@ Torch calls it from threads of its own; every call is one round trip over the wo
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -13,6 +14,9 @@ from torch.distributed import Store
 
 from spark_elastic.control import ControlClient
 from spark_elastic.packing import unpack
+from spark_elastic.sockets import Address, is_published
+
+SECRET_BYTES = 16
 
 
 class WorldStore(Store):
@@ -26,6 +30,10 @@ class WorldStore(Store):
         super().__init__()
         self._control = control
         self._generation = generation
+
+    @property
+    def generation(self) -> int:
+        return self._generation
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
@@ -59,24 +67,31 @@ class MeshStore(Store):
     """What Gloo asks of a store while it connects all ranks, in one round trip instead of two for each peer.
 
     Every rank sets one key, its number last, and gets those of all others. So a ``set`` waits for all ranks' and keeps them.
-    ``addresses``, where each rank's device listens, travel along.
+    ``addresses``, where each rank's device listens, travel along, and so does ``secret``: 16 random bytes of rank 0's, which
+    only members of the generation can know. ``address`` is this rank's: of those that it may be, the one that Gloo publishes.
     """
 
-    def __init__(self, store: WorldStore, size: int, address: tuple[str, int]) -> None:
+    def __init__(self, store: WorldStore, rank: int, size: int, may_be: Sequence[Address]) -> None:
         super().__init__()
         self._store = store
         self._size = size
-        self._address = address
+        self._may_be = may_be
+        self._mine = secrets.token_bytes(SECRET_BYTES) if rank == 0 else b""
         self._values: dict[str, bytes] = {}
-        self.addresses: set[tuple[str, int]] = set()
+        self.address = may_be[0]
+        self.addresses: set[Address] = set()
+        self.secret = b""
 
     def set(self, key: str, value: bytes) -> None:
+        if len(self._may_be) > 1:  # user code has opened a listener meanwhile
+            self.address = next((one for one in self._may_be if is_published(one, bytes(value))), self.address)
         # The value comes last: it ends alike on all ranks, which ``pack`` makes use of.
-        mine = msgspec.msgpack.encode((key, self._address, bytes(value)))
+        mine = msgspec.msgpack.encode((key, self.address, self._mine, bytes(value)))
         for entry in self._store.gather(key.rstrip("0123456789"), mine, self._size):
-            published, address, content = msgspec.msgpack.decode(entry, type=tuple[str, tuple[str, int], bytes])
+            published, address, secret, content = msgspec.msgpack.decode(entry, type=tuple[str, Address, bytes, bytes])
             self._values[published] = content
             self.addresses.add(address)
+            self.secret += secret
 
     def get(self, key: str) -> bytes:
         return self._values[key]

@@ -30,7 +30,7 @@ class Control:
         self._lock = threading.Lock()
 
     def store(
-        self, operation: Any, keys: tuple[str, ...], values: tuple[bytes, ...], amount: int, generation: int
+        self, operation: Any, keys: tuple[str, ...], values: tuple[bytes, ...] = (), amount: int = 0, *, generation: int
     ) -> StoreReply:
         answer: Future[StoreReply] = Future()
         with self._lock:
@@ -46,7 +46,7 @@ def test_gloo_connects_all_ranks_with_one_request_each_and_addresses_travel_alon
     found: dict[int, tuple[float, set[Any]]] = {}
 
     def connect(rank: int) -> None:
-        store = MeshStore(WorldStore(control, GENERATION), size, ("here", rank))
+        store = MeshStore(WorldStore(control, GENERATION), rank, size, [("here", rank)])
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=30)

@@ -1,0 +1,53 @@
+"""Ranks prove to each other, over the connections that they have just made, that they are the members of the generation.
+
+Gloo takes whoever connects first for the rank that it expects. So before a group counts as formed, each rank sends each other
+one a code that only somebody can compute who knows a secret out of the control store, which serves members alone. A code is
+bound to generation, group, sender and receiver: those that a stranger was sent are of no use to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+import torch
+
+CODE_BYTES = 32
+
+
+def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
+    """Exchange codes with every rank, each over its own connection. A collective of all ranks.
+
+    Returns what is wrong, and nothing where all is well. It does not raise: an error's frames would keep the group alive.
+    """
+    if size == 1:
+        return ""
+    mine = torch.frombuffer(bytearray(codes(secret, group, size, sender=rank)), dtype=torch.uint8)
+    theirs = torch.empty_like(mine)
+    try:
+        gloo.alltoall_base(theirs, mine, [], []).wait()
+    except RuntimeError as error:
+        return f"the ranks of {group} could not prove to each other who they are: {error}"
+    return check(theirs.numpy().tobytes(), rank, size, secret, group)
+
+
+def codes(secret: bytes, group: str, size: int, *, sender: int) -> bytes:
+    """What a rank sends to all others, one after the other; its own part is among them."""
+    return b"".join(_code(secret, group, sender, receiver) for receiver in range(size))
+
+
+def check(received: bytes, rank: int, size: int, secret: bytes, group: str) -> str:
+    """Say who has not sent its code for this rank; nothing where all have."""
+    for sender in range(size):
+        found = received[sender * CODE_BYTES : (sender + 1) * CODE_BYTES]
+        if not hmac.compare_digest(found, _code(secret, group, sender, rank)):
+            return (
+                f"who is connected to rank {rank} as rank {sender} does not know the secret of {group}: somebody else has taken "
+                "the place of a worker; see docs/security.md"
+            )
+    return ""
+
+
+def _code(secret: bytes, group: str, sender: int, receiver: int) -> bytes:
+    return hmac.digest(secret, f"{group}/{sender}/{receiver}".encode(), hashlib.sha256)
