@@ -15,12 +15,13 @@ from test_object_state import equal, step, trained, values
 from test_snapshot import same, taken, trees
 from worker_stage import Stage, on_stage
 
-from spark_elastic import load_checkpoint
+from spark_elastic import DistributedDataParallel, load_checkpoint
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.snapshot import StateDict
 from spark_elastic.spark_run import _claim_checkpoint
 from spark_elastic.state import ObjectState, State
 from spark_elastic.torch_state import TorchState
@@ -260,3 +261,56 @@ def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(tmp_path: Path) -
     with pytest.raises(DamagedError, match="UnpicklingError"):
         load_checkpoint(directory.url)
     assert not sprung.exists()
+
+
+# ---------------------------------------------------------------- names of weights
+
+
+class Holder(torch.nn.Module):
+    """A module of the user's own whose only part is named as ours is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(2, 1)
+
+
+def small() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    ("saved", "plain"),
+    [
+        (small, small),
+        (lambda: DistributedDataParallel(small()), small),
+        (lambda: torch.compile(small()), small),
+        (lambda: torch.compile(DistributedDataParallel(small())), small),
+        (lambda: DistributedDataParallel(torch.compile(small())), small),
+        (Holder, Holder),
+        (lambda: DistributedDataParallel(Holder()), Holder),
+        (
+            lambda: torch.nn.ModuleDict({"a": DistributedDataParallel(small()), "b": Holder()}),
+            lambda: torch.nn.ModuleDict({"a": small(), "b": Holder()}),
+        ),
+        (lambda: torch.optim.swa_utils.AveragedModel(Holder()), lambda: torch.optim.swa_utils.AveragedModel(Holder())),
+    ],
+    ids=[
+        "plain",
+        "wrapped",
+        "compiled",
+        "compiled wrapper",
+        "wrapped compiled",
+        "own",
+        "own wrapped",
+        "parts",
+        "average",
+    ],
+)
+def test_weights_are_loaded_by_the_names_of_the_plain_module(tmp_path: Path, saved: Any, plain: Any) -> None:
+    model, directory, target = saved(), CheckpointDirectory(str(tmp_path)), plain()
+    content = {"one": StateDict(model.state_dict()), "many": [{"x": StateDict(model.state_dict())}]}
+    directory.write(CheckpointName(1, 1, 1), encode(taken({"steps": 1, "size": 1, "objects": content})))
+    loaded = load_checkpoint(tmp_path)
+    target.load_state_dict(loaded["one"])
+    target.load_state_dict(loaded["many"][0]["x"])
+    assert all(map(torch.equal, target.state_dict().values(), model.state_dict().values()))
