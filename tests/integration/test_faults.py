@@ -6,9 +6,10 @@ import signal
 from typing import Any
 
 import pytest
-from training import count_steps
+from training import count_steps, evaluate_everywhere, train_with_what_newcomers_cannot_load
 
 from spark_elastic import TrainingFailedError
+from spark_elastic.driver.admission import FREE_FAILURES
 from spark_elastic.testing import Point, exit_with, hang, kill, kill_executor, kill_task, raise_error, segfault, stop
 
 STEPS = 60
@@ -137,3 +138,25 @@ def test_a_worker_that_dies_before_its_result_has_arrived_fails_the_job_by_name(
     with pytest.raises(TrainingFailedError, match="rank 1 was lost after training had finished") as failure:
         run(count_steps, 10, faults=[kill(rank=1, at=point)], min_np=1, max_np=2, num_proc=2)
     assert failure.value.failures[-1].rank == 1
+
+
+def test_a_loss_while_all_ranks_evaluate_for_longer_than_ready_timeout_costs_nobody_else(run: Any) -> None:
+    faults = [kill(rank=1, step=2, at=Point.COMMITTED)]
+    result = run(
+        evaluate_everywhere, 4.0, faults=faults, min_np=1, max_np=2, num_proc=2, ready_timeout=1.0, hang_timeout=60.0
+    )
+    assert result.faults == 1
+    assert [event["rank"] for event in result.of("worker_lost")] == [1]
+
+
+def test_newcomers_that_fail_every_time_hold_nobody_up_for_long(run: Any) -> None:
+    faults = [kill(rank=1, step=10)]
+    steps = 160
+    result = run(
+        train_with_what_newcomers_cannot_load, steps, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2
+    )  # fmt: skip
+    assert result.results == [steps]
+    paused = result.of("newcomers_paused")
+    assert paused
+    assert "does not fit into 1" in paused[0]["reason"]
+    assert len(result.of("world_broken")) <= 1 + FREE_FAILURES

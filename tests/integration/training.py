@@ -231,6 +231,68 @@ def wait_for_each_other() -> list[int]:
     return [se.rank(), se.size(), state.step]
 
 
+def evaluate_everywhere(seconds: float) -> list[int]:
+    """All ranks evaluate after their second step, without a collective and without a heartbeat."""
+    import os
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < 4:
+            if state.step == 2:
+                time.sleep(seconds)
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return [se.rank(), os.getpid()]
+
+
+def train_with_what_newcomers_cannot_load(steps: int, seconds: float) -> int:
+    """Every newcomer raises when it is given the state."""
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    class Grown:
+        """Has grown while it was trained, and what it was at first cannot load that."""
+
+        size = 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"size": self.size}
+
+        def load_state_dict(self, kept: dict[str, int]) -> None:
+            if kept["size"] != self.size:
+                raise ValueError(f"a size of {kept['size']} does not fit into {self.size}")
+
+    grown = Grown()
+    state = se.ObjectState(step=0, grown=grown)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        if grown.size == 1:
+            grown.size = 2
+            state.commit()
+        while state.step < steps:
+            se.allreduce(torch.ones(1))
+            time.sleep(seconds)
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return int(state.step)
+
+
 def collectives() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
