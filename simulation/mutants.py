@@ -1,5 +1,7 @@
 """Proof that the simulation can fail: the product with one mistake at a time, and how many schedules it takes to notice.
 
+Where no schedule does, a unit test notices, which is named with the mistake.
+
 ``python -m simulation.mutants`` plays them all, ``python -m simulation.mutants NAME`` one. Not here are mistakes that another
 guard makes up for (``form_timeout`` of driver and rank, two checks of a commit in a broken world), and those that need what does
 not happen in a job: messages of a connection keep their order, and there are no more slots than ``max_np``.
@@ -14,6 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from simulation.job import Simulation, installed
@@ -31,6 +34,8 @@ class Mutant:
     where: str
     old: str
     new: str
+    # The unit test that notices it, as module:function, where no schedule does.
+    test: str = ""
 
 
 _MACHINE = "spark_elastic.driver.machine:DriverMachine."
@@ -102,7 +107,7 @@ MUTANTS = (
     Mutant(
         "a loss after the finish goes unnoticed",
         _MACHINE + "_lose",
-        "if world.phase is WorldPhase.FINISHING:",
+        "if world.phase is WorldPhase.FINISHING and self.settings.elastic:",
         "if False:",
     ),
     Mutant("the job is over at the first vote", _MACHINE + "_finish_if_voted", "if all(", "if any("),
@@ -225,6 +230,97 @@ MUTANTS = (
         "waiter.answer(StoreReply(waiter.request.number, gone=True))",
         "pass",
     ),
+    Mutant("progress is counted at the seal", _MACHINE + "_note_commit", "commit.index == 0", "commit.index < 0"),
+    Mutant(
+        "newcomers' random numbers are independent of their rank",
+        "spark_elastic.torch_state:TorchState._own_as_newcomer",
+        "world.generation, world.rank]",
+        "world.generation]",
+        "test_torch_state_seeds:test_newcomers_draw_random_numbers_of_their_own_rank_and_generation",
+    ),
+    Mutant(
+        "who is late after an abort has ready_timeout",
+        _WATCHDOG + "late_survivors",
+        "max(seen.settings.ready_timeout, _time_without_progress(seen.settings, seen.world))",
+        "seen.settings.ready_timeout",
+        "test_reference_scenarios:test_a_survivor_that_does_not_come_back_is_fenced_after_hang_timeout",
+    ),
+    Mutant(
+        "a heartbeat does not restart the time after an abort",
+        _MACHINE + "_worker_heard",
+        "worker.awaited_since = now",
+        "pass",
+        "test_driver_machine:test_a_heartbeat_of_the_last_holder_restarts_its_time",
+    ),
+    Mutant(
+        "the last holder is fenced like anybody else",
+        _WATCHDOG + "last_holders",
+        "return set() if known - suspects else",
+        "return set() if True else",
+    ),
+    Mutant(
+        "what silent workers hold is taken for known",
+        _WATCHDOG + "last_holders",
+        "and _is_heard(seen, worker)",
+        "",
+        "test_driver_machine:test_who_falls_silent_a_moment_later_is_no_proof_that_the_state_is_safe",
+    ),
+    Mutant(
+        "what members of a broken world hold is taken for known",
+        _WATCHDOG + "last_holders",
+        "and (worker.phase is Phase.READY or not is_broken)",
+        "",
+        "test_driver_machine:test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state",
+    ),
+    Mutant(
+        "silent ranks are judged by what they had said",
+        _WATCHDOG + "stuck_collectives",
+        "if not all(_is_heard(seen, worker) for worker in seen.members):",
+        "if False:",
+        "test_driver_machine:test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before",
+    ),
+    Mutant(
+        "newcomers are not blamed first",
+        "spark_elastic.driver.forming:choose_replaced",
+        "if newcomers and any(worker.has_connected for worker in members):",
+        "if False:",
+        "test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
+    ),
+    Mutant(
+        "the last holder is replaced for not connecting",
+        "spark_elastic.driver.forming:choose_replaced",
+        "(len(holders) > 1 or worker not in holders)",
+        "True",
+        "test_admission:test_the_last_holder_of_the_newest_commit_is_never_replaced_for_not_connecting",
+    ),
+    Mutant(
+        "newcomers that fail are let in at once",
+        "spark_elastic.driver.admission:Admission.failed",
+        "if self.failures < FREE_FAILURES:",
+        "if True:",
+        "test_admission:test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait",
+    ),
+    Mutant(
+        "a place that cannot be connected to is let in at once",
+        "spark_elastic.driver.admission:Admission.unconnected",
+        "record.opens_at = now + pause",
+        "pass",
+        "test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
+    ),
+    Mutant(
+        "newcomers that wait are not taken when too few are left",
+        _MACHINE + "_form_if_ready",
+        "if kept_out and len(chosen) < self._needed(now):",
+        "if False:",
+        "test_admission:test_newcomers_that_have_to_wait_are_taken_when_there_are_too_few_without_them",
+    ),
+    Mutant(
+        "the exceptions of newcomers condemn the job",
+        _MACHINE + "_is_telling",
+        "worker is not None and self._is_joining(worker)",
+        "False",
+        "test_admission:test_newcomers_that_raise_in_worlds_that_never_commit_do_not_condemn_the_job",
+    ),
 )
 
 
@@ -273,10 +369,30 @@ def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str
     return (seed + 1, violation) if violation else (0, "")
 
 
+def is_noticed_by_its_test(mutant: Mutant) -> bool:
+    """Run the unit test of a mutant; it has to pass without the mistake and to fail with it."""
+    unit_tests = str(Path(__file__).parents[1] / "tests" / "unit")
+    if unit_tests not in sys.path:
+        sys.path.append(unit_tests)
+    module_name, _, name = mutant.test.partition(":")
+    test = getattr(importlib.import_module(module_name), name)
+    test()
+    with applied(mutant):
+        try:
+            test()
+        except Exception:
+            return True
+    return False
+
+
 def main(names: list[str]) -> int:
     missed = 0
     for mutant in MUTANTS:
-        if not names or mutant.name in names:
+        if mutant.test and (not names or mutant.name in names):
+            is_noticed = is_noticed_by_its_test(mutant)
+            missed += not is_noticed
+            print(f"{'test' if is_noticed else 'never':>6}  {mutant.name}: {mutant.test}", flush=True)
+        elif not names or mutant.name in names:
             count, violation = schedules_until_caught(mutant)
             missed += not count
             print(

@@ -140,7 +140,8 @@ class WorkerProcess(Process):
         simulation.points[point] += 1
         if point == "STEP" and self.evaluation:
             seconds, self.evaluation = self.evaluation, 0.0
-            threads.sleep(seconds)
+            # A first step may take twice as long.
+            threads.sleep(seconds if self.holds is None or self.holds.index else 2 * seconds)
         if point == "SYNCED" and self.holds is None and current_job().world.newest_commit is not None:  # type: ignore[union-attr]
             simulation.strikes.newcomer_has_the_state(self)
         if point == "SYNCED":

@@ -144,7 +144,7 @@ class Strikes:
     def _evaluate(self, fault: Fault) -> None:
         for worker in self.simulation.workers.values():
             worker.evaluation = min(fault.seconds, EVALUATION_SECONDS)
-        self.simulation.heals(self.simulation.clock.now + 2 * fault.seconds)
+        self.simulation.heals(self.simulation.clock.now + 4 * fault.seconds)
 
     def _hang(self, worker: WorkerProcess, fault: Fault) -> None:
         if self._is_here(worker) and self._is_found(worker):

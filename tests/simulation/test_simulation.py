@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulation.job import TIMEOUTS
-from simulation.mutants import MUTANTS, applied, schedules_until_caught
+from simulation.mutants import MUTANTS, applied, is_noticed_by_its_test, schedules_until_caught
 from simulation.running import minimize, play, play_many, replay_command
 from simulation.schedule import Schedule, make_schedule
 from simulation.tally import Tally
@@ -22,6 +22,7 @@ FOUND = (1040332, 1091053)
 # Mistakes that are noticed within some hundreds of schedules; ``python -m simulation.mutants`` has all.
 SOON_NOTICED = {
     "lost workers are not fenced",
+    "the last holder is fenced like anybody else",
     "worlds below min_np form",
     "survivors that are not ready are not waited for",
     "survivors are not aborted",
@@ -72,6 +73,11 @@ def test_a_mistake_in_the_product_is_noticed(mutant: Any) -> None:
     count, violation = schedules_until_caught(mutant, limit=1000)
     assert count, "not noticed"
     assert violation
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.test], ids=lambda mutant: mutant.name)
+def test_a_mistake_that_no_schedule_shows_is_noticed_by_a_unit_test(mutant: Any) -> None:
+    assert is_noticed_by_its_test(mutant)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

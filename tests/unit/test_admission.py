@@ -222,6 +222,24 @@ def test_a_crowd_of_newcomers_that_all_raise_does_not_condemn_a_job_that_trains(
     assert script.error is None
 
 
+def test_newcomers_that_raise_in_worlds_that_never_commit_do_not_condemn_the_job() -> None:
+    script = running("a", max_np=4)
+    script.commit()
+    for name in "bcd":
+        script.register(name)
+    script.boot(1, 2, 3)
+    script.pass_time(1.0)
+    script.obey_interrupt()
+    for newcomer in (1, 2, 3):  # one after the other, with no commit between
+        assert newcomer in script.ranks
+        for number in script.ranks:
+            script.send(ev.GroupFormed(number, script.generation))
+        script.raises(newcomer)
+        script.come_back()
+    assert script.error is None
+    assert script.ranks == [0]
+
+
 def test_a_job_that_cannot_go_on_without_its_newcomers_ends_when_they_all_raise_the_same() -> None:
     script = running("a", "b", min_np=2, max_np=2)
     script.commit()

@@ -432,6 +432,26 @@ def test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_be
     assert script.error is None
 
 
+def test_who_falls_silent_a_moment_later_is_no_proof_that_the_state_is_safe() -> None:
+    """Found by simulation: two ranks on a machine that was paused, whose last words came a moment apart."""
+    script = running("a", "b", heartbeat_timeout=20, elastic_timeout=200)
+    script.commit()
+    script.pass_time(2, silent={0})
+    assert script.since(lambda: script.pass_time(60, silent={0, 1})).of(do.KillWorker) == []
+    assert script.error is None
+
+
+def test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state() -> None:
+    """Found by simulation: who had not come back yet had changed its weights in place, and nothing to go back to."""
+    script = running("a", "b", "c", heartbeat_timeout=20, hang_timeout=100)
+    script.commit()
+    script.kill(2)
+    assert do.KillWorker(0, 0) not in script.since(lambda: script.pass_time(30, silent={0})).commands
+    script.come_back(1)
+    assert do.KillWorker(0, 0) in script.since(lambda: script.pass_time(1, silent={0})).commands
+    assert script.ranks == [1]
+
+
 def test_a_silent_last_holder_is_given_up_after_elastic_timeout() -> None:
     script = running("a", heartbeat_timeout=20, elastic_timeout=60)
     script.commit()
