@@ -14,7 +14,7 @@ from unittest import mock
 
 from simulation import checkpoints, mesh, network, processes, threads
 from simulation.invariants import WatchedMachine
-from spark_elastic import context, control, faults, group, repair, reporting, worker, world
+from spark_elastic import context, control, faults, fingerprint, group, repair, reporting, worker, world
 from spark_elastic.data import tracker
 from spark_elastic.driver import service
 from spark_elastic.task import service as task_service
@@ -101,6 +101,7 @@ def installed(clock: Any) -> Iterator[None]:
         (faults, "reached", _reached),
         (tracker, "EpochOrder", lambda rows, epoch, spec: orders(rows.tobytes(), epoch, spec)),
         (service, "asyncio", of_driver),
+        (fingerprint, "time", SimpleNamespace(monotonic=lambda: clock().clock.now)),
         (reporting, "time", SimpleNamespace(monotonic=lambda: clock().clock.now)),
         (service, "time", SimpleNamespace(monotonic=lambda: clock().clock.now)),
         (service, "DriverMachine", WatchedMachine),

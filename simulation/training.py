@@ -93,6 +93,18 @@ class Model(torch.nn.Module):
     def parameters(self, recurse: bool = True) -> Any:
         return iter(())
 
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        return iter(())
+
+    def named_buffers(self, *_: Any, **__: Any) -> Any:
+        return iter(())
+
+    def modules(self) -> Any:
+        return iter(())
+
+    def named_modules(self, *_: Any, **__: Any) -> Any:
+        return iter(())
+
     def buffers(self, recurse: bool = True) -> Any:
         return iter(())
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from spark_elastic import messages as m
-from spark_elastic.errors import WorkerLostError
+from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.rpc import Connection, ConnectionLostError, connect, encode
 from spark_elastic.sockets import keep_from_children
 from spark_elastic.ticket import Ticket
@@ -96,12 +96,15 @@ class ControlClient:
     def failed(self, error: BaseException, fatal: bool = False) -> None:
         """Tell the driver of an exception; nothing more comes from this worker."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        self.raised(text, find_place(error), format_for_user(error), fatal)
+        kind = ""
+        if isinstance(error, SparkElasticError) and error.is_final:
+            text, kind, fatal = str(error), type(error).__name__, True
+        self.raised(text, find_place(error), format_for_user(error), fatal, kind)
 
-    def raised(self, error: str, place: str, report: str, fatal: bool = False) -> None:
+    def raised(self, error: str, place: str, report: str, fatal: bool = False, kind: str = "") -> None:
         """Tell the driver that something was raised at ``place``; nothing more comes from this worker."""
         self._ending = True
-        self._send(m.WorkerRaised(_sendable(error), place, _sendable(report), fatal))
+        self._send(m.WorkerRaised(_sendable(error), place, _sendable(report), fatal, kind))
 
     def send_result(self, data: bytes, elastic: bool) -> None:
         """Send the result; blocks until the driver has taken it."""

@@ -4,11 +4,13 @@
 
     SparkElasticError
     ├── TrainingFailedError          the job failed; holds every failing worker's host, rank and traceback
+    │   ├── RanksDifferError         ranks that should be equal are not: training was wrong
     │   ├── ResetLimitExceededError  more resets after failures than reset_limit allows
     │   ├── StateLostError           every copy of the committed state is gone
     │   └── NotFiniteLossError       a fit's loss is NaN or infinite, and terminateOnNaN says that this ends it
     ├── NotEnoughHostsError          start_timeout or elastic_timeout passed with fewer than min_np workers
     ├── NotInWorldError              rank(), size() … were asked before the first generation
+    ├── TrainingCodeError            the training function would train wrongly; the message has the line to write
     ├── CheckpointError              a checkpoint (or saved model) cannot be written, read, or does not fit the job
     │   └── DamagedError             a file of a checkpoint or of a saved model is not what was written
     ├── DataError                    a dataset is broken, changed, or not what the job expects
@@ -36,9 +38,11 @@ __all__ = [
     "NotEnoughHostsError",
     "NotFiniteLossError",
     "NotInWorldError",
+    "RanksDifferError",
     "ResetLimitExceededError",
     "SparkElasticError",
     "StateLostError",
+    "TrainingCodeError",
     "TrainingFailedError",
     "WorkerFailure",
     "WorkerLostError",
@@ -48,6 +52,9 @@ __all__ = [
 
 class SparkElasticError(Exception):
     """Base of all errors that end a job or refuse an operation."""
+
+    # Whether it would come again however often it is tried, so that it ends the job when the first worker raises it.
+    is_final = False
 
 
 def name_worker(worker: int, rank: int | None) -> str:
@@ -96,6 +103,12 @@ class TrainingFailedError(SparkElasticError):
         return "\n\n".join(parts)
 
 
+class RanksDifferError(TrainingFailedError):
+    """Parameters or optimizer state that should be equal on all ranks are not. Names the first, and since which commit."""
+
+    is_final = True
+
+
 class ResetLimitExceededError(TrainingFailedError):
     """More resets were caused by failures than ``reset_limit`` allows."""
 
@@ -114,6 +127,12 @@ class NotEnoughHostsError(SparkElasticError):
 
 class NotInWorldError(SparkElasticError):
     """There is no rank yet: the code runs above the elastic function, before the first generation."""
+
+
+class TrainingCodeError(SparkElasticError):
+    """The training function would train wrongly without a word. The message has the line to write."""
+
+    is_final = True
 
 
 class CheckpointError(SparkElasticError):

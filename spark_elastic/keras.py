@@ -33,6 +33,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
 
 from spark_elastic.collectives import allreduce
+from spark_elastic.fingerprint import Named
 from spark_elastic.torch_state import TorchState
 from spark_elastic.world import World
 
@@ -118,6 +119,10 @@ class KerasState(TorchState):
         """This rank's factor: with it the mean over ranks becomes the mean over rows."""
         rows = getattr(vars(self).get("loader"), "batch_rows", ())
         return rows[world.rank] * world.size / sum(rows) if len(rows) == world.size and sum(rows) else 1.0
+
+    def _compared(self) -> Named:
+        kept = {"weights": self._model.weights, "optimizer": self._optimizer.variables}
+        return [(f"{kind}[{place}] {v.path}", v.value) for kind, some in kept.items() for place, v in enumerate(some)]
 
     def _own_as_newcomer(self, world: World) -> None:
         super()._own_as_newcomer(world)

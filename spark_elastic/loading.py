@@ -12,6 +12,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.frozen import freeze_as_noted
 from spark_elastic.in_place import SmallPart, load_small_part
 from spark_elastic.snapshot import PLAIN, StateDict, cloned, has_state_dict, map_tree
+from spark_elastic.structure import reshape
 
 # Stands in the names of parameters where ``torch.compile`` has wrapped a module.
 _COMPILED = "_orig_mod."
@@ -33,6 +34,8 @@ def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) ->
         if isinstance(kept, SmallPart):
             load_small_part(target, kept)
         else:
+            if live is not None and isinstance(target, torch.nn.Module):
+                _reshape(target, kept.content)
             load_state_dict(target, kept.content)
         return target
     if fits(present, kept):
@@ -50,6 +53,14 @@ def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) ->
         beside = [*entries, *([None] * (len(kept) - len(entries)))]
         return kind(load_tree(beside[place], value, live, f"{name}[{place}]") for place, value in enumerate(kept))
     return cloned(kept)
+
+
+def _reshape(module: torch.nn.Module, kept: Any) -> None:
+    """Give parameters that have grown since the commit their shapes back."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        value = kept.get(name)
+        if isinstance(value, torch.Tensor):
+            reshape(tensor, value)
 
 
 def _with_metadata(loaded: OrderedDict[Any, Any], kept: Any) -> OrderedDict[Any, Any]:

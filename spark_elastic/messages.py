@@ -222,12 +222,13 @@ class WorkerReturned(Message, frozen=True):
 
 
 class WorkerRaised(Message, frozen=True):
-    """The user's function raised. ``place`` is the innermost frame, file:line."""
+    """The user's function raised. ``place`` is the innermost frame, file:line; ``kind`` the class of a final error of ours."""
 
     error: str
     place: str
     traceback: str
     fatal: bool = False
+    kind: str = ""
 
 
 class ResultFollows(Message, frozen=True):

@@ -77,7 +77,7 @@ def repair(world: World, snapshots: SnapshotPair) -> bool:
 
 
 def _send(world: World, plan: RepairPlan, snapshot: Snapshot, receivers: list[int]) -> None:
-    packed = cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs))
+    packed = cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs, snapshot.told))
     header = _Header(plan.newest, len(packed), hashlib.sha256(packed).digest())
     world.store.set(f"state/{world.rank}", msgspec.msgpack.encode(header))
     pieces = [torch.frombuffer(bytearray(packed), dtype=torch.uint8), *snapshot.buffer.flats]
@@ -101,14 +101,14 @@ def _receive(world: World, plan: RepairPlan, staging: Snapshot) -> None:
     data = packed.numpy().tobytes()
     if hashlib.sha256(data).digest() != header.digest:
         raise WorkerLostError(f"what rank {source} sent is not what it announced")
-    skeleton, specs = pickle.loads(data)
+    skeleton, specs, staging.told = pickle.loads(data)
     staging.buffer.fit(specs)
     for flat in staging.buffer.flats:
         staged = flat if flat.device.type == "cpu" else torch.empty_like(flat, device="cpu")
         _take(staged, source, plan)
         if staged is not flat:
             flat.copy_(staged)
-    staging.skeleton, staging.objects = skeleton, None
+    staging.skeleton, staging.objects, staging.put_back = skeleton, None, None
 
 
 def _take(tensor: torch.Tensor, source: int, plan: RepairPlan) -> None:

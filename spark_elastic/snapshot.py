@@ -18,6 +18,7 @@ import torch
 
 from spark_elastic.frozen import note_frozen
 from spark_elastic.pending_copy import PendingCopy, pending_copy
+from spark_elastic.unsupported import check_supported, why_unsupported
 
 # Immutable, and readable without running code.
 PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -111,6 +112,8 @@ def flatten(
 
     def take(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            if why_unsupported(value) is not None:
+                check_supported(value, "what has been put into the State")
             tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(tensors) - 1)
         return value if type(value) in PLAIN else _deep_copy(value)
@@ -118,6 +121,8 @@ def flatten(
     def take_or_keep(value: Any) -> Any:
         if type(value) in PLAIN or isinstance(value, torch.Tensor) or not has_state_dict(value):
             return take(value)
+        if why_unsupported(value) is not None:
+            check_supported(value, "what has been put into the State")
         objects.append(value)
         return map_tree(take, keep(value))
 
@@ -249,6 +254,12 @@ class Snapshot:
     own: Any = None
     # The live objects that its ``StateDict``s are of, in their order; None where it came from another rank.
     objects: list[Any] | None = None
+    # Makes these of the parts that they had then; None with ``objects``.
+    put_back: Callable[[], None] | None = None
+    # Which objects these were, and how many parameters each optimizer had.
+    outline: list[int] | None = None
+    # What a newcomer has to be told of their structure before it loads.
+    told: bytes | None = None
     # The last copy into this one, while a GPU may still be making it.
     pending: PendingCopy | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from spark_elastic import faults
@@ -15,12 +16,15 @@ from spark_elastic.errors import (
     SparkElasticError,
     WorkerLostError,
 )
+from spark_elastic.fingerprint import Comparison, Named
 from spark_elastic.loading import load_tree
 from spark_elastic.messages import CommitId
 from spark_elastic.repair import plan_repair, repair
 from spark_elastic.reporting import Values
-from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, as_state_dict
-from spark_elastic.world import LOADER_FIELDS, World
+from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, as_state_dict, find_objects, map_tree
+from spark_elastic.structure import follow, outline, remember, structure_of, tell
+from spark_elastic.unsupported import check_supported
+from spark_elastic.world import LOADER_FIELDS, OWN_FIELDS, World
 
 ResetCallback = Callable[[int, int], None]
 _NO_LOADER = (0,) * LOADER_FIELDS
@@ -40,6 +44,7 @@ class State(ABC):
         self._steps = 0
         self._index = 0
         self._interrupted = False
+        self._comparison: Comparison | None = None
         # What durable checkpoints are made of, and the size of the world that made the one this job goes on from.
         self._snapshots: SnapshotPair | None = None
         self._restored_size = 0
@@ -121,7 +126,7 @@ class State(ABC):
         self._check_is_the_jobs(job)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        if self._exchange(job, world):
+        if self._exchange(job, world, is_commit=False):
             self._save_and_count()
             raise HostsUpdatedInterrupt("workers arrive or leave")
 
@@ -171,6 +176,7 @@ class State(ABC):
         """Take part in a new generation: sync, callbacks, data, and the implicit commit that seals it."""
         self._interrupted = False
         if job is None or job.world is None:
+            self.sync()
             self._enter_world(0, 1)
             return
         world = job.world
@@ -188,6 +194,9 @@ class State(ABC):
             for callback in self._reset_callbacks:
                 callback(previous_size, world.size)
         self._enter_world(world.rank, world.size)
+        self._comparison = Comparison(
+            world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size)
+        )
         self._index = -1
         self._steps -= 1  # the seal is no step of the user's
         self._save_and_count()
@@ -247,11 +256,14 @@ class State(ABC):
         if job is not None and world is not None:
             job.control.commit = CommitId(world.generation, self._index)
 
-    def _exchange(self, job: Job, world: World) -> bool:
+    def _exchange(self, job: Job, world: World, is_commit: bool = True) -> bool:
         """Read the last commit's control collective and start this one's. Return whether the world changes."""
+        assert self._comparison is not None
         self._read(world.finish_exchange(), world)
         if not self._interrupted:  # which stays so if user code swallows the interrupt
-            world.start_exchange([job.control.is_interrupted, self._index, *self._loader_report()])
+            commit = CommitId(world.generation, self._index)
+            fingerprint = self._comparison.report(commit, self._compared, is_commit)
+            world.start_exchange([job.control.is_interrupted, self._index, *fingerprint, *self._loader_report()])
         return self._interrupted
 
     def _leave(self, world: World) -> None:
@@ -277,8 +289,14 @@ class State(ABC):
                 f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
                 "check_host_updates() equally often"
             )
-        self._confirm_loader([tuple(values[2:]) for values in everybody])
+        self._confirm_loader([tuple(values[OWN_FIELDS:]) for values in everybody])
         self._interrupted = any(values[0] for values in everybody)
+        assert self._comparison is not None
+        self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
+
+    def _compared(self) -> Named:
+        """What has to be equal on all ranks at a commit, named."""
+        return ()
 
     def _progress(self) -> Values:
         """How far the data is, for people to see."""
@@ -306,6 +324,8 @@ class ObjectState(State):
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, Any] | None = None, **objects: Any) -> None:
         super().__init__()
         self._snapshots: SnapshotPair = SnapshotPair()
+        # What the objects are made of when the job begins, and newcomers have; None outside a job.
+        self._first_structure: dict[str, Any] | None = None
         # Whether the spare snapshot is the last save, on its way to become the current one.
         self._is_settling = False
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
@@ -314,7 +334,10 @@ class ObjectState(State):
         for name, value in objects.items():
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"{name!r} cannot be the name of an object of a {type(self).__name__}; choose another")
+            map_tree(partial(check_supported, name=name), value)
             setattr(self, name, value)
+        if current_job() is None:
+            self._keep_first()
 
     def save(self) -> None:
         """Copy all objects into the spare one of two kept buffers, then make it the current one.
@@ -337,7 +360,8 @@ class ObjectState(State):
     def restore(self) -> None:
         """Set all objects back to the last commit, in place where they can; gradients are cleared.
 
-        Before the first commit it does nothing; in a fixed world the first call is a ``sync``.
+        Before the first commit of a script outside a job, back to what they were when the state was made; in a fixed world the
+        first call is a ``sync``.
         """
         if self._begins_here():
             return
@@ -358,11 +382,15 @@ class ObjectState(State):
         self._settle()
         world = self._world
         if world is None:
+            self._take(self._steps, 1)
+            self._snapshots.switch()
             return
         is_first = world.newest_commit is None
         if is_first and world.rank == 0:
             self._restored_size = self._restore_durable(world)
         copies = self._copies_for_repair(world)
+        if world.rank in plan_repair([member.commit for member in world.members]).source.values():
+            copies.current.told = self._tell()
         own = None if self._snapshots.is_empty else self._snapshots.current.own
         if repair(world, copies):
             if self._job is not None:
@@ -373,6 +401,12 @@ class ObjectState(State):
             self._receive(copies, world)
             if is_first:
                 self._restored_size = copies.current.skeleton["size"]
+
+    def _keep_first(self) -> None:
+        """Outside a job nothing seals a generation: keep what the state begins with, if it can be kept already."""
+        with suppress(Exception):
+            self._take(self._steps, 1)
+            self._snapshots.switch()
 
     def _settle(self) -> None:
         if self._is_settling:
@@ -385,6 +419,7 @@ class ObjectState(State):
 
     def _prepare(self) -> None:
         self._snapshots.make_room(self._values(shared=True), self._keep)
+        self._first_structure = structure_of(find_objects(self._values(shared=True)))
 
     def _copies_for_repair(self, world: World) -> SnapshotPair:
         """Where the others' copy of the newest commit comes from, or where this rank's own is to arrive."""
@@ -396,6 +431,8 @@ class ObjectState(State):
 
     def _receive(self, copies: SnapshotPair, world: World) -> None:
         """Take over what has arrived."""
+        if copies.current.told is not None:
+            follow(find_objects(self._values(shared=True)), copies.current.told)
         self._load_shared(copies)
         if world.me.commit is None:
             self._own_as_newcomer(world)
@@ -422,7 +459,19 @@ class ObjectState(State):
     def _take(self, steps: int, size: int) -> None:
         """Copy the present values into the spare snapshot; ``size`` is that of the world that commits them."""
         shared = {"steps": steps, "size": size, "objects": self._values(shared=True)}
-        self._snapshots.spare.take(shared, self._own_part(), self._keep)
+        snapshot = self._snapshots.spare
+        specs, before = snapshot.buffer.specs, snapshot.outline
+        snapshot.take(shared, self._own_part(), self._keep)
+        assert snapshot.objects is not None
+        snapshot.put_back = remember(snapshot.objects)
+        snapshot.outline = outline(snapshot.objects)
+        if snapshot.buffer.specs is not specs or snapshot.outline != before:
+            self._tell()  # what cannot be told to a newcomer is an error now, and on every rank
+
+    def _tell(self) -> bytes | None:
+        """What a newcomer has to know of the structure before it loads."""
+        first = self._first_structure
+        return None if first is None else tell(find_objects(self._values(shared=True)), first)
 
     def _values(self, shared: bool) -> dict[str, Any]:
         """The objects themselves: those that all ranks share, or this rank's own."""
@@ -447,6 +496,8 @@ class ObjectState(State):
 
     def _load_shared(self, copies: SnapshotPair) -> None:
         content = copies.current.view()
+        if copies.current.put_back is not None:
+            copies.current.put_back()
         self._steps = content["steps"]
         self._forget_newer(content["objects"])
         self._load(content["objects"], copies.current.objects)

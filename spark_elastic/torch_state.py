@@ -9,13 +9,15 @@ from typing import Any
 import numpy
 import torch
 
-from spark_elastic.context import Job
+from spark_elastic.context import Job, current_job
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
+from spark_elastic.fingerprint import Named
 from spark_elastic.in_place import StepGuard, WholeCopies, is_kept_in_place, small_part
 from spark_elastic.repair import plan_repair
 from spark_elastic.reporting import Values
 from spark_elastic.snapshot import Lender, Snapshot, SnapshotPair, find_objects, has_state_dict
 from spark_elastic.state import ObjectState, State
+from spark_elastic.training_checks import TrainingChecks, find_optimizers
 from spark_elastic.world import World
 
 # What is asked of a loader, where it has it.
@@ -66,8 +68,13 @@ class TorchState(ObjectState):
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
         self._snapshots = SnapshotPair(on_host=commit == "host")
         self._guard = StepGuard(self._check_world) if commit == "in_place" else None
+        self._checks: TrainingChecks | None = None
+        if current_job() is None:
+            self._keep_first()
 
     def commit(self, durable: bool = False) -> None:
+        if self._checks is not None:
+            self._checks.before_commit()
         super().commit(durable)
         for model in [] if self._job is None else self._job.models:
             model.forget_rows()
@@ -98,6 +105,38 @@ class TorchState(ObjectState):
             objects = find_objects(self._values(shared=True))
             self._guard.watch(value for value in objects.values() if isinstance(value, torch.optim.Optimizer))
         super()._begin(job)
+        if job is not None and job.world is not None:
+            if self._checks is None:
+                self._checks = TrainingChecks(self, job)
+            self._checks.begin()
+
+    def _compared(self) -> Named:
+        names = self._parameter_names()
+        objects = find_objects(self._values(shared=True)).values()
+        compared = [
+            (names[id(parameter)], parameter)
+            for value in objects
+            if isinstance(value, torch.nn.Module)
+            for parameter in value.parameters()
+        ]
+        for optimizer in find_optimizers(self._values(shared=True)):
+            for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+                of = names.get(id(parameter), f"parameter {number} of a {type(optimizer).__name__}")
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        compared.append((f"{key} of {of}", value))
+                    elif key == "step":
+                        compared.append((f"{key} of {of}", torch.tensor(float(value))))
+        return sorted(compared, key=lambda named: named[0])
+
+    def _parameter_names(self) -> dict[int, str]:
+        """What the parameters of the State's modules are called, by their ids."""
+        names: dict[int, str] = {}
+        for place, value in find_objects(self._values(shared=True)).items():
+            if isinstance(value, torch.nn.Module):
+                for name, parameter in value.named_parameters():
+                    names.setdefault(id(parameter), f"state.{place}.{name}")
+        return names
 
     def _check_world(self) -> None:
         """Ahead of an optimizer's step in place: a reduction of this step may have failed, and the user not have noticed."""
@@ -117,6 +156,9 @@ class TorchState(ObjectState):
                 'commit="in_place": the function returned after an optimizer step without a commit(); commit after each'
             )
         super()._leave(world)
+        if self._checks is not None:
+            self._checks.before_return()
+            self._checks.end()
 
     def _copy_whole(self) -> Snapshot:
         """Copy everything, weights and optimizer state included, as of the last commit."""

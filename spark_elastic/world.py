@@ -18,7 +18,7 @@ from spark_elastic.pending_copy import PendingCopy
 from spark_elastic.store import WorldStore
 
 # int64s that every rank adds to the control collective of a commit: ours, then those of the loader.
-OWN_FIELDS = 2
+OWN_FIELDS = 4
 LOADER_FIELDS = 4
 
 

@@ -16,6 +16,9 @@ from spark_elastic.errors import DataError
 T = TypeVar("T")
 
 _VERSION = 1
+# Loaders with an iteration under way outside a State: for validation, as a rule. Who sees an optimizer step meanwhile knows
+# what they are for.
+iterated_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @runtime_checkable
@@ -197,6 +200,8 @@ class PositionedLoader(Generic[T]):
         if tracker.exhausted:
             return
         expected = tracker.plan.steps(tracker.left, tracker.size)
+        if not self._in_state:
+            iterated_alone.add(self)
         try:
             with self._open() as opened:
                 for step, ticket_sum, batch in opened:
@@ -208,6 +213,7 @@ class PositionedLoader(Generic[T]):
                     if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
                         yield batch
         finally:
+            iterated_alone.discard(self)
             deliveries.end(self)
         if expected or not tracker.exhausted:
             raise DataError(

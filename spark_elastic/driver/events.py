@@ -118,6 +118,7 @@ class WorkerRaised(msgspec.Struct, frozen=True):
     place: str
     traceback: str
     fatal: bool = False
+    kind: str = ""
 
 
 class ResultFlowed(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from spark_elastic.driver.ranks import assign_ranks, choose_members
 from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
 from spark_elastic.errors import (
     NotEnoughHostsError,
+    RanksDifferError,
     ResetLimitExceededError,
     SparkElasticError,
     StateLostError,
@@ -342,7 +343,8 @@ class DriverMachine:
         if world is not None and event.worker in world.ranks:
             world.raised.add(event.worker)
         if event.fatal:
-            self._fail(TrainingFailedError(f"{event.error}", (failure,)))
+            kind = RanksDifferError if event.kind == RanksDifferError.__name__ else TrainingFailedError
+            self._fail(kind(event.error, (failure,)))
             return
         if self._is_telling(event.worker):
             self.book.count_exception(self._generation, event.place, event.error)

@@ -365,7 +365,11 @@ class SparkDriverService:
             case m.WorkerRaised():
                 who = name_worker(worker, self._ranks.get(worker))
                 self._printer.log(logging.WARNING, f"{who} raised\n{message.traceback.rstrip()}")
-                self._handle(ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal))
+                self._handle(
+                    ev.WorkerRaised(
+                        worker, message.error, message.place, message.traceback, message.fatal, message.kind
+                    )
+                )
             case m.ResultFollows():
                 link.elastic_result = message.elastic
                 link.result.clear()

@@ -16,7 +16,13 @@ import training
 from test_faults import check
 
 import spark_elastic
-from spark_elastic import JobCancelledError, NotEnoughHostsError, ResetLimitExceededError, TrainingFailedError
+from spark_elastic import (
+    JobCancelledError,
+    NotEnoughHostsError,
+    RanksDifferError,
+    ResetLimitExceededError,
+    TrainingFailedError,
+)
 from spark_elastic.testing import kill, kill_executor
 
 
@@ -112,6 +118,26 @@ def test_a_function_that_never_commits_fails_the_job_naming_the_setting(run: Any
 def test_rank_above_the_elastic_function_is_an_error_that_says_so(run: Any) -> None:
     with pytest.raises(TrainingFailedError, match="before its first generation a worker belongs to no world"):
         run(training.ask_rank_too_early, min_np=1, max_np=1)
+
+
+def test_what_would_train_wrongly_ends_the_job_and_says_what_to_do(run: Any) -> None:
+    with pytest.raises(
+        RanksDifferError, match=r"state\.model\.module\.\w+ is not the same on rank 1 .* since commit 1\.4"
+    ):
+        run(training.train_wrongly, "inner", min_np=2, max_np=2)
+    with pytest.raises(TrainingFailedError, match=r"optimizer=optimizer\)"):
+        run(training.train_wrongly, "optimizer", min_np=2, max_np=2)
+
+
+def test_a_newcomer_joins_a_model_that_has_grown_in_mid_training(run: Any) -> None:
+    result = run(
+        training.grow_in_mid_training, 12, faults=[kill(rank=1, step=8), kill(rank=0, step=11)], min_np=2, max_np=2
+    )
+    assert result.faults == 2
+    one, other = result.results
+    assert one == other
+    assert len(one["weights"]["words.weight"]) == 6
+    assert (one["moments"], one["size"]) == (5, 2)
 
 
 def test_a_result_that_cannot_be_pickled_is_named(run: Any) -> None:

@@ -388,6 +388,74 @@ def flood(lines: int) -> str:
     return "dry"
 
 
+def train_wrongly(mistake: str) -> None:
+    """Make one of the mistakes that train without a word; ranks have other rows, as ever."""
+    import torch
+
+    import spark_elastic as se
+
+    torch.manual_seed(0)
+    inner = torch.nn.Linear(4, 1)
+    model = se.DistributedDataParallel(inner)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    held = {"optimizers": [optimizer]} if mistake != "optimizer" else {}
+    state = se.TorchState(model=model, step=0, **held)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < 64:
+            optimizer.zero_grad()
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(64 * state.step + se.rank()))
+            called = inner if mistake == "inner" and state.step >= 2 else state.model
+            called(x).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+
+
+def grow_in_mid_training(steps: int) -> dict[str, Any]:
+    """Replace the head, grow the embedding and add a parameter group after the fourth step; all ranks see the same rows."""
+    import torch
+
+    import spark_elastic as se
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(4, 2)
+            self.head = torch.nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.words(x))
+
+    model = se.DistributedDataParallel(Net())
+    state = se.TorchState(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), step=0, grown=False)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < steps:
+            if state.step == 4 and not state.grown:
+                torch.manual_seed(4)
+                net, words = model.module, torch.nn.Embedding(6, 2)
+                words.weight.data[:4] = net.words.weight.detach()
+                net.words, net.head = words, torch.nn.Sequential(net.head, torch.nn.Linear(3, 5))
+                state.optimizer = torch.optim.Adam([words.weight], lr=0.1)
+                state.optimizer.add_param_group({"params": list(net.head.parameters()), "lr": 0.05})
+                state.grown = True
+                state.commit()
+            state.optimizer.zero_grad()
+            model.module(torch.arange(4)).square().mean().backward()
+            state.optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    weights = {name: tensor.tolist() for name, tensor in model.module.state_dict().items()}
+    return {"weights": weights, "moments": len(state.optimizer.state), "generation": se.generation(), "size": se.size()}
+
+
 def count_rows(url: str, rows: int, epochs: int, batch: dict[str, int], report: bool = False) -> dict[str, Any]:
     """The training function of API.md, with a weight per row of the dataset that goes up by one when the row counts."""
     import torch

@@ -65,13 +65,17 @@ class Progress:
 
 
 def test_a_new_run_goes_on_from_the_last_commit(stage: Stage, url: str) -> None:
-    state = new_run(stage, url, trained())
+    first, second = trained(), trained(steps=1)
+    state = new_run(stage, url, first)
     commit(stage, state)
     expected = values(state)
+    DistributedDataParallel(state.model)
     step(state)  # is not committed
+    stage.models.clear()
 
-    again = new_run(stage, url, trained(steps=1))
+    again = new_run(stage, url, second)
     assert equal(values(again), expected)
+    DistributedDataParallel(again.model)
     step(state)
     state.restore()
     step(state)

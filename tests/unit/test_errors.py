@@ -9,6 +9,7 @@ import pytest
 from spark_elastic import errors
 from spark_elastic.errors import (
     HostsUpdatedInterrupt,
+    RanksDifferError,
     ResetLimitExceededError,
     SparkElasticError,
     StateLostError,
@@ -34,7 +35,7 @@ def test_changes_of_the_world_are_no_runtime_errors(kind: type[Exception]) -> No
     assert not issubclass(kind, (RuntimeError, SparkElasticError))
 
 
-@pytest.mark.parametrize("kind", [TrainingFailedError, ResetLimitExceededError, StateLostError])
+@pytest.mark.parametrize("kind", [TrainingFailedError, ResetLimitExceededError, StateLostError, RanksDifferError])
 def test_failures_survive_pickling(kind: type[TrainingFailedError]) -> None:
     error = pickle.loads(pickle.dumps(kind("it failed", (FAILURE,))))
     assert type(error) is kind

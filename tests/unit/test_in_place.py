@@ -10,6 +10,7 @@ from worker_stage import Stage, on_stage
 
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.messages import CommitId
+from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.snapshot import StateDict
 from spark_elastic.state import ObjectState
 from spark_elastic.torch_state import TorchState
@@ -17,7 +18,7 @@ from spark_elastic.torch_state import TorchState
 
 def make() -> TorchState:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     return TorchState(model=model, optimizer=optimizer, epoch=0, commit="in_place")
 
@@ -37,7 +38,7 @@ def weights(state: TorchState) -> torch.Tensor:
 
 
 def means(state: TorchState) -> torch.Tensor:
-    return state.model[1].running_mean.clone()
+    return state.model.module[1].running_mean.clone()
 
 
 @pytest.fixture
@@ -116,7 +117,9 @@ def test_a_world_that_breaks_after_the_step_does_not_keep_it_from_being_committe
 
 def caught(stage: Stage) -> tuple[TorchState, TorchState]:
     """A state whose rank was caught between step and commit, and the one that is about to arrive."""
-    state, other = make(), make()
+    other = make()
+    stage.models.clear()
+    state = make()
     stage.begin(state)
     step(state)
     state.commit()
@@ -167,7 +170,7 @@ def test_a_donor_copies_the_whole_state_for_those_that_lack_it(stage: Stage) -> 
     copies = state._copies_for_repair(stage.world)
     sent = copies.current.content()["objects"]
     assert sorted(sent) == ["epoch", "model", "optimizer"]
-    assert torch.equal(sent["model"].content["0.weight"], state.model[0].weight)
+    assert torch.equal(sent["model"].content["module.0.weight"], state.model.module[0].weight)
     assert sent["optimizer"].content["state"][0]["exp_avg"].shape == (50, 50)
     assert sorted(ObjectState._values(state, shared=True)) == sorted(sent)
 
@@ -191,7 +194,7 @@ def test_a_durable_checkpoint_is_made_of_a_copy_that_later_steps_do_not_touch(st
     lent = state._durable_copies().lend()
     step(state)
     content = lent.content()
-    assert torch.equal(content["objects"]["model"].content["0.weight"].flatten(), held[:2500])
+    assert torch.equal(content["objects"]["model"].content["module.0.weight"].flatten(), held[:2500])
     assert (content["steps"], content["size"]) == (1, 1)
 
 

@@ -82,10 +82,10 @@ def test_a_job_goes_on_from_a_kept_checkpoint(folder: str, tmp_path: Path) -> No
     from worker_stage import on_stage
 
     shutil.copytree(kept(folder), tmp_path / "saved")
+    expected = kept_state.trained()
     with on_stage() as stage:
         stage.add_model = stage.models.append  # type: ignore[attr-defined]
         state = new_run(stage, str(tmp_path / "saved"), kept_state.trained(steps=0))
-        expected = kept_state.trained()
         assert same(dict(state.model.state_dict()), dict(expected.model.state_dict()))
         assert same(state.optimizer.state_dict(), expected.optimizer.state_dict())
         assert state.pair == expected.pair

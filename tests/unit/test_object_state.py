@@ -64,10 +64,43 @@ def test_attributes_that_are_set_later_belong_to_the_state() -> None:
     assert state.best == 3
 
 
-def test_a_restore_before_the_first_commit_does_nothing() -> None:
-    state = ObjectState(epoch=7)
+@pytest.mark.parametrize("synced", [False, True])
+def test_outside_a_job_a_restore_before_the_first_commit_goes_back_to_the_beginning_or_the_last_sync(
+    synced: bool,
+) -> None:
+    state = trained()
+    before = values(state)
+    if synced:
+        step(state)
+        before = values(state)
+        state.epoch = 7
+        state.sync()
+    step(state)
+    state.epoch = 8
     state.restore()
-    assert state.epoch == 7
+    assert state.epoch == (7 if synced else 0)
+    if synced:
+        assert equal(values(state), before)
+
+
+def test_outside_a_job_entering_the_function_is_something_to_go_back_to() -> None:
+    @elastic
+    def train(state: ObjectState) -> int:
+        state.epoch += 1
+        state.restore()
+        return state.epoch
+
+    state = ObjectState(epoch=0)
+    state.epoch = 5
+    assert train(state) == 5
+
+
+def test_in_a_job_a_restore_ahead_of_the_first_generation_does_nothing() -> None:
+    with on_stage():
+        state = ObjectState(epoch=7)
+        state.epoch = 8
+        state.restore()
+        assert state.epoch == 8
 
 
 def test_a_restore_can_be_repeated() -> None:

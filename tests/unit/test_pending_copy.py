@@ -13,6 +13,7 @@ from worker_stage import Stage, on_stage
 from spark_elastic import snapshot, world
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
 from spark_elastic.messages import CommitId, FormWorld, Member
+from spark_elastic.parallel import DistributedDataParallel
 from spark_elastic.pending_copy import PendingCopy, pending_copy
 from spark_elastic.snapshot import Snapshot, SnapshotPair
 from spark_elastic.state import ObjectState
@@ -180,7 +181,7 @@ def test_the_first_commits_of_a_generation_are_waited_for(stage: Stage, copies: 
 
 def test_a_commit_in_place_is_whole_at_once_whatever_has_happened(stage: Stage, copies: list[Copy]) -> None:
     """The step was made behind reductions that had been waited for; there is nothing to go back to."""
-    model = torch.nn.Linear(1, 1)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
     state = TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), commit="in_place")
     stage.begin(state)
     state.commit()

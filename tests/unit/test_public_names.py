@@ -21,6 +21,7 @@ NAMES = [
     "NotFiniteLossError",
     "NotInWorldError",
     "ObjectState",
+    "RanksDifferError",
     "ResetLimitExceededError",
     "SparkElasticError",
     "State",

@@ -15,6 +15,7 @@ from worker_stage import on_stage
 
 from spark_elastic import TorchState, micro_batches, scale_learning_rate
 from spark_elastic.errors import WorkerLostError
+from spark_elastic.parallel import DistributedDataParallel
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda optimizer: None,
@@ -139,6 +140,7 @@ def test_in_place_a_step_that_a_broken_world_refuses_does_not_count_for_the_warm
     for each in (training, other):
         each.on_reset(1, 3)
     with on_stage() as stage:
+        DistributedDataParallel(training.state.model)
         stage.begin(training.state)
         assert training.step() == other.step()
         training.state.commit()

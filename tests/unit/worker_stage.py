@@ -33,10 +33,14 @@ class Stage:
         self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]
         # What a donor sends when the next generation begins.
         self.arriving: Any = None
+        self.told: bytes | None = None
         self._pending: list[int] | None = None
 
     def attach_models(self) -> None:
         pass
+
+    def add_model(self, model: Any) -> None:
+        self.models.append(model)
 
     def begin(
         self, state: Any, *, rank: int = 0, others: Sequence[CommitId | None] = (), previous_size: int = 1
@@ -61,6 +65,7 @@ class Stage:
             lost=lambda error: WorkerLostError(str(error)),
             watch=lambda copy: World.watch(self.world, copy),
             wait_for=lambda copy: World.wait_for(self.world, copy),
+            store=SimpleNamespace(),
             group=SimpleNamespace(is_broken=lambda: self.broken, abort=lambda: setattr(self, "broken", True)),
             _control=SimpleNamespace(is_aborted=lambda generation: self.aborted),
             _copy=None,
@@ -85,7 +90,8 @@ class Stage:
         if self.arriving is None:
             return False
         snapshots.spare.buffer.copy_from([])
-        snapshots.spare.skeleton, snapshots.spare.objects = self.arriving, None
+        snapshots.spare.skeleton, snapshots.spare.objects, snapshots.spare.put_back = self.arriving, None, None
+        snapshots.spare.told = self.told
         snapshots.switch()
         return True
 

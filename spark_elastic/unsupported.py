@@ -1,0 +1,46 @@
+"""What a State cannot hold, said in one sentence instead of by an error from inside torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+# Torch's own, which share a model out over ranks: no rank could give the whole of it to a newcomer.
+_SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
+
+
+def why_unsupported(value: Any) -> str | None:
+    """What a tensor or an object with a state dict is, if a State cannot hold it."""
+    kind = type(value)
+    if not isinstance(value, torch.Tensor):
+        if kind.__name__ in _SHARDED and kind.__module__.startswith("torch."):
+            return f"torch's {kind.__name__}"
+        return None
+    if kind.__name__ == "DTensor" and isinstance(value, getattr(sys.modules.get(kind.__module__), "DTensor", ())):
+        return "a DTensor, as FSDP and tensor parallelism make them"
+    if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+        return "a parameter that has no shape before the model's first call"
+    if value.is_nested:
+        return "a nested tensor"
+    if value.is_quantized:
+        return "a quantized tensor"
+    if value.layout is not torch.strided:
+        return f"a sparse tensor ({value.layout})"
+    return "a tensor without data, on the meta device" if value.is_meta else None
+
+
+def check_supported(value: Any, name: str) -> None:
+    """Raise ``TypeError`` for what a State cannot hold: each worker holds all of it, in dense tensors."""
+    what = why_unsupported(value)
+    if what is not None:
+        raise TypeError(
+            f"{name} is {what}, which a State does not support: every worker holds the whole model and optimizer state, in "
+            "dense tensors"
+        )
+    if isinstance(value, torch.nn.Module):
+        parts = [*list(value.named_modules())[1:], *value.named_parameters(), *value.named_buffers()]
+        for part, entry in parts:
+            if why_unsupported(entry) is not None:
+                check_supported(entry, f"{name}.{part}")
