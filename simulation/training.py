@@ -82,6 +82,7 @@ class Model(torch.nn.Module):
     """Holds the weights. Torch's own machinery is left out for speed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.weights = 0
 
     def state_dict(self, *_: Any, **__: Any) -> Any:
