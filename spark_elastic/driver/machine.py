@@ -733,7 +733,8 @@ class DriverMachine:
                 return
         draining = self.hosts.draining()
         leaving = {worker.worker for worker in ready if worker.host in draining}
-        newcomers = self._newcomers()
+        # Who came with one that has broken the world has not committed either, and waits as the next newcomer does.
+        newcomers = [*self._newcomers(), *filter(self._is_joining, self._living_members())]
         admitted = self.admission.admit(newcomers, now)
         kept_out = [worker for worker in newcomers if worker not in admitted]
         chosen = choose_members(

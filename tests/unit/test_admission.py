@@ -267,3 +267,28 @@ def test_newcomers_that_have_to_wait_are_taken_when_there_are_too_few_without_th
     script.kill(1)
     script.come_back()
     assert script.ranks == [0, *waiting]
+
+
+def test_a_newcomer_that_came_with_the_last_one_to_fail_waits_with_all_others() -> None:
+    """Found by the simulation: it had been in a world, though without a commit, and was let in again at once."""
+    script = running("a", max_np=3)
+    script.commit()
+    script.register("b")
+    for _ in range(FREE_FAILURES - 1):
+        fail_to_join(script)
+        script.pass_time(20)
+    script.register("c")
+    both = starting(script)
+    script.boot(*both)
+    script.pass_time(1.0)
+    script.obey_interrupt()
+    assert set(both) < set(script.ranks)
+    for number in script.ranks:
+        script.send(ev.GroupFormed(number, script.generation))
+    script.raises(both[0])
+    script.come_back()
+    assert script.ranks == [0]
+    script.acknowledge()
+    script.commit()
+    assert script.since(lambda: script.pass_time(SHORTEST_PAUSE - 2)).of(do.InterruptWorld) == []
+    assert len(script.since(lambda: script.pass_time(14)).of(do.InterruptWorld)) == 1
