@@ -43,9 +43,10 @@ class Delivery:
         """Take these for tensors of this batch, too."""
         self.tensors += map(weakref.ref, tensors)
 
-    def holds(self, storages: set[int]) -> bool:
-        """Whether one of these storages is that of a tensor of the batch."""
-        return any(_storage(tensor) in storages for tensor in (ref() for ref in self.tensors) if tensor is not None)
+    def holds(self, places: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether one of these places in memory is one of a tensor of the batch, in part or as a whole."""
+        own = [_place(tensor) for tensor in (ref() for ref in self.tensors) if tensor is not None]
+        return any(one[0] == two[0] and one[1] < two[2] and two[1] < one[2] for one in own for two in places)
 
 
 def share(rank_rows: Sequence[int], rank: int) -> float:
@@ -114,10 +115,10 @@ class Deliveries:
 
     def _known(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
         """Find the batch by its tensors. Those of the same loader that were fetched before it have been left out by now."""
-        storages = {_storage(tensor) for tensor in tensors}
+        places = [_place(tensor) for tensor in tensors]
         found: list[Delivery] = []
         for known in reversed(self._kept):
-            if not (found and known.rank_rows == found[0].rank_rows) and known.holds(storages):
+            if not (found and known.rank_rows == found[0].rank_rows) and known.holds(places):
                 found.append(known)
         if not found:
             return None
@@ -156,12 +157,18 @@ def _check_alike(candidates: list[Delivery], what: str) -> None:
         )
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """Name the memory of a tensor; views share it."""
+def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Name the memory of a tensor: its storage, its first byte there and the one after its last. Views lie within it.
+
+    A loader may cut several batches from one storage.
+    """
     try:
-        return int((tensor.values() if tensor.is_nested else tensor).untyped_storage()._cdata)
+        values = tensor.values() if tensor.is_nested else tensor
+        start = values.storage_offset() * values.element_size()
+        spans = (stride * (length - 1) for stride, length in zip(values.stride(), values.shape, strict=True) if length)
+        return int(values.untyped_storage()._cdata), start, start + (sum(spans) + 1) * values.element_size()
     except (NotImplementedError, RuntimeError):  # sparse tensors and such have none
-        return id(tensor)
+        return id(tensor), 0, 1
 
 
 # What the loaders of this process's state have delivered.

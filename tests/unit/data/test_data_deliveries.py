@@ -38,6 +38,17 @@ def test_a_batch_is_known_by_its_tensors_and_by_views_of_them_however_many_were_
     assert feed.rows_of(third.unsqueeze(0)) == (3, 1)
 
 
+def test_batches_that_a_loader_cuts_from_one_storage_are_told_apart() -> None:
+    feed = Feed()
+    first, second = torch.randn(8, 3).split_with_sizes([3, 5])
+    feed.log.note(feed, {"x": first}, (3, 4), 0)
+    feed.log.note(feed, {"x": second}, (5, 3), 0)
+    assert feed.rows_of(first[1:, :2]) == (3, 4)
+    assert feed.rows_of(second.T) == (5, 3)
+    with pytest.raises(DataError, match="several batches at once"):
+        feed.rows_of(first, second)
+
+
 def test_jagged_rows_are_known_by_their_values() -> None:
     feed = Feed()
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
