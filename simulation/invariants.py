@@ -167,6 +167,11 @@ class Invariants:
         job = self.simulation.schedule.job
         if job.in_place and job.reduces_metrics:
             return  # the others may wait for it between step and commit, with no way back: docs/howto/commits.md warns of that
+        counted = [
+            self.simulation.workers.get(other) for other, w in self.machine.workers.items() if w.phase in _COUNTED
+        ]
+        if any(other is not None and not other.is_alive for other in counted):
+            return  # the driver has not heard yet that these are gone, and relied on them
         others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
         # What a silent one has committed since it was heard is not known to the driver; who is late has told.
         if not others or ("did not return" in cause and max(others) < held):
@@ -212,7 +217,8 @@ class Invariants:
             if process.is_alive and process.job is not None and _held_by(process) != member.commit:
                 fail(f"{process} is said to hold {member.commit}, it holds {_held_by(process)}")
         self._world_is_over = False
-        others = self._established.intersection(workers)
+        # Who was in the last world and has got the state there is no newcomer any more.
+        others = [number for number in workers if number in self._established or self.simulation.workers[number].holds]
         if (
             len(self._broken_by_newcomers) >= FREE_FAILURES
             and settings.min_np <= len(others) < len(workers)

@@ -233,7 +233,8 @@ class Strikes:
 
     def _block_ports(self, executor: Executor, fault: Fault) -> None:
         executor.is_blocked = True
-        seconds = 20 + 2 * fault.seconds
+        # Worlds that do not form for longer end the job (UNFORMED_LIMIT).
+        seconds = 20 + fault.seconds
         self.simulation.heals(self.simulation.clock.now + seconds)
         self.simulation.clock.after(seconds, self._open_ports, executor)
 
