@@ -733,8 +733,8 @@ class DriverMachine:
                 return
         draining = self.hosts.draining()
         leaving = {worker.worker for worker in ready if worker.host in draining}
-        # Who came with one that has broken the world has not committed either, and waits as the next newcomer does.
-        newcomers = [*self._newcomers(), *filter(self._is_joining, self._living_members())]
+        # Those of a broken world that had not got the state yet are newcomers still.
+        newcomers = [] if newest is None else [w for w in ready if w.commit is None and not w.has_progressed]
         admitted = self.admission.admit(newcomers, now)
         kept_out = [worker for worker in newcomers if worker not in admitted]
         chosen = choose_members(

@@ -111,7 +111,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     if not seen.settings.elastic:
         yield from _missed_in_fixed_world(seen, world)
         return
-    limit = _time_without_progress(seen.settings, world)
+    limit = _time_without_progress(seen, world)
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
     if not all(_is_heard(seen, worker) for worker in seen.members):
@@ -134,6 +134,11 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
         # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
     elif late := find_late(inside, is_awaited):
+        numbers = {worker.worker for worker in late}
+        if last_holders(seen, numbers):
+            # It may wait itself, for ranks that were lost after they had left: an abort frees it, and nobody is given up.
+            yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
+            return
         for worker in late:
             yield WorkerHung(
                 worker.worker,
@@ -227,7 +232,7 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
     """Find survivors of an abort that are in user code for too long: as long as a rank may be there at any time."""
     if seen.world is None:
         return
-    limit = max(seen.settings.ready_timeout, _time_without_progress(seen.settings, seen.world))
+    limit = max(seen.settings.ready_timeout, _time_without_progress(seen, seen.world))
     awaited = {
         worker.worker: seen.now - worker.awaited_since
         for worker in seen.members
@@ -281,9 +286,14 @@ def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
     return max(limit, seen.settings.elastic_timeout) if is_last_holder and seen.settings.elastic else limit
 
 
-def _time_without_progress(settings: JobSettings, world: World) -> float:
-    """How long a rank may show no progress. The first step of a generation may compile kernels, open files, fill a loader."""
-    return settings.hang_timeout * (1 if world.progressed else 2)
+def _time_without_progress(seen: Situation, world: World) -> float:
+    """How long a rank may show no progress: twice as long until every rank has made its first commit of the generation.
+
+    The first step of a generation may compile kernels, open files, fill a loader.
+    """
+    commits = [worker.commit for worker in seen.members]
+    has_begun = all(c is not None and c.generation == world.generation and c.index > 0 for c in commits)
+    return seen.settings.hang_timeout * (1 if has_begun else 2)
 
 
 def slow_forming(seen: Situation) -> Iterator[Finding]:
