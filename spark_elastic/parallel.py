@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import inspect
 import itertools
@@ -190,7 +191,7 @@ class DistributedDataParallel(nn.Module):
         self._keep(_world=world)
         if world.size > 1:
             self._build()
-            torch._dynamo.eval_frame.skip_code(DistributedDataParallel.forward.__code__)
+            _leave_out_of_graphs()
 
     def detach(self) -> None:
         """Drop torch's wrapper: after a failed backward it is of no use, and it holds the old process group."""
@@ -365,6 +366,12 @@ class DistributedDataParallel(nn.Module):
             "_content": None,
         }
         return {**self.__dict__, **outside}
+
+
+@functools.cache
+def _leave_out_of_graphs() -> None:
+    """Have ``torch.compile`` trace the module and none of our code around it, which holds the generation's weight and group."""
+    torch._dynamo.trace_rules.add("spark_elastic")
 
 
 def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:

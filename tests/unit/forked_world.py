@@ -21,6 +21,8 @@ from spark_elastic.parallel import DistributedDataParallel
 
 # Its processes are forked from one that has imported torch and runs no threads.
 _context = multiprocessing.get_context("forkserver")
+# Held to the end of a process: a hook's last callback may still hold its group, and Gloo cannot be dropped on its own thread.
+_groups: list[Any] = []
 _context.set_forkserver_preload(["torch", "torch._dynamo", "spark_elastic.parallel", "spark_elastic.data"])
 
 
@@ -82,6 +84,7 @@ def world(
         is_broken=lambda: False,
         lost=lambda error: WorkerLostError(str(error)),
     )
+    _groups.append(dist.group.WORLD)
     try:
         for model in models:
             model.attach(formed)
