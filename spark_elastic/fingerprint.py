@@ -194,12 +194,10 @@ class Comparison:
         )
         self._verdict = RanksDifferError(
             f"{name} is not the same on rank {rank} as on rank 0 since commit {mine.commit} at the latest; {before}. "
-            "Ranks that should be equal differ, so training was wrong. The usual causes: gradients that are not "
-            "averaged (a model that "
-            "is called or stepped without se.DistributedDataParallel, a step or commit under no_sync()), an "
-            "optimizer, scheduler or "
-            "model that trains and is not in the State, weights that one rank changes alone (if se.rank() == "
-            "0), an optimizer that "
-            "decides by this rank's loss or random numbers. What is meant to differ goes into TorchState(local=…)"
+            "Ranks that should be equal differ, so training was wrong. The usual causes: gradients that are not averaged "
+            "(a model that is called or stepped without se.DistributedDataParallel, a step or commit under no_sync()), an "
+            "optimizer, scheduler or model that trains and is not in the State, weights that one rank changes alone "
+            "(if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. What is meant to "
+            "differ goes into TorchState(local=…)"
         )
         raise self._verdict

@@ -78,9 +78,8 @@ class TrainingChecks:
         self._steps += 1
         if self._steps == STEPS_WITHOUT_COMMIT and not self._state._index:
             self._warn(
-                f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: when a worker is lost, all of them are. "
-                f"Write state.commit() "
-                "after optimizer.step()"
+                f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: when a worker is lost, all of them are. Write "
+                "state.commit() after optimizer.step()"
             )
         for loader in iterated_alone:
             self._look_at(loader)
@@ -103,11 +102,10 @@ class TrainingChecks:
         wrapped = {id(p) for model in self._job.models for p in model.parameters()}
         if not is_shared and any(id(p) in wrapped for p in parameters):
             raise TrainingCodeError(
-                f"a {type(optimizer).__name__} steps the parameters of a DistributedDataParallel and is not in "
-                f"the State: after a reset "
-                f"its state would differ from rank to rank. Write state = se.TorchState(…, "
-                f"{self._free_name('optimizer')}=optimizer), "
-                "with the optimizer itself, in a list or dict, or with an object that holds it and has state_dict"
+                f"an optimizer ({type(optimizer).__name__}) steps the parameters of a DistributedDataParallel and is not "
+                "in the State: after a reset its state would differ from rank to rank. Write state = se.TorchState(…, "
+                f"{self._free_name('optimizer')}=optimizer), with the optimizer itself, in a list or dict, or with an "
+                "object that holds it and has state_dict"
             )
         trained = [p for p in parameters if p.requires_grad and p.grad is not None]
         bare = [p for p in trained if id(p) not in wrapped and id(p) not in own_parameters]
@@ -128,13 +126,10 @@ class TrainingChecks:
         what = name or f"a parameter of shape {list(bare[0].shape)}"
         module = "model" if name is None else name.split(".")[1].split("[")[0]
         raise TrainingCodeError(
-            f"{what} trains and nobody averages its gradients: its module is not wrapped, so each rank would "
-            f"train on its own rows "
-            f"alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
-            f"that to the State. Who "
-            "averages gradients by hand calls backward under no_sync() of the wrapped model; a module that is "
-            "each rank's own goes "
-            f'into se.TorchState(local={{"{module}": {module}}})'
+            f"{what} trains and nobody averages its gradients: its module is not wrapped, so each rank would train on its "
+            f"own rows alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
+            "that to the State. Who averages gradients by hand calls backward under no_sync() of the wrapped model; a "
+            f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
         )
 
     def _check_beside(self, optimizer: torch.optim.Optimizer, shared: list[Any]) -> None:
@@ -142,19 +137,17 @@ class TrainingChecks:
         scaler = _calling_scaler()
         if scaler is not None and not any(value is scaler for value in (*shared, *_reachable(self._local()))):
             raise TrainingCodeError(
-                "a GradScaler steps an optimizer of the State and is not in the State itself: after a reset "
-                "ranks would average "
-                f"gradients of different scales. Write state = se.TorchState(…, {self._free_name('scaler')}=scaler)"
+                "a GradScaler steps an optimizer of the State and is not in the State itself: after a reset ranks would "
+                "average gradients of different scales. Write state = se.TorchState(…, "
+                f"{self._free_name('scaler')}=scaler)"
             )
         if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
             schedulers = [value for value in (*shared, *_reachable(self._local())) if isinstance(value, LRScheduler)]
             if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
                 self._warn(
-                    "a learning rate scheduler of an optimizer in the State is not in the State itself: after a "
-                    "reset it does not go back "
-                    f"with the weights, and a newcomer's begins anew. Write state = se.TorchState(…, "
-                    f"{self._free_name('scheduler')}="
-                    "scheduler)"
+                    "a learning rate scheduler of an optimizer in the State is not in the State itself: after a reset it "
+                    "does not go back with the weights, and a newcomer's begins anew. Write state = se.TorchState(…, "
+                    f"{self._free_name('scheduler')}=scheduler)"
                 )
 
     def _look_at(self, loader: Any) -> None:
@@ -165,10 +158,9 @@ class TrainingChecks:
             self._alone[loader] = (place, times + 1)
             if times == 1:
                 self._warn(
-                    f"a {type(loader).__name__} that is not in the State trains a model: every rank gets all of "
-                    f"its rows, so each row "
-                    "counts once a rank, and after a reset it begins anew. Write state = se.TorchState(…, "
-                    f"{self._free_name('loader')}=loader)"
+                    f"a loader ({type(loader).__name__}) that is not in the State trains a model: every rank gets all of "
+                    "its rows, so each row counts once a rank, and after a reset it begins anew. Write state = "
+                    f"se.TorchState(…, {self._free_name('loader')}=loader)"
                 )
 
     # ------------------------------------------------------------------ commits and the end
@@ -187,20 +179,17 @@ class TrainingChecks:
         # Those that a GradScaler would not step with are dropped, and so are those that were set to zero.
         if any(bool(g.any()) for g in gradients) and all(bool(torch.isfinite(g).all()) for g in gradients):
             raise TrainingCodeError(
-                "a commit came after backward() and before optimizer.step(): gradients are no part of a commit, "
-                "so the rows that have "
-                "been accumulated would be lost after a reset. Write state.commit() after optimizer.step(); "
-                "gradients that are not "
-                "wanted are dropped by optimizer.zero_grad() before the commit"
+                "a commit came after backward() and before optimizer.step(): gradients are no part of a commit, so the "
+                "rows that have been accumulated would be lost after a reset. Write state.commit() after "
+                "optimizer.step(); gradients that are not wanted are dropped by optimizer.zero_grad() before the commit"
             )
         self._is_pending = False
 
     def before_return(self) -> None:
         if self._steps and not self._state._index:
             self._warn(
-                f"the elastic function returned after {self._steps} optimizer steps without a commit: a lost "
-                f"worker would have taken all "
-                "of them back. Write state.commit() after optimizer.step()"
+                f"the elastic function returned after {self._steps} optimizer steps without a commit: a lost worker would "
+                "have taken all of them back. Write state.commit() after optimizer.step()"
             )
 
     # ------------------------------------------------------------------ inside

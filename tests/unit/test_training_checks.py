@@ -149,7 +149,7 @@ def test_a_scheduler_in_the_state_does_not_stand_for_its_optimizer(stage: Stage)
     model = DistributedDataParallel(net())
     optimizer = sgd(model)
     stage.begin(TorchState(model=model, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1)))
-    with pytest.raises(TrainingCodeError, match="a SGD steps the parameters"):
+    with pytest.raises(TrainingCodeError, match=r"an optimizer \(SGD\) steps the parameters"):
         step(model, optimizer)
 
 
