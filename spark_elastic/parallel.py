@@ -9,6 +9,8 @@ import hashlib
 import inspect
 import itertools
 import operator
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -370,8 +372,22 @@ class DistributedDataParallel(nn.Module):
 
 @functools.cache
 def _leave_out_of_graphs() -> None:
-    """Have ``torch.compile`` trace the module and none of our code around it, which holds the generation's weight and group."""
-    torch._dynamo.trace_rules.add("spark_elastic")
+    """Have ``torch.compile`` trace what our code calls, and none of our code, which holds the generation's weight and group."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "spark_elastic":
+            continue
+        classes = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == name]
+        for value in (member for owner in (module, *classes) for member in vars(owner).values()):
+            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
+            if inspect.isfunction(function) and function.__module__ == name:
+                _skip(function.__code__)
+
+
+def _skip(code: types.CodeType) -> None:
+    torch._dynamo.eval_frame.skip_code(code)
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            _skip(nested)
 
 
 def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:
