@@ -335,7 +335,12 @@ class Invariants:
         self.simulation.fail(f"the job failed without need: {type(error).__name__}: {text}", error)
 
     def _needs_newcomers(self) -> bool:
-        others = [process for process in self._living(*_COUNTED) if process.number in self._established]
+        workers = self.machine.workers
+        others = [
+            process
+            for process in self._living(*_COUNTED)
+            if process.number in self._established and not self.machine._is_draining(workers[process.number])
+        ]
         return len(others) < self.machine.settings.min_np
 
     def _is_hit(self, text: str) -> bool:

@@ -65,6 +65,8 @@ class ControlClient:
         self.abort_nccl: Callable[[int], None] = lambda generation: None
         self.activity: Callable[[], m.Activity] = m.Activity
         self.is_stuck: Callable[[], bool] = lambda: False
+        # Set by the state: whether this worker can go back to the commit that it holds.
+        self.can_restore: Callable[[], bool] = lambda: True
 
     def __enter__(self) -> ControlClient:
         self._thread.start()
@@ -263,7 +265,8 @@ class ControlClient:
             self._changed.notify_all()
         if isinstance(message, m.AbortWorld):
             self.abort_world(message.generation)
-            connection.send(m.WorkerAborted(message.generation, self.commit))
+            held = self.commit if self.can_restore() else None
+            connection.send(m.WorkerAborted(message.generation, held))
         elif isinstance(message, m.AbortNccl):
             self.abort_nccl(message.generation)
 

@@ -195,7 +195,10 @@ class WorkerReady(Message, frozen=True):
 
 
 class WorkerAborted(Message, frozen=True):
-    """Answer of the control thread to ``AbortWorld``: Gloo's collectives are aborted, this is the last commit."""
+    """Answer of the control thread to ``AbortWorld``: Gloo's collectives are aborted.
+
+    ``commit`` is the last one, None where this worker has nothing to go back to.
+    """
 
     generation: int
     commit: CommitId | None

@@ -292,6 +292,8 @@ class DriverMachine:
         worker.heard = now
         if self.is_member(event.worker):
             self.world.answered.add(event.worker)
+            if event.commit is not None:
+                self.world.holding.add(event.worker)
             self._note_commit(worker, event.commit)
 
     def _world_broken(self, event: ev.WorldBroken, now: float) -> None:
@@ -554,6 +556,8 @@ class DriverMachine:
         inside = [worker for worker in members if worker.phase in (Phase.MEMBER, Phase.VOTED)]
         if all(worker.awaited_since is not None and worker.worker in world.answered for worker in inside):
             world.nccl_aborted = True
+            for worker in inside:
+                worker.awaited_since = self._now
             self._commands.append(do.AbortNccl(world.generation, tuple(worker.worker for worker in members)))
 
     def _all_members_lost(self, world: World) -> None:

@@ -233,9 +233,12 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
     if seen.world is None:
         return
     limit = max(seen.settings.ready_timeout, _time_without_progress(seen, seen.world))
+    called = [worker for worker in seen.members if worker.awaited_since is not None]
+    # Over NCCL nobody can come back before all have answered: until then only those who have not are late.
+    suspects = [worker for worker in called if seen.world.nccl_aborted or worker.worker not in seen.world.answered]
     awaited = {
         worker.worker: seen.now - worker.awaited_since
-        for worker in seen.members
+        for worker in suspects
         if worker.awaited_since is not None and seen.now - worker.awaited_since > limit
     }
     needed = last_holders(seen, awaited.keys())
@@ -254,10 +257,11 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
     """Find the workers that may be the last to hold the newest commit, if none but ``suspects`` is known to hold it.
 
     Known is only what holds at this moment: who has not been heard for a while may have gone on since, and a member of a
-    broken world that has not come back may find that it has nothing to go back to (see ``in_place``). Before the first
-    commit of a job all members hold what there is.
+    broken world that has neither come back nor answered the abort may find that it has nothing to go back to (see
+    ``in_place``). Before the first commit of a job all members hold what there is.
     """
     members = {worker.worker for worker in seen.members}
+    holding = seen.world.holding if seen.world is not None else set()
     candidates = [
         worker
         for worker in seen.workers
@@ -268,7 +272,9 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
     known = {
         worker.worker
         for worker in candidates
-        if worker.commit == newest and _is_heard(seen, worker) and (worker.phase is Phase.READY or not is_broken)
+        if worker.commit == newest
+        and _is_heard(seen, worker)
+        and (worker.phase is Phase.READY or not is_broken or worker.worker in holding)
     }
     return set() if known - suspects else {worker.worker for worker in candidates}
 

@@ -60,6 +60,8 @@ class World:
     acknowledged: set[int] = field(default_factory=set)
     # Who has answered the abort, and whether NCCL has been aborted after that.
     answered: set[int] = field(default_factory=set)
+    # Of those, who can go back to their last commit.
+    holding: set[int] = field(default_factory=set)
     nccl_aborted: bool = False
     raised: set[int] = field(default_factory=set)
     # Whether an explicit commit of this generation is known.

@@ -33,7 +33,6 @@ SOON_NOTICED = {
     "the state is not restored after a loss",
     "the loader does not go back",
     "a copy on a GPU counts although an abort has met it",
-    "NCCL is aborted when the first rank has looked",
     "NCCL is not aborted",
 }
 

@@ -1020,3 +1020,17 @@ def test_a_worker_that_was_fenced_is_not_said_to_have_run_out_of_memory() -> Non
         script.come_back()
     script.end_those_told()
     assert "could not connect" in script.machine.book.failures[2].cause
+
+
+def test_who_waits_for_the_abort_of_nccl_is_not_late_and_what_it_holds_counts() -> None:
+    """Found by the simulation: one was killed, one stopped for ever, and the third could not come back before that answered."""
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    script.kill(1)
+    script.send(ev.WorkerAborted(0, script.generation, CommitId(script.generation, 1)))
+    told = script.since(lambda: script.pass_time(62))
+    assert told.of(do.KillWorker) == [do.KillWorker(2, 2)]
+    assert len(told.of(do.AbortNccl)) == 1
+    assert script.since(lambda: script.pass_time(50)).of(do.KillWorker) == []
+    script.come_back(0)
+    assert script.ranks == [0]

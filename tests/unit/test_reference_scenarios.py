@@ -540,6 +540,22 @@ def test_the_same_exception_three_times_without_a_commit_fails_the_job() -> None
     assert "3 times without a commit" in str(script.error)
 
 
+def test_the_seal_of_a_generation_is_no_progress() -> None:
+    """A row that nobody can read would reset the job for ever: each new generation is sealed before it comes to the row."""
+    script = running("a", "b", "c", "d")
+    script.commit()
+    for _ in range(3):
+        assert script.outcome is None
+        script.raises(script.ranks[-1])
+        script.come_back()
+        if script.outcome is None:
+            script.acknowledge()
+            for worker in script.living:
+                script.processes[worker].commit = CommitId(script.generation, 0)
+                script.heartbeat(worker)
+    assert isinstance(script.error, TrainingFailedError)
+
+
 def test_the_same_exception_with_commits_between_goes_on() -> None:
     script = running("a", "b", "c", "d", "e", max_np=5)
     for _ in range(4):
