@@ -61,6 +61,10 @@ class Figures(msgspec.Struct, frozen=True):
         return 1 + int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
+# Made once, here: msgspec must not look into a type for the first time on two threads at once.
+_shown = msgspec.msgpack.Decoder(tuple[int, Figures])
+
+
 def take_figures(tensors: Named, commit: CommitId) -> Figures:
     """Look at tensors, all of this commit. Waits for a GPU where they are on one."""
     pieces = [_piece(tensor.detach(), commit.index) for _, tensor in tensors]
@@ -181,7 +185,7 @@ class Comparison:
     def _look_closer(self, mine: Figures) -> None:
         packed = msgspec.msgpack.encode((self._rank, mine))
         shown = self._gather(f"fingerprint/{mine.commit.index}", packed)
-        everybody = dict(msgspec.msgpack.decode(data, type=tuple[int, Figures]) for data in shown)
+        everybody = dict(map(_shown.decode, shown))
         found = find_difference([everybody[rank] for rank in range(self._size)])
         if found is None:
             self._pause = MIXED_SECONDS
