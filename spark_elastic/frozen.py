@@ -14,7 +14,7 @@ import torch
 # In the ``_metadata`` of the state dict that a commit keeps of a module.
 _MARK = "frozen"
 # Stands in the names of parameters where ``torch.compile`` has wrapped a module.
-_COMPILED = "_orig_mod."
+COMPILED = "_orig_mod."
 
 
 def frozen_names(module: torch.nn.Module) -> list[str]:
@@ -24,9 +24,9 @@ def frozen_names(module: torch.nn.Module) -> list[str]:
 
 def freeze(module: torch.nn.Module, names: Iterable[str]) -> None:
     """Have these parameters, and no others, require no gradients."""
-    frozen = {name.replace(_COMPILED, "") for name in names}
+    frozen = {name.replace(COMPILED, "") for name in names}
     for name, parameter in module.named_parameters():
-        requires_grad = name.replace(_COMPILED, "") not in frozen
+        requires_grad = name.replace(COMPILED, "") not in frozen
         if parameter.requires_grad != requires_grad:
             parameter.requires_grad_(requires_grad)
 

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.frozen import freeze_as_noted
+from spark_elastic.frozen import COMPILED, freeze_as_noted
 from spark_elastic.in_place import SmallPart, load_small_part
 from spark_elastic.snapshot import PLAIN, StateDict, cloned, has_state_dict, map_tree
 from spark_elastic.structure import reshape
-
-# Stands in the names of parameters where ``torch.compile`` has wrapped a module.
-_COMPILED = "_orig_mod."
 
 
 def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) -> Any:
@@ -101,8 +98,8 @@ def _named_as_here(module: torch.nn.Module, kept: Any) -> Any:
     """
     here = module.state_dict()
     if set(here) != set(kept):
-        names = {name.replace(_COMPILED, ""): name for name in here}
-        renamed = OrderedDict((names.get(name.replace(_COMPILED, ""), name), value) for name, value in kept.items())
+        names = {name.replace(COMPILED, ""): name for name in here}
+        renamed = OrderedDict((names.get(name.replace(COMPILED, ""), name), value) for name, value in kept.items())
         kept = _with_metadata(renamed, here)
     for name, value in kept.items():
         present = here.get(name)

@@ -179,6 +179,7 @@ class DistributedDataParallel(nn.Module):
         self._leave()
         job = context.current_job()
         if job is not None:
+            _leave_out_of_graphs()  # once a process, here where nobody waits for it
             job.add_model(self)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,6 @@ def test_a_model_whose_shapes_come_with_its_first_call_is_refused_until_then() -
     TorchState(model=model).commit()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="Linux only")
 @pytest.mark.filterwarnings("ignore")
 def test_dtensors_and_torchs_sharded_optimizer_are_refused(group: None) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
