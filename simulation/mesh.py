@@ -209,6 +209,8 @@ class Group:
         self.give_up()
         self.leave()
 
+    def drop(self) -> None: ...
+
     # ------------------------------------------------------------------ operations
 
     def collective(self, value: Any, source: int | None = None) -> Work:

@@ -44,6 +44,7 @@ class Job:
         self.reporter = Reporter(control.report)
         self.checkpoints = checkpoints
         self.world: World | None = None
+        self._last_world: World | None = None
         # The state that the elastic function was called with.
         self.state: Any = None
         self.finished = False
@@ -80,11 +81,15 @@ class Job:
         return self.world
 
     def leave_world(self) -> None:
-        """Drop the process group of the last generation and everything that hangs on it."""
-        if self.world is not None:
-            for model in self.models:
-                model.detach()
-            self.world.close()
+        """End the use of the last generation's process group, and free that of the generation before."""
+        if self.world is None:
+            return
+        for model in self.models:
+            model.detach()
+        self.world.close()
+        if self._last_world is not None:
+            self._last_world.drop()
+        self._last_world = self.world
 
     @property
     def models(self) -> list[DistributedDataParallel]:
@@ -104,7 +109,7 @@ class Job:
         for model in models:
             model.attach(self.world)
         if models:
-            models[0].check_alike(models)
+            models[0].compare(models)
 
     def add_model(self, model: DistributedDataParallel) -> None:
         if self.world is not None and self.is_fixed:

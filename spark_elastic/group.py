@@ -31,8 +31,8 @@ logger = logging.getLogger("spark_elastic")
 
 # Hangs are found by the driver. Gloo's own timeout must not end a long evaluation on one rank that says heartbeat().
 COLLECTIVE_TIMEOUT = timedelta(hours=24)
-# Dropping a group whose connections are shut takes milliseconds.
-DROP_SECONDS = 2.0
+# How long torch is kept from going on while NCCL is aborted.
+ABORT_SECONDS = 2.0
 GLOO_BACKEND = "elastic_gloo"
 NCCL_BACKEND = "elastic_nccl"
 
@@ -63,6 +63,8 @@ class Group:
         self.watched: WatchedGroup | None = None
         # Those of ``new_group`` in user code; Gloo's are reached by their sockets.
         self._nccl_subgroups: list[Any] = []
+        # Of a closed group, for ``drop``.
+        self._remains: list[Any] = []
         self._name = f"generation {store.generation}" if store is not None else ""
 
     def build(self) -> None:
@@ -134,24 +136,28 @@ class Group:
         return self.abort_nccl()
 
     def close(self) -> None:
-        """Drop the group. Healthy connections are shut first: Gloo would take leave of each peer in turn.
-
-        Its destructor waits for its threads, so it runs on a thread of ours that can be left behind.
-        """
+        """End the group's use. Its connections are shut, so whatever is pending on them fails; ``drop`` frees the rest."""
         for thread in self.give_up():
-            thread.join(DROP_SECONDS)  # what torch does next may wait for kernels
+            thread.join(ABORT_SECONDS)  # what torch does next may wait for kernels
         if dist.is_initialized():
             dist.destroy_process_group()
         self._watch.forget()
-        doomed = [self.watched, self.gloo, self.nccl, *self._nccl_subgroups, self._device]
+        self._remains = [self.watched, self.gloo, self.nccl, *self._nccl_subgroups, self._device]
         self.watched = self.gloo = self.nccl = self._device = None
         self._nccl_subgroups.clear()
-        dropping = threading.Thread(target=doomed.clear, name="spark_elastic-drop", daemon=True)
-        dropping.start()
-        dropping.join(DROP_SECONDS)
-        if dropping.is_alive():
-            logger.warning("a process group did not end within %g s; its threads are left behind", DROP_SECONDS)
-        self._sockets.close()
+
+    def drop(self) -> None:
+        """Free what a closed group holds, on a thread of its own: Gloo's destructor waits for Gloo's threads.
+
+        It must not run on one of these, so this is called a generation after ``close``: callbacks of a communication hook, which
+        may be the last to know the group, have then failed and are gone.
+        """
+
+        def free() -> None:
+            self._remains.clear()
+            self._sockets.close()
+
+        threading.Thread(target=free, name="spark_elastic-drop", daemon=True).start()
 
     def _new_gloo(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         options = dist.ProcessGroupGloo._Options()

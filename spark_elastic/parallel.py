@@ -101,6 +101,48 @@ class _Content:
         return len(reduced) == len(self.trainable) and all(map(operator.is_, reduced, self.trainable))
 
 
+class _Agreement:
+    """Which parameters of some models require gradients, as all ranks say. To make it is a collective."""
+
+    def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
+        self._world = world
+        self._names = [
+            f"{type(model.module).__name__}.{name}" for model in models for name in [*_reduced_names(model), ""]
+        ]
+        digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=8).digest()
+        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+        self._everybody = [torch.zeros_like(mine) for _ in range(world.size)]
+        try:
+            self._work = dist.all_gather(self._everybody, mine, async_op=True)
+        except RuntimeError as error:
+            raise world.lost(error) from error
+
+    def check(self) -> None:
+        """Wait for the answer. Raises ``SparkElasticError`` on all ranks where they differ, and ``WorkerLostError``."""
+        world = self._world
+        try:
+            self._work.wait()
+            if len({int(each) for each in self._everybody}) == 1:
+                return
+            lists: list[Any] = [None] * world.size
+            dist.all_gather_object(lists, self._names)
+        except RuntimeError as error:
+            raise world.lost(error) from error
+        first = next(
+            (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
+        )
+        holders = [rank for rank, each in enumerate(lists) if first in each]
+        raise SparkElasticError(
+            f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
+            "same step, and where the elastic function is entered again, from what the State says"
+        )
+
+
+def _reduced_names(model: DistributedDataParallel) -> list[str]:
+    """The names of the parameters that require gradients, as all ranks have to agree on them."""
+    return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+
+
 class _Call:
     """One forward of a wrapped model: which share of a global batch it works on, and the reduction that it is part of."""
 
@@ -196,6 +238,17 @@ class DistributedDataParallel(nn.Module):
             self._build()
             _leave_out_of_graphs()
 
+    def compare(self, models: Sequence[DistributedDataParallel]) -> None:
+        """Begin to compare with all ranks what requires gradients in ``models``, this one among them. A collective.
+
+        The first forward of each that gradients come back through reads the answer, and raises ``SparkElasticError`` on all ranks
+        where they differ: before anything is reduced, and without a wait for ranks that come later.
+        """
+        if self._world.size > 1:
+            agreement = _Agreement(models, self._world)
+            for model in models:
+                model._keep(_agreement=agreement)
+
     def detach(self) -> None:
         """Drop torch's wrapper: after a failed backward it is of no use, and it holds the old process group."""
         self._leave()
@@ -268,7 +321,7 @@ class DistributedDataParallel(nn.Module):
                 self._keep(_content=_Content(self.module))
                 if self._content.trainable and not self._content.is_reduced_as(self._reduced):
                     self._build()
-                    self.check_alike([self])
+                    self.compare([self])
             if self._content.trainable:
                 call = _Call(self, inputs, world)
                 weighting.begin(call)
@@ -277,6 +330,7 @@ class DistributedDataParallel(nn.Module):
         else:
             deliveries.see(inputs)
         if self._ddp is None or (call is None and torch.is_grad_enabled()):
+            self._read_agreement()
             return self.module(*args, **kwargs)
         self._ddp.require_backward_grad_sync = self._syncs
         try:
@@ -287,37 +341,15 @@ class DistributedDataParallel(nn.Module):
             raise
         if call is None:
             return outputs
+        self._read_agreement()
         if self._syncs:
             self._keep(_pass=-1)
         return _mark(outputs, call, True)
 
-    def reduced_names(self) -> list[str]:
-        """The names of the parameters that require gradients, as all ranks have to agree on them."""
-        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-
-    def check_alike(self, models: Sequence[DistributedDataParallel]) -> None:
-        """Raise ``SparkElasticError`` on all ranks unless the same parameters of these require gradients on all. A collective."""
-        world: World = self._world
-        if world.size == 1:
-            return
-        names = [f"{type(model.module).__name__}.{name}" for model in models for name in [*model.reduced_names(), ""]]
-        digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).digest()
-        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
-        everybody = [torch.zeros_like(mine) for _ in range(world.size)]
-        try:
-            dist.all_gather(everybody, mine)
-            if len({int(each) for each in everybody}) == 1:
-                return
-            lists: list[Any] = [None] * world.size
-            dist.all_gather_object(lists, names)
-        except RuntimeError as error:
-            raise world.lost(error) from error
-        first = next((name for each in lists for name in each if not all(name in other for other in lists)), names[0])
-        holders = [rank for rank, each in enumerate(lists) if first in each]
-        raise SparkElasticError(
-            f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
-            "same step, and where the elastic function is entered again, from what the State says"
-        )
+    def _read_agreement(self) -> None:
+        if self._agreement is not None:
+            self._agreement.check()
+            self._keep(_agreement=None)
 
     def _build(self) -> None:
         """Make torch's wrapper for what requires gradients now."""
@@ -340,7 +372,7 @@ class DistributedDataParallel(nn.Module):
         )
 
     def _leave(self) -> None:
-        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=[], _content=None, _pass=-1)
+        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=[], _content=None, _agreement=None, _pass=-1)
 
     def _keep(self, **values: Any) -> None:
         # Not attributes of the Module protocol: torch's wrapper must not show up among our submodules.
@@ -367,6 +399,7 @@ class DistributedDataParallel(nn.Module):
             "_row_source": None,
             "_reduced": [],
             "_content": None,
+            "_agreement": None,
         }
         return {**self.__dict__, **outside}
 

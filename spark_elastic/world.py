@@ -149,6 +149,10 @@ class World:
         self._pending = None
         self.group.close()
 
+    def drop(self) -> None:
+        """Free what a closed world holds. Does not block."""
+        self.group.drop()
+
     def _abort_if_mine(self, generation: int) -> None:
         if generation >= self.generation:
             if self._copy is not None:

@@ -89,7 +89,7 @@ def world(
         for model in models:
             model.attach(formed)
         if models:
-            models[0].check_alike(models)
+            models[0].compare(models)
         yield formed
     finally:
         for model in models:

@@ -183,14 +183,19 @@ def test_compiled_models_are_weighted_and_not_compiled_again_in_another_generati
         assert graphs == [graphs[0]] * 3
 
 
-def differ_in_what_trains(folder: Path, rank: int) -> None:
+def differ_in_what_trains(folder: Path, rank: int, frozen: tuple[str, ...]) -> None:
     model = DistributedDataParallel(net())
     if rank == 1:
-        model.module[2].bias.requires_grad_(False)
+        for name in frozen:
+            model.module.get_parameter(name).requires_grad_(False)
     with world(folder, rank, 2, [model]):
-        pass
+        model(torch.zeros(4, 8))
 
 
-def test_ranks_that_differ_in_what_requires_gradients_are_told_the_first_name() -> None:
-    with pytest.raises(SparkElasticError, match=r"Net\.2\.bias requires a gradient on ranks \[0\] only, of 2"):
-        on_ranks(2, differ_in_what_trains)
+@pytest.mark.parametrize("frozen", [("2.bias",), ("2.bias", "2.weight", "0.bias", "0.weight")])
+def test_ranks_that_differ_in_what_requires_gradients_are_told_a_name_ahead_of_backward(
+    frozen: tuple[str, ...],
+) -> None:
+    name = r"2\.bias" if len(frozen) == 1 else r"0\.weight"
+    with pytest.raises(SparkElasticError, match=rf"Net\.{name} requires a gradient on ranks \[0\] only, of 2"):
+        on_ranks(2, differ_in_what_trains, frozen)
