@@ -34,8 +34,8 @@ docs: setup
 
 # Long runs of the randomized schedules: SEED=… for others, JOBS=… for more.
 schedules: java setup
-	SCHEDULES=5000 $(BIN)/python -m pytest --timeout 1800 tests/unit/data/test_data_tracker.py
-	$(BIN)/python tests/integration/row_schedules.py --seed $(or $(SEED),1) --jobs $(or $(JOBS),24)
+	SCHEDULES=5000 $(BIN)/python -m pytest --timeout 1800 tests/unit/data/test_tracker.py
+	$(BIN)/python tests/support/row_schedules.py --seed $(or $(SEED),1) --jobs $(or $(JOBS),24)
 
 # Simulated jobs under injected faults: N=… schedules, from seed FIRST=… on.
 simulate: setup
@@ -47,7 +47,7 @@ fuzz: java setup
 
 # Random faults of every kind at jobs on three hosts: N=… jobs of 25 faults, SEED=… for others. The network's need root.
 chaos: java setup
-	PYTHONPATH=tests/integration $(BIN)/python tests/chaos/chaos.py --jobs $(or $(N),8) --seed $(or $(SEED),1)
+	PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py --jobs $(or $(N),8) --seed $(or $(SEED),1)
 
 $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PYTHON) -m venv $(PETASTORM)

@@ -27,16 +27,16 @@ import msgspec
 import psutil
 from report import Table, emit, summarize
 
-from spark_elastic import messages as m
-from spark_elastic.credentials import Credentials, create_credentials
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError
-from spark_elastic.messages import CommitId
-from spark_elastic.rpc import Connection, connect
-from spark_elastic.settings import JobSettings
+from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.connection import Connection, connect
+from spark_elastic.protocol.credentials import Credentials, create_credentials
+from spark_elastic.protocol.messages import CommitId
 from spark_elastic.task.facts import gather_facts
 
 CONNECTING_AT_ONCE = 32

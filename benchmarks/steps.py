@@ -156,8 +156,8 @@ def prepare(case: Case) -> tuple[Any, Callable[[], None]]:
 def time_parts(case: Case, steps: int) -> dict[str, float]:
     """Train with clocks around the parts of a commit; return the microseconds that each takes, the whole included."""
     import spark_elastic as se
-    from spark_elastic import snapshot, torch_state
-    from spark_elastic.context import current_world
+    from spark_elastic.worker.context import current_world
+    from spark_elastic.worker.state import snapshot, torch_state
 
     state, step = prepare(case)
     spent: Counter[str] = Counter()

@@ -14,10 +14,10 @@ from typing import Any
 import spark_elastic
 from spark_elastic.cli import doctor, run, summary, timeline
 from spark_elastic.cli import inspect as inspect_command
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.estimator import TorchClassifier, TorchEstimator, TorchRegressor
-from spark_elastic.restart import Meeting, environment
-from spark_elastic.settings import JobSettings
 from spark_elastic.task.facts import worker_environment
+from spark_elastic.worker.scripts import Meeting, environment
 
 # What each environment variable is for. One that the code uses and that is missing here is a KeyError.
 OURS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from simulation import threads
 from spark_elastic.checkpoint.content import SavedState
-from spark_elastic.messages import CommitId
-from spark_elastic.payload import CheckpointPlan
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.ticket import CheckpointPlan
 
 
 class Writer:

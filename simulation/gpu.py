@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulation.threads import Condition
-from spark_elastic.pending_copy import PendingCopy
+from spark_elastic.worker.state.pending_copy import PendingCopy
 
 if TYPE_CHECKING:
     from simulation.processes import WorkerProcess
-    from spark_elastic.snapshot import Snapshot
+    from spark_elastic.worker.state.snapshot import Snapshot
 
 NONSENSE = -1
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.gpu import NONSENSE
 from simulation.schedule import Kind
-from spark_elastic.context import current_job
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
 from spark_elastic.driver.machine import DriverMachine
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.world import Phase, World, WorldPhase
 from spark_elastic.errors import (
     JobCancelledError,
@@ -21,8 +21,8 @@ from spark_elastic.errors import (
     StateLostError,
     TrainingFailedError,
 )
-from spark_elastic.messages import CommitId
-from spark_elastic.settings import JobSettings
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.job import current_job
 
 if TYPE_CHECKING:
     from simulation.job import Simulation

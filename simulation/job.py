@@ -23,9 +23,9 @@ from simulation.spark import Machine, Spark
 from simulation.strikes import Strikes
 from simulation.training import train
 from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.payload import CheckpointPlan, Payload
-from spark_elastic.settings import JobSettings
+from spark_elastic.protocol.ticket import CheckpointPlan, Payload
 
 # After the last fault has healed a job has so long to end, and its processes after that.
 JOB_SECONDS = 250.0

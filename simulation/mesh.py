@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.threads import Condition, current
-from spark_elastic.messages import Activity
+from spark_elastic.protocol.messages import Activity
 
 if TYPE_CHECKING:
     from simulation.job import Simulation

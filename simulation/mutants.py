@@ -125,17 +125,22 @@ MUTANTS = (
         "default=None, key=lambda commit: commit.index)",
     ),
     Mutant("all survivors are given up with one host", _MACHINE + "_lose_state", "not self.settings.durable or", ""),
-    Mutant("a commit need not be whole", "spark_elastic.state:ObjectState._settle", "self._snapshots.switch()", "pass"),
+    Mutant(
+        "a commit need not be whole",
+        "spark_elastic.worker.state.base:ObjectState._settle",
+        "self._snapshots.switch()",
+        "pass",
+    ),
     Mutant(
         "a copy on a GPU counts although an abort has met it",
-        "spark_elastic.world:World.wait_for",
+        "spark_elastic.worker.world:World.wait_for",
         "return copy.was_made",
         "return True",
     ),
-    Mutant("a copy on a GPU is not waited for", "spark_elastic.world:World.wait_for", "copy.wait()", "pass"),
+    Mutant("a copy on a GPU is not waited for", "spark_elastic.worker.world:World.wait_for", "copy.wait()", "pass"),
     Mutant(
         "a rank aborts NCCL before the others have looked",
-        "spark_elastic.world:World._abort_if_mine",
+        "spark_elastic.worker.world:World._abort_if_mine",
         "self.group.abort()",
         "(self.group.abort(), self.group.abort_nccl())",
     ),
@@ -144,66 +149,66 @@ MUTANTS = (
         _MACHINE + "_abort_nccl_if_all_answered",
         "if all(",
         "if any(",
-        "test_driver_machine:test_nccl_is_aborted_once_when_all_ranks_have_told_what_they_had_completed",
+        "tests.unit.driver.test_machine:test_nccl_is_aborted_once_when_all_ranks_have_told_what_they_had_completed",
     ),
     Mutant("NCCL is not aborted", _MACHINE + "_abort_nccl_if_all_answered", "if all(", "if False and all("),
     Mutant(
         "the last commit before a reset is not settled",
-        "spark_elastic.state:ObjectState.restore",
+        "spark_elastic.worker.state.base:ObjectState.restore",
         "self._settle()",
         "pass",
     ),
     Mutant(
         "a repaired rank does not say what it holds",
-        "spark_elastic.state:ObjectState.sync",
+        "spark_elastic.worker.state.base:ObjectState.sync",
         "self._job.control.commit = world.newest_commit",
         "pass",
     ),
     Mutant(
         "a dirty rank says that it holds its last commit",
-        "spark_elastic.torch_state:TorchState.restore",
+        "spark_elastic.worker.state.torch_state:TorchState.restore",
         "self._job.control.commit = None",
         "pass",
     ),
     Mutant(
         "optimizers step in broken worlds",
-        "spark_elastic.torch_state:TorchState._check_world",
+        "spark_elastic.worker.state.torch_state:TorchState._check_world",
         "if world.is_broken():",
         "if False:",
     ),
     Mutant(
         "the state is not restored after a loss",
-        "spark_elastic.elastic_loop:_run",
+        "spark_elastic.worker.elastic:_run",
         "        state.restore()",
         "        pass",
     ),
     Mutant(
         "an interrupt is seen by the rank itself at once",
-        "spark_elastic.state:State._exchange",
+        "spark_elastic.worker.state.base:State._exchange",
         "return self._interrupted",
         "return self._interrupted or job.control.is_interrupted",
     ),
     Mutant(
         "interrupts outlive their generation",
-        "spark_elastic.control:ControlClient.is_interrupted",
+        "spark_elastic.worker.control:ControlClient.is_interrupted",
         "self._interrupted == self.generation",
         "self._interrupted > 0",
     ),
     Mutant(
         "aborts reach later generations",
-        "spark_elastic.control:ControlClient.is_aborted",
+        "spark_elastic.worker.control:ControlClient.is_aborted",
         "self._aborted >= generation",
         "self._aborted > 0",
     ),
     Mutant(
         "a vote ends at an old finish",
-        "spark_elastic.control:ControlClient.vote",
+        "spark_elastic.worker.control:ControlClient.vote",
         "if self._finished != self.generation:",
         "if False:",
     ),
     Mutant(
         "newcomers take the wrong donor",
-        "spark_elastic.repair:plan_repair",
+        "spark_elastic.worker.state.repair:plan_repair",
         "if commit == newest]",
         "if commit is not None]",
     ),
@@ -227,7 +232,7 @@ MUTANTS = (
     ),
     Mutant(
         "who waits in a closed store is not told",
-        "spark_elastic.driver.store:ControlStore.close_generation",
+        "spark_elastic.driver.control_store:ControlStore.close_generation",
         "waiter.answer(StoreReply(waiter.request.number, gone=True))",
         "pass",
     ),
@@ -236,28 +241,28 @@ MUTANTS = (
         _MACHINE + "_note_commit",
         "commit.index == 0",
         "commit.index < 0",
-        "test_reference_scenarios:test_the_seal_of_a_generation_is_no_progress",
+        "tests.unit.driver.test_reference_scenarios:test_the_seal_of_a_generation_is_no_progress",
     ),
     Mutant(
         "newcomers' random numbers are independent of their rank",
-        "spark_elastic.torch_state:TorchState._own_as_newcomer",
+        "spark_elastic.worker.state.torch_state:TorchState._own_as_newcomer",
         "world.generation, world.rank]",
         "world.generation]",
-        "test_torch_state_seeds:test_newcomers_draw_random_numbers_of_their_own_rank_and_generation",
+        "tests.unit.worker.state.test_torch_state:test_newcomers_draw_random_numbers_of_their_own_rank_and_generation",
     ),
     Mutant(
         "who is late after an abort has ready_timeout",
         _WATCHDOG + "late_survivors",
         "max(seen.settings.ready_timeout, _time_without_progress(seen, seen.world))",
         "seen.settings.ready_timeout",
-        "test_reference_scenarios:test_a_survivor_that_does_not_come_back_is_fenced_after_hang_timeout",
+        "tests.unit.driver.test_reference_scenarios:test_a_survivor_that_does_not_come_back_is_fenced_after_hang_timeout",
     ),
     Mutant(
         "a heartbeat does not restart the time after an abort",
         _MACHINE + "_worker_heard",
         "worker.awaited_since = now",
         "pass",
-        "test_driver_machine:test_a_heartbeat_of_the_last_holder_restarts_its_time",
+        "tests.unit.driver.test_machine:test_a_heartbeat_of_the_last_holder_restarts_its_time",
     ),
     Mutant(
         "the last holder is fenced like anybody else",
@@ -270,63 +275,63 @@ MUTANTS = (
         _WATCHDOG + "last_holders",
         "and _is_heard(seen, worker)",
         "",
-        "test_driver_machine:test_who_falls_silent_a_moment_later_is_no_proof_that_the_state_is_safe",
+        "tests.unit.driver.test_machine:test_who_falls_silent_a_moment_later_is_no_proof_that_the_state_is_safe",
     ),
     Mutant(
         "what members of a broken world hold is taken for known",
         _WATCHDOG + "last_holders",
         "and (worker.phase is Phase.READY or not is_broken or worker.worker in holding)",
         "",
-        "test_driver_machine:test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state",
+        "tests.unit.driver.test_machine:test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state",
     ),
     Mutant(
         "silent ranks are judged by what they had said",
         _WATCHDOG + "stuck_collectives",
         "if not all(_is_heard(seen, worker) for worker in seen.members):",
         "if False:",
-        "test_driver_machine:test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before",
+        "tests.unit.driver.test_machine:test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before",
     ),
     Mutant(
         "newcomers are not blamed first",
         "spark_elastic.driver.forming:choose_replaced",
         "if newcomers and any(worker.has_connected for worker in members):",
         "if False:",
-        "test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
+        "tests.unit.driver.test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
     ),
     Mutant(
         "the last holder is replaced for not connecting",
         "spark_elastic.driver.forming:choose_replaced",
         "(len(holders) > 1 or worker not in holders)",
         "True",
-        "test_admission:test_the_last_holder_of_the_newest_commit_is_never_replaced_for_not_connecting",
+        "tests.unit.driver.test_admission:test_the_last_holder_of_the_newest_commit_is_never_replaced_for_not_connecting",
     ),
     Mutant(
         "newcomers that fail are let in at once",
         "spark_elastic.driver.admission:Admission.failed",
         "if self.failures < FREE_FAILURES:",
         "if True:",
-        "test_admission:test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait",
+        "tests.unit.driver.test_admission:test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait",
     ),
     Mutant(
         "a place that cannot be connected to is let in at once",
         "spark_elastic.driver.admission:Admission.unconnected",
         "record.opens_at = now + pause",
         "pass",
-        "test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
+        "tests.unit.driver.test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
     ),
     Mutant(
         "newcomers that wait are not taken when too few are left",
         _MACHINE + "_form_if_ready",
         "if kept_out and len(chosen) < self._needed(now):",
         "if False:",
-        "test_admission:test_newcomers_that_have_to_wait_are_taken_when_there_are_too_few_without_them",
+        "tests.unit.driver.test_admission:test_newcomers_that_have_to_wait_are_taken_when_there_are_too_few_without_them",
     ),
     Mutant(
         "the exceptions of newcomers condemn the job",
         _MACHINE + "_is_telling",
         "worker is not None and self._is_joining(worker)",
         "False",
-        "test_admission:test_newcomers_that_raise_in_worlds_that_never_commit_do_not_condemn_the_job",
+        "tests.unit.driver.test_admission:test_newcomers_that_raise_in_worlds_that_never_commit_do_not_condemn_the_job",
     ),
 )
 
@@ -378,9 +383,9 @@ def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str
 
 def is_noticed_by_its_test(mutant: Mutant) -> bool:
     """Run the unit test of a mutant; it has to pass without the mistake and to fail with it."""
-    unit_tests = str(Path(__file__).parents[1] / "tests" / "unit")
-    if unit_tests not in sys.path:
-        sys.path.append(unit_tests)
+    support = str(Path(__file__).parents[1] / "tests" / "support")
+    if support not in sys.path:
+        sys.path.append(support)
     module_name, _, name = mutant.test.partition(":")
     test = getattr(importlib.import_module(module_name), name)
     test()

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from spark_elastic import messages as m
-from spark_elastic import rpc
+from spark_elastic.protocol import connection
+from spark_elastic.protocol import messages as m
 
 if TYPE_CHECKING:
     from simulation.job import Simulation
 
-# When the kernel gives a connection up over which nothing comes back (see ``rpc._notice_lost_hosts``).
+# When the kernel gives a connection up over which nothing comes back (see ``connection._notice_lost_hosts``).
 GIVEN_UP_SECONDS = 30.0
 
 _decoders = {id(kind): msgspec.msgpack.Decoder(kind) for kind in (m.ToDriver, m.ToTask, m.ToWorker)}
@@ -27,7 +27,7 @@ _END = None
 
 
 class End:
-    """One end of a connection; has what our code asks of ``rpc.Connection``."""
+    """One end of a connection; has what our code asks of ``connection.Connection``."""
 
     local_address = peer_address = "10.0.0.1"
     descriptor = -1
@@ -46,14 +46,14 @@ class End:
     # ------------------------------------------------------------------ for our code
 
     def send(self, message: m.Message) -> None:
-        self.send_encoded(rpc.encode(message))
+        self.send_encoded(connection.encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
         if self.open and not self.process.loop.is_dead:
             self._transmit(frame)
 
     async def send_bytes(self, data: bytes | memoryview) -> None:
-        for chunk in rpc.chunks(data):
+        for chunk in connection.chunks(data):
             self.send(chunk)
 
     async def receive(self) -> Any:
@@ -66,14 +66,14 @@ class End:
         frame = self._inbox.popleft()
         if frame is _END:
             self._inbox.append(_END)
-            raise rpc.ConnectionLostError("the connection broke")
+            raise connection.ConnectionLostError("the connection broke")
         return _decoders[id(self.expected)].decode(memoryview(frame)[4:])
 
     async def messages(self) -> AsyncIterator[Any]:
         while True:
             try:
                 message = await self.receive()
-            except rpc.ConnectionLostError:
+            except connection.ConnectionLostError:
                 return
             yield message
 
@@ -150,7 +150,7 @@ class Link:
 
 
 async def connect(simulation: Simulation, process: Any, expected: Any) -> End:
-    """Connect to the driver. Raises ``OSError``s as ``rpc.connect`` does."""
+    """Connect to the driver. Raises ``OSError``s as ``connection.connect`` does."""
     await asyncio.sleep(simulation.random.uniform(0.001, 0.02))
     if simulation.is_cut(process.machine):
         await asyncio.sleep(GIVEN_UP_SECONDS)
@@ -163,7 +163,7 @@ async def connect(simulation: Simulation, process: Any, expected: Any) -> End:
     simulation.clock.soon(_accept, simulation, link, accepted, loop=simulation.driver.loop)
     try:
         # The handshake takes the driver's process, which may be paused.
-        await asyncio.wait_for(accepted, rpc.HANDSHAKE_SECONDS)
+        await asyncio.wait_for(accepted, connection.HANDSHAKE_SECONDS)
     except asyncio.TimeoutError as error:
         link.lose()
         raise TimeoutError("no handshake") from error

@@ -10,17 +10,17 @@ from greenlet import GreenletExit
 
 from simulation import threads
 from simulation.clock import ProcessLoop
-from spark_elastic import messages as m
-from spark_elastic import worker as worker_module
-from spark_elastic.context import current_job
+from spark_elastic.protocol import messages as m
 from spark_elastic.task import service as task_service
+from spark_elastic.worker import main as worker_module
+from spark_elastic.worker.job import current_job
 
 if TYPE_CHECKING:
     from simulation.job import Simulation
     from simulation.mesh import Group
     from simulation.network import Link
     from simulation.spark import Executor, Machine
-    from spark_elastic.messages import CommitId
+    from spark_elastic.protocol.messages import CommitId
 
 TICKET: Any = SimpleNamespace(run_id="simulated", addresses=(("driver", 1),), credentials=None, network_interface=None)
 

@@ -14,10 +14,15 @@ from unittest import mock
 
 from simulation import checkpoints, mesh, network, processes, threads
 from simulation.invariants import WatchedMachine
-from spark_elastic import context, control, faults, fingerprint, group, repair, reporting, worker, world
 from spark_elastic.data import tracker
 from spark_elastic.driver import service
+from spark_elastic.protocol.fault_points import Point
 from spark_elastic.task import service as task_service
+from spark_elastic.worker import control, faults, group, reporting, world
+from spark_elastic.worker import job as job_module
+from spark_elastic.worker import main as worker_main
+from spark_elastic.worker.checks import fingerprint
+from spark_elastic.worker.state import repair
 
 
 def _asyncio(**replaced: Any) -> Any:
@@ -42,7 +47,7 @@ def _connection(reader: Any, writer: Any, expected: Any) -> Any:
     return writer
 
 
-def _reached(point: faults.Point, **where: Any) -> None:
+def _reached(point: Point, **where: Any) -> None:
     threads.current().process.reached(point.name)
 
 
@@ -94,10 +99,10 @@ def installed(clock: Any) -> Iterator[None]:
         (group, "threading", threads.THREADING),
         (world, "Group", mesh.Group),
         (repair, "dist", mesh.DIST),
-        (worker, "_reseed", lambda: None),
-        (worker, "set_pin", lambda pin: None),
-        (worker, "CheckpointWriter", checkpoints.Writer),
-        (worker.logging, "basicConfig", lambda **_: None),
+        (worker_main, "_reseed", lambda: None),
+        (worker_main, "set_pin", lambda pin: None),
+        (worker_main, "CheckpointWriter", checkpoints.Writer),
+        (worker_main.logging, "basicConfig", lambda **_: None),
         (faults, "reached", _reached),
         (tracker, "EpochOrder", lambda rows, epoch, spec: orders(rows.tobytes(), epoch, spec)),
         (service, "asyncio", of_driver),
@@ -113,7 +118,7 @@ def installed(clock: Any) -> Iterator[None]:
         (task_service, "_ancestors_gone", _never),
     ]
     logger = logging.getLogger("spark_elastic")
-    before, job = logger.level, context._job
+    before, job = logger.level, job_module._job
     with ExitStack() as stack:
         for place, name, replacement in replacements:
             stack.enter_context(mock.patch.object(place, name, replacement))
@@ -122,4 +127,4 @@ def installed(clock: Any) -> Iterator[None]:
             yield
         finally:
             logger.setLevel(before)
-            context._job = job
+            job_module._job = job

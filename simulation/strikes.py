@@ -10,8 +10,8 @@ from greenlet import getcurrent
 from simulation import threads
 from simulation.processes import InjectedError, TaskProcess, WorkerProcess
 from simulation.schedule import Fault, Kind
-from spark_elastic.context import current_job
 from spark_elastic.errors import JobCancelledError
+from spark_elastic.worker.job import current_job
 
 if TYPE_CHECKING:
     from simulation.job import Simulation

@@ -21,9 +21,9 @@ from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
-from spark_elastic.elastic_loop import elastic
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.torch_state import TorchState
+from spark_elastic.worker.elastic import elastic
+from spark_elastic.worker.state.torch_state import TorchState
 
 Tickets = tuple[int, ...]
 

@@ -15,19 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from spark_elastic import data, testing
     from spark_elastic.checkpoint.loading import load_checkpoint
-    from spark_elastic.collectives import allgather_object, allreduce, barrier, broadcast_object
-    from spark_elastic.context import (
-        cross_rank,
-        cross_size,
-        device,
-        generation,
-        local_rank,
-        local_size,
-        process_group,
-        rank,
-        size,
-    )
-    from spark_elastic.elastic_loop import elastic
+    from spark_elastic.driver.run import run
     from spark_elastic.errors import (
         CheckpointError,
         DamagedError,
@@ -45,27 +33,27 @@ if TYPE_CHECKING:
         WorkerFailure,
         WorkerLostError,
     )
-    from spark_elastic.parallel import DistributedDataParallel
-    from spark_elastic.scaling import micro_batches, scale_learning_rate
-    from spark_elastic.spark_run import run
-    from spark_elastic.state import ObjectState, State
-    from spark_elastic.torch_state import TorchState
+    from spark_elastic.worker.collectives import allgather_object, allreduce, barrier, broadcast_object
+    from spark_elastic.worker.context import (
+        cross_rank,
+        cross_size,
+        device,
+        generation,
+        local_rank,
+        local_size,
+        process_group,
+        rank,
+        size,
+    )
+    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.elastic import elastic
+    from spark_elastic.worker.scaling import micro_batches, scale_learning_rate
+    from spark_elastic.worker.state.base import ObjectState, State
+    from spark_elastic.worker.state.torch_state import TorchState
 
 _MODULES = {
     "spark_elastic.checkpoint.loading": ("load_checkpoint",),
-    "spark_elastic.collectives": ("allgather_object", "allreduce", "barrier", "broadcast_object"),
-    "spark_elastic.context": (
-        "cross_rank",
-        "cross_size",
-        "device",
-        "generation",
-        "local_rank",
-        "local_size",
-        "process_group",
-        "rank",
-        "size",
-    ),
-    "spark_elastic.elastic_loop": ("elastic",),
+    "spark_elastic.driver.run": ("run",),
     "spark_elastic.errors": (
         "CheckpointError",
         "DamagedError",
@@ -83,11 +71,23 @@ _MODULES = {
         "WorkerFailure",
         "WorkerLostError",
     ),
-    "spark_elastic.parallel": ("DistributedDataParallel",),
-    "spark_elastic.scaling": ("micro_batches", "scale_learning_rate"),
-    "spark_elastic.spark_run": ("run",),
-    "spark_elastic.state": ("ObjectState", "State"),
-    "spark_elastic.torch_state": ("TorchState",),
+    "spark_elastic.worker.collectives": ("allgather_object", "allreduce", "barrier", "broadcast_object"),
+    "spark_elastic.worker.context": (
+        "cross_rank",
+        "cross_size",
+        "device",
+        "generation",
+        "local_rank",
+        "local_size",
+        "process_group",
+        "rank",
+        "size",
+    ),
+    "spark_elastic.worker.ddp": ("DistributedDataParallel",),
+    "spark_elastic.worker.elastic": ("elastic",),
+    "spark_elastic.worker.scaling": ("micro_batches", "scale_learning_rate"),
+    "spark_elastic.worker.state.base": ("ObjectState", "State"),
+    "spark_elastic.worker.state.torch_state": ("TorchState",),
 }
 _SUBMODULES = ("data", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -32,10 +32,10 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 
-from spark_elastic.collectives import allreduce
-from spark_elastic.fingerprint import Named
-from spark_elastic.torch_state import TorchState
-from spark_elastic.world import World
+from spark_elastic.worker.checks.fingerprint import Named
+from spark_elastic.worker.collectives import allreduce
+from spark_elastic.worker.state.torch_state import TorchState
+from spark_elastic.worker.world import World
 
 __all__ = ["Batches", "CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 

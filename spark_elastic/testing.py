@@ -19,7 +19,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from spark_elastic.faults import Action, Fault, InjectedFaultError, Point
+from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
 
 __all__ = [
     "Action",

@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from spark_elastic import saved_names
+from spark_elastic import _saved_names
 from spark_elastic.checkpoint import first_format
 from spark_elastic.checkpoint.directory import CheckpointDirectory, Manifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
@@ -23,7 +23,7 @@ from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
 from spark_elastic.checkpoint.tree import OpaqueObject, TreeDecoder, TreeEncoder
 from spark_elastic.errors import CheckpointError, DamagedError
-from spark_elastic.snapshot import Snapshot
+from spark_elastic.worker.state.snapshot import Snapshot
 
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode"]
 
@@ -121,7 +121,7 @@ def _objects(directory: CheckpointDirectory, name: CheckpointName, manifest: Man
     packed = directory.read_bytes(name, OBJECTS, manifest.files[OBJECTS])
     with _damage(directory, name, OBJECTS):
         try:
-            objects: list[Any] = saved_names.loads(packed)
+            objects: list[Any] = _saved_names.loads(packed)
         except (ImportError, AttributeError) as error:
             raise CheckpointError(
                 f"the objects of checkpoint {name} of {directory.url} need what is not here: {error}. Have it importable on "

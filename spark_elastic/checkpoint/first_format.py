@@ -16,7 +16,7 @@ import torch
 
 from spark_elastic.checkpoint.tensors import raw, shaped
 from spark_elastic.checkpoint.tree import OpaqueObject
-from spark_elastic.snapshot import WRAPPER_MARK, StateDict, map_tree
+from spark_elastic.worker.state.snapshot import WRAPPER_MARK, StateDict, map_tree
 
 SKELETON, TENSORS = "skeleton.pt", "tensors.bin"
 

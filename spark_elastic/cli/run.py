@@ -77,7 +77,7 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run it; errors of the job are raised."""
     import spark_elastic
-    from spark_elastic.restart import MAX_RESTARTS, RestartOnChange
+    from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
 
     call: Any = find_target(options.target, options.arguments, is_module=options.module)
     restarts = options.max_restarts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_elastic.lazy import lazily
+from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
     from spark_elastic.data.elastic_dataloader import ElasticDataLoader

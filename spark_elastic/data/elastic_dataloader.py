@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
-from spark_elastic.saved_names import saved_as
 
 _OURS = ("sampler", "batch_sampler", "drop_last", "batch_size")
 _BLOCK = 64

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.data.filesystem import Location, list_files, locate, shown
 from spark_elastic.errors import DataError
-from spark_elastic.saved_names import saved_as
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 _TAIL = 64 * 1024

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.data.arrow_engine import ArrowEngine, Transform, decoded_bytes, select_columns
 from spark_elastic.data.engine import Engine
 from spark_elastic.data.filesystem import locate, shown
@@ -23,7 +24,6 @@ from spark_elastic.data.plan import BatchPlan, Step
 from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.data.window import WindowStore
-from spark_elastic.saved_names import saved_as
 
 ENGINES = ("arrow", "petastorm")
 _CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.data.order import EpochOrder, OrderSpec, Piece
 from spark_elastic.data.plan import BatchPlan, Step, make_step
 from spark_elastic.errors import DataError
-from spark_elastic.saved_names import saved_as
 
 _MODULUS = 1 << 61
 

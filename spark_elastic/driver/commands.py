@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.messages import Member
+from spark_elastic.protocol.messages import Member
 
 
 class StartWorker(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from spark_elastic.rpc import HANDSHAKE_SECONDS
+from spark_elastic.protocol.connection import HANDSHAKE_SECONDS
 
 logger = logging.getLogger("spark_elastic")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from spark_elastic.messages import Activity, CommitId
+from spark_elastic.protocol.messages import Activity, CommitId
 
 
 class TaskRegistered(msgspec.Struct, frozen=True):

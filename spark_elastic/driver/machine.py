@@ -25,6 +25,7 @@ from spark_elastic.driver.forming import choose_replaced
 from spark_elastic.driver.hosts import Host, HostManager
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.ranks import assign_ranks, choose_members
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
 from spark_elastic.errors import (
     NotEnoughHostsError,
@@ -36,8 +37,7 @@ from spark_elastic.errors import (
     WorkerFailure,
     name_worker,
 )
-from spark_elastic.messages import Activity, CommitId, Member
-from spark_elastic.settings import JobSettings
+from spark_elastic.protocol.messages import Activity, CommitId, Member
 
 TICK_SECONDS = 1.0
 # A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from spark_elastic.messages import Stream
+from spark_elastic.protocol.messages import Stream
 
 logger = logging.getLogger("spark_elastic")
 

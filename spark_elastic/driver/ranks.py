@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, count
 
 from spark_elastic.driver.world import Worker
-from spark_elastic.messages import CommitId, Member
+from spark_elastic.protocol.messages import CommitId, Member
 
 
 def assign_ranks(candidates: Iterable[Worker]) -> tuple[Member, ...]:

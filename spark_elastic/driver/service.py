@@ -22,21 +22,21 @@ from typing import Any
 
 import msgspec
 
-from spark_elastic import messages as m
-from spark_elastic.credentials import Credentials
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.control_store import JOB, ControlStore
 from spark_elastic.driver.door import Door
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
 from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.store import JOB, ControlStore
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
-from spark_elastic.faults import Action, Fault
-from spark_elastic.rpc import Connection, ConnectionLostError, encode
-from spark_elastic.settings import JobSettings
+from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.fault_points import Action, Fault
 
 logger = logging.getLogger("spark_elastic")
 

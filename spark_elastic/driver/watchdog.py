@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from spark_elastic.driver.hosts import Host
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
-from spark_elastic.settings import JobSettings
 
 # Who has been silent for longer may have done anything since.
 HEARD_SECONDS = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from spark_elastic.messages import Activity, CommitId, Member
+from spark_elastic.protocol.messages import Activity, CommitId, Member
 
 
 class Phase(Enum):

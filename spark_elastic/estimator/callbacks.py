@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_elastic.saved_names import saved_as
+from spark_elastic._saved_names import saved_as
 
 
 @saved_as("spark_elastic.estimator")

@@ -10,10 +10,10 @@ import torch
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
-from spark_elastic.saved_names import saved_as
 
 METRICS = ("accuracy", "f1", "weightedPrecision", "weightedRecall")
 

@@ -14,12 +14,12 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.frame import column
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
-from spark_elastic.saved_names import saved_as
 
 _STRUCT = "__spark_elastic_prediction"
 

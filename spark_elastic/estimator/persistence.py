@@ -26,7 +26,7 @@ import cloudpickle
 import torch
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from spark_elastic import saved_names
+from spark_elastic import _saved_names
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.hadoop import HadoopFiles
@@ -168,7 +168,7 @@ def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, Any]:
 def _class_name(saved: str) -> str:
     """The present name of a class that any release has saved."""
     module, _, name = saved.rpartition(".")
-    return f"{saved_names.home_of(module, name)}.{name}"
+    return f"{_saved_names.home_of(module, name)}.{name}"
 
 
 def _read_metadata(path: str, context: Any) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class _Pickler(cloudpickle.Pickler):
         return name, isinstance(value, torch.nn.Parameter), value.requires_grad
 
 
-class _Unpickler(saved_names.Unpickler):
+class _Unpickler(_saved_names.Unpickler):
     def __init__(self, file: Any, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors

@@ -13,6 +13,8 @@ import torch
 from pyspark.sql.types import IntegralType, StructType
 
 from spark_elastic.data import ParquetLoader
+from spark_elastic.driver.session import default_sizes
+from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.dataset import Split
 from spark_elastic.estimator.frame import check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
@@ -22,8 +24,6 @@ from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.store import full_url
 from spark_elastic.estimator.training import check_rows
-from spark_elastic.settings import check_sizes
-from spark_elastic.spark_run import default_sizes
 
 
 @dataclass(frozen=True)

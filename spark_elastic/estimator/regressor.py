@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from pyspark.ml.evaluation import RegressionEvaluator
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.model import Flat
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
-from spark_elastic.saved_names import saved_as
 
 METRICS = ("rmse", "mse", "mae", "r2")
 

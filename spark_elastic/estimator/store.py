@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.hadoop import HadoopFiles
-from spark_elastic.saved_names import saved_as
 
 KINDS = ("data", "checkpoints", "logs")
 _RUN_ID = re.compile(r"[\w.-]+", re.ASCII)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import spark_elastic as se
-from spark_elastic import saved_names
+from spark_elastic import _saved_names
 from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.callbacks import EpochContext
@@ -25,7 +25,7 @@ from spark_elastic.estimator.finite import check_finite
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
-from spark_elastic.snapshot import constant
+from spark_elastic.worker.state.snapshot import constant
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -335,7 +335,7 @@ class Trainer:
     def _live_callbacks(self, packed: bytes) -> list[Any]:
         """The callbacks whose attributes ``packed`` holds: the objects of this process, if they were the last to run."""
         before, live = self._callbacks
-        callbacks: list[Any] = live if before == packed else saved_names.loads(packed)
+        callbacks: list[Any] = live if before == packed else _saved_names.loads(packed)
         return callbacks
 
 

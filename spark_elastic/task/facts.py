@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from spark_elastic.messages import HostFacts
+from spark_elastic.protocol.messages import HostFacts
 
 
 def gather_facts(address: str, gpus: tuple[str, ...], cpus: int, attempt: int) -> HostFacts:

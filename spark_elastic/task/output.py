@@ -7,8 +7,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from spark_elastic.messages import OutputLines, Stream
-from spark_elastic.rpc import Connection
+from spark_elastic.protocol.connection import Connection
+from spark_elastic.protocol.messages import OutputLines, Stream
 
 LINE_LIMIT = 8 * 1024
 READ_BYTES = 256 * 1024

@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 
-from spark_elastic import messages as m
-from spark_elastic.rpc import Connection, ConnectionLostError, connect
+from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
+from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.facts import gather_facts, worker_environment
 from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
-from spark_elastic.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
 

@@ -12,11 +12,11 @@ from types import TracebackType
 
 import psutil
 
-from spark_elastic.messages import Message, Stream, WorkerDying, WorkerExited, WorkerSeen, WorkerStarted
-from spark_elastic.rpc import Connection
+from spark_elastic.protocol.connection import Connection
+from spark_elastic.protocol.messages import Message, Stream, WorkerDying, WorkerExited, WorkerSeen, WorkerStarted
+from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import processes, warm_parent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
-from spark_elastic.ticket import Ticket
 
 # How often the process table is asked whether the worker is dying. The pidfd tells only when its memory is freed. Most of a
 # glance is waking up for it, 0.15 ms: it takes under a hundredth of a core.

@@ -24,10 +24,10 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from spark_elastic.control import ControlClient
-from spark_elastic.credentials import Credentials
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import processes
-from spark_elastic.ticket import Ticket
+from spark_elastic.worker.control import ControlClient
 
 PACKET_BYTES = 128 * 1024
 
@@ -60,7 +60,7 @@ def import_everything() -> None:
         import torch.nn.parallel.distributed
         import torch.utils.data  # noqa: F401
 
-        import spark_elastic.worker  # noqa: F401
+        import spark_elastic.worker.main  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
@@ -159,7 +159,7 @@ class _Guardian:
 
 
 def _run(ticket: Ticket, worker: int, token: str) -> int:
-    from spark_elastic.worker import run_worker
+    from spark_elastic.worker.main import run_worker
 
     return run_worker(ticket, worker, token)
 

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 def test_nothing_is_lost_in_a_job_that_random_faults_strike() -> None:
     """In a process of its own, as its cluster has a Spark driver of its own."""
-    paths = [str(HERE), str(HERE.parent / "integration"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(HERE / "chaos.py"), "--jobs", "1", "--faults", "4", "--seed", "short"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=200,

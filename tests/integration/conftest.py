@@ -28,7 +28,7 @@ import spark_elastic
 from spark_elastic.testing import Fault, inject
 from spark_elastic.timeline.schema import COMMON, fields_of
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 EXECUTORS = 4
 # What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
 SETTLE_SECONDS = 10.0
@@ -154,7 +154,7 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(master: str, *acts: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "driver_script.py"), master, str(tmp_path), *acts],
+            [sys.executable, str(SUPPORT / "driver_script.py"), master, str(tmp_path), *acts],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
         )  # fmt: skip
         started.append(process)

@@ -70,7 +70,7 @@ def test_rows_count_once_when_a_worker_is_drained_and_its_slot_comes_back(run: A
 
 def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins() -> None:
     # `make schedules` runs more of them.
-    script = Path(__file__).with_name("row_schedules.py")
+    script = Path(__file__).parents[1] / "support" / "row_schedules.py"
     done = subprocess.run([sys.executable, script, "--jobs", "3", "--cases", "6"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "18 schedules" in done.stdout

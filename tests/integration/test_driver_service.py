@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from spark_elastic import messages as m
-from spark_elastic.credentials import create_credentials
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
-from spark_elastic.rpc import Connection, ConnectionLostError, connect
-from spark_elastic.settings import JobSettings
+from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
+from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.task.facts import gather_facts
 
 CREDENTIALS = create_credentials("test")

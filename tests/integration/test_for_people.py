@@ -15,7 +15,7 @@ from spark_elastic.timeline.history import Doing, read_history
 from spark_elastic.timeline.resets import Kind, Part
 from spark_elastic.timeline.schema import choose_run, read_events
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_path: Path, capfd: Any) -> None:
@@ -66,7 +66,7 @@ def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
     options = ["--restart-on-change", *sizes, "--no-progress", "--json", "--event-log", str(log)]
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(tmp_path)  # relative paths are of this folder, in the scripts, too
-    status = main(["run", str(HERE / "torchrun_script.py"), *options, "--", "own", "6"])
+    status = main(["run", str(SUPPORT / "torchrun_script.py"), *options, "--", "own", "6"])
     output = capfd.readouterr()
     assert status == 0, output.err
     assert json.loads(output.out.splitlines()[-1])["workers"] == 2

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spark_elastic.driver.store import ControlStore
-from spark_elastic.messages import StoreReply, StoreRequest
-from spark_elastic.store import MeshStore, WorldStore
+from spark_elastic.driver.control_store import ControlStore
+from spark_elastic.protocol.messages import StoreReply, StoreRequest
+from spark_elastic.worker.store import MeshStore, WorldStore
 
 GENERATION = 7
 

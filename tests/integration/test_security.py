@@ -15,17 +15,17 @@ from typing import Any
 import psutil
 import pytest
 import training
-from conftest import HERE, ours
+from conftest import SUPPORT, ours
 from driver_script import fragments_of
 from fuzzer import BURST, Bomb, Fuzzer
 from standalone import free_port
 
-from spark_elastic import spark_run
-from spark_elastic.credentials import Credentials, create_credentials
+from spark_elastic.driver import run as run_module
 from spark_elastic.driver.service import SparkDriverService
-from spark_elastic.settings import JobSettings
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.protocol.credentials import Credentials, create_credentials
+from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.warm_parent import encode_ticket
-from spark_elastic.ticket import Ticket
 
 # FUZZ_FRAMES=… and FUZZ_SEED=… for more and others: `make fuzz`.
 FRAMES = int(os.environ.get("FUZZ_FRAMES", "100000"))
@@ -43,7 +43,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> list[Credentials]:
         made.append(create_credentials(run_id))
         return made[-1]
 
-    monkeypatch.setattr(spark_run, "create_credentials", create)
+    monkeypatch.setattr(run_module, "create_credentials", create)
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
             assert formed.wait(60)
             driver = psutil.Process()
             listeners.extend(process for process in _supervisors() if _listens(process))
-            command = [sys.executable, str(HERE / "fuzzer.py"), "127.0.0.1", str(port), str(SLOTS)]
+            command = [sys.executable, str(SUPPORT / "fuzzer.py"), "127.0.0.1", str(port), str(SLOTS)]
             # The first part lets buffers and free lists grow to what they take.
             for frames in (FRAMES // 4, FRAMES - FRAMES // 4):
                 attack.append(

@@ -15,7 +15,7 @@ from standalone import Standalone
 
 import spark_elastic
 
-SCRIPT = Path(__file__).parent / "pipeline_script.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "pipeline_script.py"
 PACKAGE = Path(spark_elastic.__file__).parent
 
 

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from test_mesh_store import GENERATION, Control
 
-from spark_elastic import sockets
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.group import GLOO_BACKEND, Group, build_on_thread
-from spark_elastic.store import MeshStore, WorldStore
+from spark_elastic.worker import sockets
+from spark_elastic.worker.group import GLOO_BACKEND, Group, build_on_thread
+from spark_elastic.worker.store import MeshStore, WorldStore
 
 SIZE = 3
 CALLERS = 2000

@@ -1,6 +1,6 @@
 """Makes the kept files of ``tests/kept/format-N``, with the release whose files are to be read for ever.
 
-    PYTHONPATH=tests/unit python tests/kept/make.py tests/kept/format-1
+    PYTHONPATH=tests/support python tests/kept/make.py tests/kept/format-1
 
 What is there is never made again: a later release reads what an earlier one wrote.
 """

@@ -29,7 +29,7 @@ def test_the_code_of_the_page_reads_the_kept_checkpoint_and_model() -> None:
     scores = json.loads((KEPT / "scores.json").read_text())
     printed = of_page(f"""
 import json, sys
-sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
+sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
 network = torch.nn.Sequential(
     torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
 )

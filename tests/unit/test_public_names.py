@@ -202,7 +202,7 @@ def test_a_source_that_is_no_rank_is_refused() -> None:
 
 def test_importing_the_package_and_its_driver_side_needs_neither_torch_nor_a_jvm() -> None:
     code = (
-        "import sys, spark_elastic, spark_elastic.driver.service, spark_elastic.spark_run, spark_elastic.testing; "
+        "import sys, spark_elastic, spark_elastic.driver.service, spark_elastic.driver.run, spark_elastic.testing; "
         "print([name for name in ('torch', 'pyspark', 'py4j', 'pyarrow') if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,313 @@
+"""``spark_elastic.run``: trains on the executors of a Spark session, from the Spark driver."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import logging
+import os
+import pickle
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import cloudpickle
+import msgspec
+
+from spark_elastic import testing
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.driver.discovery import HostDiscovery
+from spark_elastic.driver.display import ProgressDisplay
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.session import addresses_of, check_gpus, check_session, default_sizes, find_session
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
+from spark_elastic.launchers.spark import SlotLauncher, is_gone
+from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+T = TypeVar("T")
+
+# How often a waiting ``run`` lets Python look at signals; the outcome itself arrives as an event.
+SIGNAL_SECONDS = 0.2
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_proc: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    elastic: bool = True,
+    start_timeout: float = 600.0,
+    elastic_timeout: float = 600.0,
+    hang_timeout: float = 300.0,
+    reset_limit: int | None = None,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    spark: Any = None,
+    network_interface: str | None = None,
+    driver_port: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_interval: float = 60.0,
+    storage_options: Mapping[str, Any] | None = None,
+    host_discovery_script: str | os.PathLike[str] | None = None,
+    event_log: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    **timeouts: float,
+) -> list[T]:
+    """Call ``fn(*args, **kwargs)`` in every worker and return what the workers of the last generation returned.
+
+    The results are in rank order. The job goes on through the loss of workers, tasks and executors as long as ``min_np``
+    workers are left or come back, and grows up to ``max_np`` as executors arrive.
+
+    Args:
+        fn: called in each worker; travels with its arguments by cloudpickle. With a function decorated by ``@elastic``
+            inside, training survives resets; without, ``fn`` runs once in each of ``num_proc`` workers, which know nothing of
+            each other (see ``elastic`` for those that do).
+        num_proc: workers to wait for before the first generation; default ``min_np``.
+        min_np: with fewer workers, training waits.
+        max_np: slots asked of Spark. Unset, ``min_np`` and ``max_np`` come from the Spark configuration: with dynamic
+            allocation from its limits, else from the cluster's present cores.
+        elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
+            collectives and torch's default group from the first line on. When a worker is lost, all are ended and all of
+            ``fn`` runs again in new processes, ``reset_limit`` times; an exception of ``fn`` ends the job.
+        start_timeout: seconds to get hosts.
+        elastic_timeout: seconds to get back to ``min_np`` workers after a loss.
+        hang_timeout: seconds that a worker may spend in code without a collective, or a ``state.heartbeat()``, while
+            others wait for it; then it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
+        reset_limit: resets caused by failures after which the job fails; None is no limit.
+        backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
+        env: environment variables for the workers.
+        spark: the session; default the active one, else a local-cluster with as many executors as there are cores.
+        network_interface: the interface that workers use among themselves; default the one that reaches the driver.
+        driver_port: port that the driver listens on; default any.
+        checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
+            one goes on from the newest of them that is whole.
+        checkpoint_interval: seconds between two such writes; 0 writes whenever the last write has ended.
+        storage_options: for the library that opens ``checkpoint``, on the driver and the workers; travels by cloudpickle.
+        host_discovery_script: executable that prints the machines that may be used, ``host`` or ``host:slots`` a line; run every
+            second. The workers of machines that it stops listing leave at their next commit.
+        event_log: file to which events are appended as JSON lines; see docs/events.md.
+        progress: True shows how far the job is: a live line in terminals and notebooks, plain lines elsewhere; None only where
+            there is one of the former.
+        on_event: called with each event as a dict, on a thread of its own.
+        timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
+            ``yield_after``, see ``JobSettings``.
+
+    Raises:
+        TrainingFailedError: the job failed; holds every failing worker's rank, host and traceback.
+        NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
+        ResetLimitExceededError: see ``reset_limit``.
+        CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
+        ValueError, TypeError: an argument is wrong; nothing was started.
+
+    Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
+    """
+    call = _pickle_call(fn, args, kwargs)
+    _check_linux()
+    unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
+    if unknown:
+        raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
+    for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+    if min_np is not None and max_np is not None and min_np > max_np:
+        raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
+    if not isinstance(elastic, bool):
+        raise TypeError(f"elastic must be True or False, not {elastic!r}")
+    if not elastic:
+        num_proc = min_np = max_np = _one_size(num_proc, min_np, max_np)
+    if spark is not None:
+        check_session(spark)
+    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
+    with ExitStack() as stack:
+        session = spark if spark is not None else find_session(stack)
+        check_gpus(session.sparkContext.getConf())
+        low, start, high = default_sizes(session, num_proc, min_np, max_np)
+        if not elastic and low != high:
+            raise ValueError("give num_proc: with elastic=False it says of how many workers the one world is")
+        settings = JobSettings(
+            min_np=low,
+            num_proc=start,
+            max_np=high,
+            start_timeout=start_timeout,
+            elastic_timeout=elastic_timeout,
+            hang_timeout=hang_timeout,
+            reset_limit=reset_limit,
+            backend=backend,
+            env=dict(env or {}),
+            network_interface=network_interface,
+            driver_port=driver_port or 0,
+            host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
+            elastic=elastic,
+            durable=plan is not None,
+            **timeouts,
+        )
+        display = stack.enter_context(ProgressDisplay(progress))
+        log = stack.enter_context(EventLog(None if event_log is None else os.fspath(event_log), on_event, display.see))
+        results = _run_job(session, settings, call, plan, log, OutputPrinter(display.aside))
+    return [pickle.loads(result) for result in results]
+
+
+def _run_job(
+    session: Any,
+    settings: JobSettings,
+    call: bytes,
+    checkpoint: CheckpointPlan | None,
+    log: EventLog,
+    printer: OutputPrinter,
+) -> list[bytes]:
+    run_id = secrets.token_hex(4)
+    credentials = create_credentials(run_id)
+    plan = testing.active_plan()
+    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, checkpoint, settings.elastic))
+    log.record(
+        "job_started",
+        run_id=run_id,
+        min_np=settings.min_np,
+        num_proc=settings.num_proc,
+        max_np=settings.max_np,
+        attempt=None if checkpoint is None else checkpoint.attempt,
+        application=session.sparkContext.applicationId,
+    )
+    launcher: SlotLauncher | None = None
+
+    def give_back() -> None:
+        if launcher is not None:
+            launcher.give_back()
+
+    def registered(slot: int) -> None:
+        if launcher is not None:
+            launcher.slot_registered(slot)
+
+    with ExitStack() as stack:
+        service = stack.enter_context(
+            SparkDriverService(
+                settings,
+                credentials,
+                payload,
+                bind_address=session.sparkContext.getConf().get("spark.driver.bindAddress", ""),
+                event_log=log,
+                printer=printer,
+                faults=plan,
+                on_yield=give_back,
+                on_registered=registered,
+            )
+        )
+        if settings.host_discovery_script is not None:
+            stack.enter_context(HostDiscovery(settings.host_discovery_script, service.hosts_listed))
+        ticket = Ticket(run_id, addresses_of(session, service.port), credentials, settings.network_interface)
+        launcher = SlotLauncher(
+            session,
+            ticket,
+            settings.max_np,
+            on_stopped=lambda reason: service.cancel(JobCancelledError(f"the job cannot go on in Spark: {reason}")),
+            on_draining=service.drain_slot,
+            on_given_up=service.slot_given_up,
+        )
+        with launcher:
+            try:
+                return _await(service)
+            except SparkElasticError as error:
+                # All workers are lost then, and that is not what ended the job.
+                ended = _find_end(session, launcher)
+                if ended and not isinstance(error, JobCancelledError):
+                    raise JobCancelledError(f"the job cannot go on in Spark: {ended}") from error
+                raise
+            except BaseException:
+                service.cancel(JobCancelledError("run() was interrupted"))
+                raise
+            finally:
+                launcher.submit_no_more()
+                service.stop_serving()
+
+
+def _find_end(session: Any, launcher: SlotLauncher) -> str:
+    """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
+    if is_gone(session.sparkContext):
+        return "the SparkContext was stopped"
+    try:
+        return launcher.find_cancellation()
+    except Exception:  # Spark cannot be asked at the moment
+        return ""
+
+
+def _await(service: SparkDriverService) -> list[bytes]:
+    """Wait for the outcome in short turns: a thread that waits without end takes no Ctrl-C on some platforms."""
+    while True:
+        try:
+            return service.outcome.result(SIGNAL_SECONDS)
+        except concurrent.futures.TimeoutError:
+            continue
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _pickle_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, not {fn!r}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise TypeError(f"args must be a sequence of arguments for fn, not {args!r}")
+    try:
+        inspect.signature(fn).bind(*args, **(kwargs or {}))
+    except TypeError as error:
+        raise TypeError(f"fn cannot be called with the given args and kwargs: {error}") from error
+    except ValueError:
+        pass  # builtins without a signature
+    for name, value in (("fn", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *(kwargs or {}).items()):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"{name} cannot be pickled, so it cannot travel to the workers: {value!r}: {error}. Create what cannot "
+                "travel (sessions, locks, open files) inside fn"
+            ) from error
+    return bytes(cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
+
+
+def _claim_checkpoint(
+    checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, Any] | None
+) -> CheckpointPlan:
+    """Claim the next attempt in the checkpoint directory; a directory that cannot be written shows here."""
+    if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
+        raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
+    url = os.fspath(checkpoint)
+    if not isinstance(url, str) or not url:
+        raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
+    if "://" not in url and "::" not in url:
+        url = os.path.abspath(url)  # workers have working directories of their own
+    try:
+        attempt = CheckpointDirectory(url, storage_options).claim()
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
+    options = cloudpickle.dumps(dict(storage_options)) if storage_options else b""
+    return CheckpointPlan(url, attempt, float(interval), options)
+
+
+def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> int | None:
+    """The size of a fixed world; None where it is left to Spark's configuration."""
+    given = [size for size in (num_proc, min_np, max_np) if size is not None]
+    if len(set(given)) > 1:
+        raise ValueError(
+            f"elastic=False makes a world of one size, but num_proc={num_proc}, min_np={min_np}, max_np={max_np}: give "
+            "num_proc only"
+        )
+    return given[0] if given else None
+
+
+def _check_linux() -> None:
+    if not sys.platform.startswith("linux"):
+        raise SparkElasticError(f"spark_elastic runs on Linux only, this is {sys.platform}")

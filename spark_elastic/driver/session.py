@@ -1,0 +1,90 @@
+"""The Spark session of a run: found or made, and what its configuration says about sizes, GPUs and addresses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+
+def check_session(spark: Any) -> None:
+    if getattr(spark, "sparkContext", None) is None:
+        raise TypeError(f"spark must be a SparkSession with its SparkContext (not of Spark Connect), not {spark!r}")
+
+
+def check_gpus(conf: Any, wanted: bool = False) -> None:
+    """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
+
+    Each task checks what it is really given, too.
+    """
+    amount = conf.get("spark.task.resource.gpu.amount", "0")
+    if float(amount) > 1:
+        raise ValueError(
+            f"spark.task.resource.gpu.amount={amount}, but a worker uses one GPU: set it to 1 and run more workers"
+        )
+    if wanted and float(amount) <= 0:
+        raise ValueError(
+            f"useGpu=True, but Spark gives a task {amount} GPUs: set spark.task.resource.gpu.amount=1 and "
+            "spark.executor.resource.gpu.amount, with a discovery script"
+        )
+
+
+def find_session(stack: ExitStack) -> Any:
+    """The active session, else a new local-cluster that ends with the run."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        return session
+    context = SparkContext._active_spark_context
+    if context is not None and context._jsc is not None:
+        # The user's; the active session is a matter of each thread.
+        return SparkSession.builder.getOrCreate()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    cores = os.cpu_count() or 1
+    session = (
+        SparkSession.builder.master(f"local-cluster[{cores},1,1024]")
+        .appName("spark_elastic")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.default.parallelism", cores)  # Spark itself counts the executors that have come up so far
+        .getOrCreate()
+    )
+    stack.callback(session.stop)
+    return session
+
+
+def default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+    """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
+    conf = session.sparkContext.getConf()
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":
+        if max_np is None:
+            max_np = max(int(session.sparkContext.defaultParallelism), min_np or 1, num_proc or 1)
+        if min_np is None:
+            min_np = num_proc or max_np
+        return min_np, num_proc or min_np, max_np
+    slots = max(int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1")), 1)
+    if max_np is None:
+        limit = conf.get("spark.dynamicAllocation.maxExecutors", "infinity")
+        if limit.lower() in ("infinity", str(2**31 - 1)):
+            raise ValueError(
+                "give max_np: spark.dynamicAllocation.maxExecutors is not set, so there is no bound to the slots that "
+                "could be asked of Spark"
+            )
+        max_np = int(limit) * slots
+    minimum = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
+    initial = int(conf.get("spark.dynamicAllocation.initialExecutors", str(minimum)))
+    if min_np is None:
+        min_np = min(max(1, minimum * slots), num_proc or max_np, max_np)
+    if num_proc is None:
+        num_proc = min(max(initial * slots, min_np), max_np)
+    return min_np, num_proc, max_np
+
+
+def addresses_of(session: Any, port: int) -> tuple[tuple[str, int], ...]:
+    """Where executors reach the driver: what Spark tells them itself, then what this machine believes."""
+    conf = session.sparkContext.getConf()
+    host = conf.get("spark.driver.host", "") or socket.gethostname()
+    return ((host.strip("[]"), port),)

@@ -1,0 +1,418 @@
+"""SlotLauncher: keeps one Spark task alive per slot, as long as the job wants slots.
+
+Each slot is a Spark job of one task, without a barrier: an abort stays inside its slot, a slot that Spark has given up
+(``spark.task.maxFailures``) is simply submitted again, and slots that wait make dynamic allocation ask for executors.
+Together in one Spark job, the fourth failure of one slot would end all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from spark_elastic.protocol.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+# How often Spark is asked what has become of the slots. The loss of a task is noticed by its connection, at once; this only
+# tells that Spark will not start it again, for which there is no event without a callback server in the user's gateway.
+WATCH_SECONDS = 0.5
+RESUBMIT_SECONDS = 0.5
+RESUBMIT_LIMIT_SECONDS = 10.0
+# A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
+YIELD_SECONDS = (1.0, 6.0)
+END_SECONDS = 20.0
+# How often what is left of our Spark jobs is looked at while they end.
+CANCEL_SECONDS = 0.05
+# Attempts of a slot's task that are looked at to find out where it runs now.
+TASKS_OF_A_SLOT = 100
+
+# How names of exceptions begin that are not Python's.
+_OF_JAVA = ("java.", "org.", "scala.")
+
+
+class SparkEndedError(Exception):
+    """Spark is gone, has been told to cancel our Spark jobs, or cannot run us at all: no other try will change it."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    future: Any = None
+    submit_at: float = 0.0
+    failures: int = 0
+    registered: bool = False
+    # Where its task runs, once that is known.
+    executor: str | None = None
+    draining: bool = False
+
+
+class SlotLauncher:
+    """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
+
+    ``on_stopped`` is called when the SparkContext has gone, our Spark jobs were cancelled or executors cannot run us,
+    ``on_draining`` when Spark is about to take a slot's executor away, ``on_given_up`` when it has given up a slot that had not
+    registered; all on that thread. Whatever else goes wrong there (no descriptor or no room on the disk is left for a moment)
+    is tried again after a pause that grows. ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        ticket: Ticket,
+        slots: int,
+        on_stopped: Callable[[str], None],
+        on_draining: Callable[[int], None],
+        on_given_up: Callable[[int, str], None],
+    ) -> None:
+        self._context = spark.sparkContext
+        self._ticket = ticket
+        self._slots = [_Slot() for _ in range(slots)]
+        self._on_stopped = on_stopped
+        self._on_draining = on_draining
+        self._on_given_up = on_given_up
+        self._decommissions = self._context.getConf().get("spark.decommission.enabled", "false").lower() == "true"
+        self._group = f"spark_elastic-{ticket.run_id}"
+        self._wake = threading.Condition()
+        self._closing = False
+        self._give_back = False
+        # Whether any slot has ever registered: executors that cannot run us are not like all others then.
+        self._has_hosts = False
+        self._properties = _inherited_properties(self._context)
+        self._has_properties = False
+        self._cancellation = ""
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
+
+    def __enter__(self) -> SlotLauncher:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what Spark has not started, and wait until none of our Spark jobs is left."""
+        self.submit_no_more()
+        self._thread.join(timeout=END_SECONDS)
+
+    def submit_no_more(self) -> None:
+        """Note that the job is over; its tasks are about to end, and are not to be started again."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+
+    def slot_registered(self, slot: int) -> None:
+        """Note that a slot's task runs: its next submission need not wait."""
+        self._slots[slot].failures = 0
+        self._slots[slot].executor = None
+        self._slots[slot].draining = False
+        self._slots[slot].registered = True
+        self._has_hosts = True
+
+    def give_back(self) -> None:
+        """Cancel all slots and ask for them again after a while."""
+        with self._wake:
+            self._give_back = True
+            self._wake.notify_all()
+
+    def find_cancellation(self) -> str:
+        """Say by what our Spark jobs were cancelled from outside; empty if they were not. May be called from any thread.
+
+        The tasks of a cancelled Spark job end, and with them the workers: that may be noticed before this thread looks at Spark.
+        """
+        for slot in self._slots:
+            future = slot.future
+            if not self._cancellation and future is not None and future.isDone():
+                self._cancellation = find_cancellation(_reason(future))
+        return self._cancellation
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        failures = 0
+        try:
+            while not self._closing:
+                pause = WATCH_SECONDS
+                try:
+                    self._watch()
+                    failures = 0
+                except SparkEndedError:
+                    raise
+                except Exception as error:
+                    if self._closing:
+                        break
+                    if is_gone(self._context):
+                        raise SparkEndedError("the SparkContext was stopped") from error
+                    failures += 1
+                    pause = pause_after(failures)
+                    logger.warning(
+                        "the launcher of Spark tasks failed (%s: %s); it tries again in %.1f s, and what runs goes on",
+                        type(error).__name__,
+                        _first_line(error),
+                        pause,
+                    )
+                    logger.debug("the launcher failed", exc_info=True)
+                self._wait(pause, is_failing=failures > 0)
+        except SparkEndedError as error:
+            if not self._closing:
+                logger.debug("the launcher ended", exc_info=True)
+                self._on_stopped(str(error))
+        finally:
+            self._cancel_all()
+
+    def _wait(self, seconds: float, is_failing: bool) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing or (self._give_back and not is_failing), seconds)
+
+    def _take_properties(self) -> None:
+        """Have what this thread submits run as the user's own Spark jobs would, in a group of ours."""
+        if self._has_properties:
+            return
+        self._context.setJobGroup(self._group, f"spark_elastic run {self._ticket.run_id}", interruptOnCancel=False)
+        for name, value in self._properties.items():
+            self._context.setLocalProperty(name, value)
+        self._has_properties = True
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if self._context._jsc is None or self._context._jsc.sc().isStopped():
+            raise SparkEndedError("the SparkContext was stopped")
+        self._take_properties()
+        if self._give_back:
+            self._give_back = False
+            self._cancel_all()
+            again = now + random.uniform(*YIELD_SECONDS)
+            for slot in self._slots:
+                slot.future, slot.submit_at, slot.registered = None, again, False
+        for number, slot in enumerate(self._slots):
+            if slot.future is not None and slot.future.isDone():
+                reason = _reason(slot.future)
+                if cancellation := self.find_cancellation():
+                    raise SparkEndedError(cancellation)
+                if not self._has_hosts and (hopeless := find_hopeless(reason)):
+                    raise SparkEndedError(hopeless)
+                slot.failures += 1
+                pause = pause_after(slot.failures)
+                slot.submit_at = now + pause
+                reason = reason or (
+                    "its task ended without registering at the driver; can executors reach it at "
+                    + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses)
+                )
+                if not slot.registered:
+                    self._on_given_up(number, reason)
+                logger.log(
+                    logging.INFO if slot.registered else logging.WARNING,
+                    "Spark gave up slot %d (%s); it is submitted again in %.1f s",
+                    number,
+                    reason,
+                    pause,
+                )
+                slot.future, slot.registered = None, False
+            if slot.future is None and slot.submit_at <= now and not self._closing:
+                slot.future = self._submit(number)
+            # A slot that has just been given back may still register late, without a Spark job of its own.
+            has_task = slot.future is not None and slot.registered
+            if self._decommissions and has_task and not slot.draining and self._is_decommissioned(slot):
+                slot.draining = True
+                self._on_draining(number)
+
+    def _is_decommissioned(self, slot: _Slot) -> bool:
+        """Whether Spark is about to take the slot's executor away: a spot notice, a drained node, a scale-down."""
+        from py4j.protocol import Py4JError
+
+        try:
+            if slot.executor is None:
+                slot.executor = self._executor_of(slot.future)
+            scheduler = self._context._jsc.sc().taskScheduler()
+            return slot.executor is not None and scheduler.getExecutorDecommissionState(slot.executor).isDefined()
+        except Py4JError:
+            logger.debug("Spark does not tell where a slot runs", exc_info=True)
+            return False
+
+    def _executor_of(self, future: Any) -> str | None:
+        """The executor that runs the task of a slot's Spark job; None where Spark does not know yet."""
+        store = self._context._jsc.sc().statusStore()
+        for job in future.jobIds():
+            info = self._context.statusTracker().getJobInfo(job)
+            for stage in info.stageIds if info is not None else ():
+                tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), TASKS_OF_A_SLOT)
+                running = [task for task in map(tasks.apply, range(tasks.size())) if task.status() == "RUNNING"]
+                if running:
+                    return str(running[-1].executorId())
+        return None
+
+    def _submit(self, slot: int) -> Any:
+        self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
+        task = _SlotTask(self._ticket, slot)
+        with _unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it
+            return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
+
+    def _cancel_all(self) -> None:
+        """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled.
+
+        It is looked for again and again: Spark may put a task back into its queue, and its own view of jobs, which is what users
+        see, is a little behind. This returns when that view shows none of ours.
+        """
+        open_slots = [slot for slot in self._slots if slot.future is not None]
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            try:
+                if all(slot.future.isDone() for slot in open_slots) and not self._active_jobs():
+                    return
+                if time.monotonic() > deadline:
+                    self._context.cancelJobGroup(self._group)
+                    return
+                self._cancel_waiting()
+            except Exception:
+                if is_gone(self._context) or time.monotonic() > deadline:
+                    # The SparkContext is gone as a rule, and its jobs with it.
+                    logger.debug("could not cancel the slots", exc_info=True)
+                    return
+            with self._wake:
+                self._wake.wait_for(lambda: False, CANCEL_SECONDS)
+
+    def _cancel_waiting(self) -> None:
+        tracker = self._context.statusTracker()
+        for job in self._active_jobs():
+            info = tracker.getJobInfo(job)
+            stages = [] if info is None else [tracker.getStageInfo(stage) for stage in info.stageIds]
+            if not any(stage and stage.numActiveTasks for stage in stages):
+                self._context._jsc.sc().cancelJob(job)
+
+    def _active_jobs(self) -> set[int]:
+        tracker = self._context.statusTracker()
+        return set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(self._group))
+
+
+class SlotConfigurationError(ValueError):
+    """Spark gives tasks what a worker cannot use; trying again does not help."""
+
+
+class _SlotTask:
+    """What Spark runs in an executor. Pickled with the ticket, and with nothing of the user's."""
+
+    def __init__(self, ticket: Ticket, slot: int) -> None:
+        self._ticket = ticket
+        self._slot = slot
+
+    def __call__(self, rows: Any) -> list[Any]:
+        from pyspark import TaskContext
+
+        from spark_elastic.task.service import TaskPlace, run_task
+
+        for _ in rows:  # Spark keeps a Python process for its next task only where all its input was read
+            pass
+        context = TaskContext.get()
+        assert context is not None
+        resources = context.resources()
+        gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
+        if len(gpus) > 1:
+            raise SlotConfigurationError(
+                f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
+                "spark.task.resource.gpu.amount=1 and run more workers"
+            )
+        run_task(self._ticket, TaskPlace(self._slot, context.attemptNumber(), gpus, int(context.cpus())))
+        return []
+
+
+@contextmanager
+def _unlogged(*names: str) -> Iterator[None]:
+    """Have these loggers drop what the calling thread logs."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(name) for name in names]
+    for quiet in loggers:
+        quiet.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        for quiet in loggers:
+            quiet.removeFilter(is_of_others)
+
+
+def _inherited_properties(context: Any) -> dict[str, str]:
+    """Local properties of the calling thread that have to hold for our jobs, too: the launcher has a thread of its own."""
+    names = ("spark.scheduler.pool",)
+    found = {name: context.getLocalProperty(name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _reason(future: Any) -> str:
+    """Say why a slot's Spark job failed, in a line; empty if it did not fail. Raises what keeps Spark from being asked."""
+    from py4j.protocol import Py4JNetworkError
+
+    try:
+        future.get()
+    except (OSError, Py4JNetworkError):
+        raise
+    except Exception as error:
+        # What is raised only says that the job failed; its cause, that of Spark's, has the executor's Python traceback.
+        story, cause = [str(error)], getattr(error, "java_exception", None)
+        while cause is not None:
+            story.append(str(cause.getMessage()))
+            cause = cause.getCause()
+        return find_reason(story)
+    return ""
+
+
+def find_reason(story: list[str]) -> str:
+    """Find the line that tells most in what a failure and its causes say: the last exception of Python's, if there is one."""
+    lines = [line.strip() for text in story for line in text.splitlines()]
+    python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
+    return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
+
+
+def find_hopeless(reason: str) -> str:
+    """Say what no other try will change where all executors are alike; empty if another try may help."""
+    if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
+        return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
+    return reason if SlotConfigurationError.__name__ in reason else ""
+
+
+def find_cancellation(reason: str) -> str:
+    """Say that somebody has cancelled a slot's Spark job, and how; empty if it ended for another reason.
+
+    That is what ``cancelAllJobs``, ``cancelJobGroup``, ``cancelJob`` and the links "kill" of Spark's UI do, and nothing else:
+    Spark runs lost tasks again, and a job whose tasks fail too often is aborted.
+    """
+    if not re.search(r"\bJob \d+ cancelled\b", reason):
+        return ""
+    if "SparkContext was shut down" in reason:
+        return "the SparkContext was stopped"
+    return f"its Spark jobs were cancelled ({reason})"
+
+
+def is_gone(context: Any) -> bool:
+    """Whether the SparkContext has been stopped, or its JVM has ended.
+
+    A question that cannot be asked (this process has no descriptor left, for example) does not count as an answer.
+    """
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception as error:
+        return any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what has led to it. Py4J has a way of its own to say so."""
+    while error is not None:
+        yield error
+        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+
+
+def pause_after(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return float(min(RESUBMIT_SECONDS * 2 ** min(failures - 1, 10), RESUBMIT_LIMIT_SECONDS))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

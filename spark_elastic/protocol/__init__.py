@@ -1,0 +1,1 @@
+"""What driver, tasks and workers tell each other, and how. Imports neither torch nor pyspark."""

@@ -1,0 +1,171 @@
+"""Frames over TLS: a four-byte length, then one msgpack-encoded message.
+
+Nothing is parsed before the handshake has proved that the peer holds the job's key; a frame longer than ``FRAME_LIMIT``
+or one that does not fit the schema ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.messages import Chunk, Message
+
+FRAME_LIMIT = 64 * 2**20
+CHUNK_BYTES = 2**20
+HANDSHAKE_SECONDS = 15.0
+READ_BYTES = 32 * 1024
+# Bytes that may wait in a connection before the sender of forwarded output drops lines.
+CROWDED_BYTES = 4 * 2**20
+
+_LENGTH = struct.Struct("!I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ConnectionLostError(ConnectionError):
+    """The peer is gone, or has sent what is not a frame of ours."""
+
+
+def encode(message: Message) -> bytes:
+    """Encode once what is sent to many."""
+    body = _encoder.encode(message)
+    if len(body) > FRAME_LIMIT:
+        raise ValueError(f"a message of {len(body):,} bytes exceeds the limit of {FRAME_LIMIT:,} bytes a frame")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Connection:
+    """One authenticated connection. Used by the event loop that made it, and by no other thread."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: Any) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = msgspec.msgpack.Decoder(expected)
+        _notice_lost_hosts(writer.get_extra_info("socket"))
+        _read_in_small_pieces(writer.transport)
+
+    @property
+    def local_address(self) -> str:
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    @property
+    def peer_address(self) -> str:
+        peer = self._writer.get_extra_info("peername")
+        return str(peer[0]) if peer else "unknown"
+
+    @property
+    def descriptor(self) -> int:
+        return int(self._writer.get_extra_info("socket").fileno())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the peer takes messages more slowly than they are sent."""
+        return self._writer.transport.get_write_buffer_size() > CROWDED_BYTES
+
+    @property
+    def open(self) -> bool:
+        return not self._writer.is_closing()
+
+    def send(self, message: Message) -> None:
+        """Queue a message; never blocks. On a closed connection it is dropped: the reader learns of the loss."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, frame: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frame)
+
+    async def send_bytes(self, data: bytes | memoryview) -> None:
+        """Send a long byte string as chunks, waiting for the peer to take them."""
+        for chunk in chunks(data):
+            self.send(chunk)
+            await self._writer.drain()
+
+    async def receive(self) -> Any:
+        """Wait for the next message. Raise ``ConnectionLostError`` at the end, or at what is not a message."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > FRAME_LIMIT:
+                raise ConnectionLostError(f"a frame of {length:,} bytes from {self.peer_address} is over the limit")
+            return self._decoder.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ConnectionLostError(f"the connection to {self.peer_address} broke: {error}") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ConnectionLostError(f"{self.peer_address} sent what is not a message: {error}") from error
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield messages until the connection ends."""
+        while True:
+            try:
+                message = await self.receive()
+            except ConnectionLostError:
+                return
+            yield message
+
+    async def close(self, flush_seconds: float = 1.0) -> None:
+        """Close after what is queued has left, or after ``flush_seconds``."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._writer.wait_closed(), flush_seconds)
+        except (asyncio.TimeoutError, OSError):
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once; what is queued is lost."""
+        self._writer.transport.abort()
+
+
+def chunks(data: bytes | memoryview) -> Iterator[Chunk]:
+    """Cut a byte string into messages; an empty one is a single empty last chunk."""
+    view = memoryview(data)
+    for start in range(0, max(len(view), 1), CHUNK_BYTES):
+        yield Chunk(bytes(view[start : start + CHUNK_BYTES]), last=start + CHUNK_BYTES >= len(view))
+
+
+async def connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: Any) -> Connection:
+    """Connect to the first address that answers. Raises the last ``OSError`` when none does."""
+    context = credentials.client_context()
+    failure: OSError = OSError("no address to connect to")
+    for host, port in addresses:
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(host, port, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS),
+                2 * HANDSHAKE_SECONDS,
+            )
+        except asyncio.TimeoutError:
+            failure = TimeoutError(f"{host}:{port} did not answer within {2 * HANDSHAKE_SECONDS:.0f} s")
+        except (OSError, ssl.SSLError) as error:
+            failure = error
+        else:
+            return Connection(reader, writer, expected)
+    raise failure
+
+
+def _read_in_small_pieces(transport: asyncio.BaseTransport) -> None:
+    """Have asyncio keep less room for a connection: its 256 KiB of buffer for TLS are half a gigabyte in a large job."""
+    protocol: Any = getattr(transport, "_ssl_protocol", None)
+    if hasattr(protocol, "_ssl_buffer") and hasattr(protocol, "max_size"):  # Python 3.11 and later
+        protocol.max_size = READ_BYTES
+        protocol._ssl_buffer = bytearray(READ_BYTES)
+        protocol._ssl_buffer_view = memoryview(protocol._ssl_buffer)
+
+
+def _notice_lost_hosts(connection: socket.socket) -> None:
+    """Have the kernel end the connection when the other *machine* is gone.
+
+    A paused process keeps its connections: its kernel goes on answering. So nobody needs a timeout of its own to tell
+    a dead driver from one that sits in a garbage collection.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)

@@ -1,0 +1,53 @@
+"""What faults a plan can name, and where: known to ``spark_elastic.testing``, the driver and the workers."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Point(Enum):
+    """Where in a worker's life a fault can strike. The first two come before there is a rank."""
+
+    BOOT = "boot"
+    READY = "ready"
+    FORM = "form"
+    FORMED = "formed"
+    REPAIR = "repair"
+    SYNCED = "synced"
+    COMMIT = "commit"
+    RECORDED = "recorded"
+    COMMITTED = "committed"
+    RETURN = "return"
+    FINISHED = "finished"
+    RESULT = "result"
+
+
+class Action(Enum):
+    KILL = "kill"
+    EXIT = "exit"
+    SEGFAULT = "segfault"
+    RAISE = "raise"
+    STOP = "stop"
+    HANG = "hang"
+    KILL_TASK = "kill_task"
+    KILL_EXECUTOR = "kill_executor"
+    DRAIN = "drain"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1 on."""
+
+    number: int
+    action: Action
+    point: Point
+    rank: int | None = None
+    step: int | None = None
+    generation: int | None = None
+    times: int = 1
+    code: int = 1
+
+
+class InjectedFaultError(Exception):
+    """What a fault of the kind RAISE raises in user code."""

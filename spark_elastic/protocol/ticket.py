@@ -1,0 +1,45 @@
+"""What a process needs to join a job: where the driver is, the key that proves membership, and what to run.
+
+The ticket gets a task and its worker to the driver, which hands each worker the payload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.fault_points import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Travels to tasks in Spark's closure and to workers over a private socket, never by environment or arguments."""
+
+    run_id: str
+    addresses: tuple[tuple[str, int], ...]
+    credentials: Credentials
+    network_interface: str | None = None
+
+
+class CheckpointPlan(msgspec.Struct, frozen=True):
+    """Where commits are written, as which attempt of the job, and how many seconds apart.
+
+    storage_options: a pickled dict, or nothing.
+    """
+
+    url: str
+    attempt: int
+    interval: float
+    storage_options: bytes = b""
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """The user's call (a pickled ``(fn, args, kwargs)``) and what a worker has to know of the job."""
+
+    call: bytes
+    form_timeout: float
+    faults: tuple[Fault, ...] = ()
+    checkpoint: CheckpointPlan | None = None
+    elastic: bool = True

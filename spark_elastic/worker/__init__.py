@@ -1,0 +1,1 @@
+"""The part that runs in a training process: around user code, and called by it."""

@@ -1,0 +1,1 @@
+"""Mistakes of user code that are refused before they train wrongly."""

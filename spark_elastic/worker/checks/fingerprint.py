@@ -1,0 +1,207 @@
+"""Fingerprints: all ranks compare what should be equal on all of them, while training goes on.
+
+At commits 1, 2, 4, 8 … of a generation, and then every few seconds when rank 0 asks for it, each rank makes a fingerprint of the
+parameters and the optimizer state of that commit. Its digest, one number, takes part in the control collective of the commit,
+which costs nothing more, and is compared where that is read, at the next commit. Only where digests differ all ranks show each
+other the figures behind them, through the control store.
+
+What is compared: of each tensor up to ``PIECE`` elements, another piece each time, so that a check costs about as much whatever
+the size of the model; and rank 0 asks so seldom that checks take no more than ``SHARE`` of the time.
+
+How: bit for bit where all ranks run on CPUs of one kind with one version of torch, because Gloo's reductions leave the same
+bits on all ranks. Elsewhere the last bits of an optimizer's step may differ from rank to rank (AVX2 and AVX-512, other GPUs,
+atomic additions of a GPU) and add up to less than 1e-4 over a million steps, so sums and norms are compared to ``TOLERANCE``
+of the norm: more than that, and less than what ranks differ by that train each on its own rows.
+
+Buffers are not compared: running statistics are each rank's own unless its wrapper broadcasts them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from spark_elastic.errors import RanksDifferError
+from spark_elastic.protocol.messages import CommitId
+
+# Elements of a tensor that a fingerprint looks at.
+PIECE = 16_384
+# Rank 0 asks for a fingerprint no more often than this, and no more often than checks may take their share of the time.
+SECONDS = 5.0
+SHARE = 0.002
+# Where digests are bound to differ, because ranks run on machines of several kinds, all figures travel each time.
+MIXED_SECONDS = 60.0
+TOLERANCE = 1e-3
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What is compared: of each tensor its name, the sum of its bits, its sum and its norm. ``kind`` is that of the machine."""
+
+    commit: CommitId
+    kind: str
+    names: tuple[str, ...]
+    bits: tuple[int, ...]
+    sums: tuple[float, ...]
+    norms: tuple[float, ...]
+
+    @property
+    def digest(self) -> int:
+        """A number from 1 on that is the same where names and bits are."""
+        data = msgspec.msgpack.encode((self.names, self.bits))
+        return 1 + int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
+
+
+# Made once, here: msgspec must not look into a type for the first time on two threads at once.
+_shown = msgspec.msgpack.Decoder(tuple[int, Figures])
+
+
+def take_figures(tensors: Named, commit: CommitId) -> Figures:
+    """Look at tensors, all of this commit. Waits for a GPU where they are on one."""
+    pieces = [_piece(tensor.detach(), commit.index) for _, tensor in tensors]
+    with torch.no_grad():
+        bits = [piece.view(_BITS[piece.element_size()]).sum(dtype=torch.int64) for piece in pieces]
+        floats = [piece.to(torch.float64) for piece in pieces]
+        numbers = [torch.stack([piece.sum(), piece.norm()]) for piece in floats]
+    values = torch.stack(numbers).tolist() if numbers else []
+    return Figures(
+        commit,
+        machine_kind(any(tensor.is_cuda for _, tensor in tensors)),
+        tuple(name for name, _ in tensors),
+        tuple(torch.stack(bits).tolist() if bits else ()),
+        tuple(value[0] for value in values),
+        tuple(value[1] for value in values),
+    )
+
+
+def _piece(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    flat = tensor.reshape(-1)
+    if len(flat) <= PIECE:
+        return flat.contiguous()
+    start = number * PIECE % len(flat)
+    return flat[start : start + PIECE].contiguous()
+
+
+def machine_kind(on_gpu: bool) -> str:
+    """What the bits of an optimizer's step depend on; empty where they may differ between two machines of one kind."""
+    if on_gpu:
+        return ""
+    return " ".join(
+        [torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), str(torch.get_num_threads())]
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def find_difference(everybody: Sequence[Figures]) -> tuple[str, int] | None:
+    """Return the first name whose tensor differs between ranks, and the first rank that differs from rank 0; None without one.
+
+    Pure. ``everybody`` is in rank order.
+    """
+    first = everybody[0]
+    is_exact = first.kind != "" and all(figures.kind == first.kind for figures in everybody)
+    for rank, figures in enumerate(everybody):
+        if figures.names != first.names:
+            odd = [name for name in (*first.names, *figures.names) if (name in first.names) != (name in figures.names)]
+            return (odd or list(figures.names))[0], rank
+    for place, name in enumerate(first.names):
+        for rank, figures in enumerate(everybody):
+            if figures.bits[place] != first.bits[place] and (is_exact or not _is_near(first, figures, place)):
+                return name, rank
+    return None
+
+
+def _is_near(one: Figures, other: Figures, place: int) -> bool:
+    room = TOLERANCE * max(one.norms[place], other.norms[place])
+    differences = (one.sums[place] - other.sums[place], one.norms[place] - other.norms[place])
+    unknown = [number != number for number in (one.norms[place], other.norms[place])]
+    return all(unknown) or all(abs(difference) <= room for difference in differences)
+
+
+class Comparison:
+    """One rank's part in comparing fingerprints, in one generation. Used by the thread that commits.
+
+    ``gather`` brings this rank's figures, encoded, and returns those of all ranks, in any order.
+    """
+
+    def __init__(self, rank: int, size: int, gather: Callable[[str, bytes], Sequence[bytes]]) -> None:
+        self._rank = rank
+        self._size = size
+        self._gather = gather
+        self._figures: Figures | None = None
+        self._equal_at: CommitId | None = None
+        self._is_asked = False
+        self._asks_at = 0.0
+        self._spent = 0.0
+        self._pause = SECONDS
+        self._verdict: RanksDifferError | None = None
+
+    def report(self, commit: CommitId, tensors: Callable[[], Named], is_commit: bool) -> tuple[int, int]:
+        """Return what this rank says in the control collective: a digest or 0, and whether the next commit has to have one.
+
+        ``is_commit`` tells a commit from a mere look whether the world changes.
+        """
+        if self._size == 1:
+            return 0, 0
+        self._figures = None
+        now = time.monotonic()
+        if is_commit and (self._is_asked or commit.index & (commit.index - 1) == 0):
+            self._is_asked = False
+            self._figures = take_figures(tensors(), commit)
+            self._spent = time.monotonic() - now
+            self._asks_at = now + max(self._pause, self._spent / SHARE)
+        asks = self._rank == 0 and now >= self._asks_at
+        return 0 if self._figures is None else self._figures.digest, int(asks)
+
+    def read(self, digests: Sequence[int], asked: bool) -> None:
+        """Compare what all ranks said. Raises ``RanksDifferError``, on all ranks, and from then on each time."""
+        if self._verdict is not None:
+            raise self._verdict
+        self._is_asked = self._is_asked or asked
+        figures, self._figures = self._figures, None
+        if figures is None:
+            return
+        if len(set(digests)) > 1:
+            self._look_closer(figures)
+        self._equal_at = figures.commit
+
+    def _look_closer(self, mine: Figures) -> None:
+        packed = msgspec.msgpack.encode((self._rank, mine))
+        shown = self._gather(f"fingerprint/{mine.commit.index}", packed)
+        everybody = dict(map(_shown.decode, shown))
+        found = find_difference([everybody[rank] for rank in range(self._size)])
+        if found is None:
+            self._pause = MIXED_SECONDS
+            return
+        name, rank = found
+        before = (
+            f"it was still equal at commit {self._equal_at}"
+            if self._equal_at is not None
+            else f"no commit of generation {mine.commit.generation} is known at which it was equal"
+        )
+        self._verdict = RanksDifferError(
+            f"{name} is not the same on rank {rank} as on rank 0 since commit {mine.commit} at the latest; {before}. "
+            "Ranks that should be equal differ, so training was wrong. The usual causes: gradients that are not averaged "
+            "(a model that is called or stepped without se.DistributedDataParallel, a step or commit under no_sync()), an "
+            "optimizer, scheduler or model that trains and is not in the State, weights that one rank changes alone "
+            "(if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. What is meant to "
+            "differ goes into TorchState(local=…)"
+        )
+        raise self._verdict

@@ -1,0 +1,298 @@
+"""What is found out about a training function while it trains: mistakes that would train wrongly without a word.
+
+One hook of torch's sees every optimizer's step inside the elastic function. The first step of each optimizer in a generation is
+looked at closely; later ones cost a look into a set. A mistake is a ``TrainingCodeError`` with the line to write, and ends the
+job; what may be meant is one warning of rank 0. What is a rank's own, in ``local=``, is left alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from spark_elastic.data.loader import iterated_alone
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.job import current_job
+from spark_elastic.worker.state.snapshot import PLAIN
+
+# So many steps without a commit are worth a word: a loss now takes all of them back.
+STEPS_WITHOUT_COMMIT = 1000
+# An object of the State may hold an optimizer so deep.
+DEPTH = 5
+# Containers with more entries hold data.
+LENGTH = 1000
+# Frames between an optimizer's step and the scaler that calls it.
+FRAMES = 10
+
+_hooks: list[Any] = []
+
+
+class TrainingChecks:
+    """Looks at the steps, commits and the return of one elastic function. Used by the user's thread."""
+
+    def __init__(self, state: Any, job: Any) -> None:
+        self._state = state
+        self._job = job
+        self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._steps = 0
+        self._is_pending = False
+        self._probes: list[Any] = []
+        self._warned: set[str] = set()
+        # Batches that a loader outside the State had given at an optimizer's step, and how often that went on.
+        self._alone: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """A generation begins: gradients are cleared, and its optimizers have not stepped yet."""
+        if not _hooks:
+            _hooks.append(register_optimizer_step_pre_hook(_before_step))
+            _hooks.append(register_optimizer_step_post_hook(_after_step))
+        self._checked.clear()
+        self._steps = 0
+        self._is_pending = False
+        for probe in self._probes:
+            probe.remove()
+        self._probes = []
+        for optimizer in find_optimizers(self._shared()):
+            self._probe(optimizer)
+
+    def end(self) -> None:
+        """The elastic function is over on all ranks."""
+        for hook in (*_hooks, *self._probes):
+            hook.remove()
+        _hooks.clear()
+        self._probes = []
+
+    # ------------------------------------------------------------------ steps
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer not in self._checked and self._check(optimizer):
+            self._checked.add(optimizer)
+        self._steps += 1
+        if self._steps == STEPS_WITHOUT_COMMIT and not self._state._index:
+            self._warn(
+                f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: when a worker is lost, all of them are. Write "
+                "state.commit() after optimizer.step()"
+            )
+        for loader in iterated_alone:
+            self._look_at(loader)
+
+    def after_step(self) -> None:
+        """Whatever gradients there were have been used, or are some other optimizer's by the way."""
+        self._is_pending = False
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Check an optimizer that is about to step. Return whether that settles it."""
+        parameters = [
+            p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.nn.Parameter)
+        ]
+        own = list(_reachable(self._local()))
+        own_parameters = {id(p) for module in own if isinstance(module, torch.nn.Module) for p in module.parameters()}
+        if any(value is optimizer for value in own) or all(id(p) in own_parameters for p in parameters):
+            return True
+        shared = list(_reachable(self._shared()))
+        is_shared = any(value is optimizer for value in shared)
+        wrapped = {id(p) for model in self._job.models for p in model.parameters()}
+        if not is_shared and any(id(p) in wrapped for p in parameters):
+            raise TrainingCodeError(
+                f"an optimizer ({type(optimizer).__name__}) steps the parameters of a DistributedDataParallel and is not "
+                "in the State: after a reset its state would differ from rank to rank. Write state = se.TorchState(…, "
+                f"{self._free_name('optimizer')}=optimizer), with the optimizer itself, in a list or dict, or with an "
+                "object that holds it and has state_dict"
+            )
+        trained = [p for p in parameters if p.requires_grad and p.grad is not None]
+        bare = [p for p in trained if id(p) not in wrapped and id(p) not in own_parameters]
+        if bare and not self._job.is_fixed:  # there gradients may well be averaged by hand, and fingerprints tell
+            self._check_bare(bare, is_shared, bool(wrapped))
+        if is_shared:
+            self._check_beside(optimizer, shared)
+        return bool(trained)
+
+    def _check_bare(self, bare: list[torch.Tensor], is_shared: bool, is_any_wrapped: bool) -> None:
+        """Parameters that train and that no wrapper averages: those of the State, or all that the function trains."""
+        names = self._state._parameter_names()
+        name = next((names[id(p)] for p in bare if id(p) in names), None)
+        if name is None and not is_shared and is_any_wrapped:
+            return  # the user's own business: a copy that learns in an inner loop
+        if _averaged_by_torch(bare):
+            return
+        what = name or f"a parameter of shape {list(bare[0].shape)}"
+        module = "model" if name is None else name.split(".")[1].split("[")[0]
+        raise TrainingCodeError(
+            f"{what} trains and nobody averages its gradients: its module is not wrapped, so each rank would train on its "
+            f"own rows alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
+            "that to the State. Who averages gradients by hand calls backward under no_sync() of the wrapped model; a "
+            f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
+        )
+
+    def _check_beside(self, optimizer: torch.optim.Optimizer, shared: list[Any]) -> None:
+        """What steps along with an optimizer of the State and has state of its own."""
+        scaler = _calling_scaler()
+        if scaler is not None and not any(value is scaler for value in (*shared, *_reachable(self._local()))):
+            raise TrainingCodeError(
+                "a GradScaler steps an optimizer of the State and is not in the State itself: after a reset ranks would "
+                "average gradients of different scales. Write state = se.TorchState(…, "
+                f"{self._free_name('scaler')}=scaler)"
+            )
+        if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+            schedulers = [value for value in (*shared, *_reachable(self._local())) if isinstance(value, LRScheduler)]
+            if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
+                self._warn(
+                    "a learning rate scheduler of an optimizer in the State is not in the State itself: after a reset it "
+                    "does not go back with the weights, and a newcomer's begins anew. Write state = se.TorchState(…, "
+                    f"{self._free_name('scheduler')}=scheduler)"
+                )
+
+    def _look_at(self, loader: Any) -> None:
+        """A loader outside the State is being iterated while an optimizer steps."""
+        place = (loader.epoch, loader.rows_processed)
+        last, times = self._alone.get(loader, (None, 0))
+        if place != last:
+            self._alone[loader] = (place, times + 1)
+            if times == 1:
+                self._warn(
+                    f"a loader ({type(loader).__name__}) that is not in the State trains a model: every rank gets all of "
+                    "its rows, so each row counts once a rank, and after a reset it begins anew. Write state = "
+                    f"se.TorchState(…, {self._free_name('loader')}=loader)"
+                )
+
+    # ------------------------------------------------------------------ commits and the end
+
+    def before_commit(self) -> None:
+        """Refuse a commit of rows whose gradients no step has used yet."""
+        if not self._is_pending:
+            return
+        gradients = [
+            p.grad
+            for optimizer in find_optimizers(self._shared())
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        # Those that a GradScaler would not step with are dropped, and so are those that were set to zero.
+        if any(bool(g.any()) for g in gradients) and all(bool(torch.isfinite(g).all()) for g in gradients):
+            raise TrainingCodeError(
+                "a commit came after backward() and before optimizer.step(): gradients are no part of a commit, so the "
+                "rows that have been accumulated would be lost after a reset. Write state.commit() after "
+                "optimizer.step(); gradients that are not wanted are dropped by optimizer.zero_grad() before the commit"
+            )
+        self._is_pending = False
+
+    def before_return(self) -> None:
+        if self._steps and not self._state._index:
+            self._warn(
+                f"the elastic function returned after {self._steps} optimizer steps without a commit: a lost worker would "
+                "have taken all of them back. Write state.commit() after optimizer.step()"
+            )
+
+    # ------------------------------------------------------------------ inside
+
+    def _shared(self) -> dict[str, Any]:
+        values: dict[str, Any] = self._state._values(shared=True)
+        return values
+
+    def _local(self) -> dict[str, Any]:
+        values: dict[str, Any] = self._state._values(shared=False)
+        return values
+
+    def _free_name(self, wanted: str) -> str:
+        return wanted if wanted not in vars(self._state) else f"{wanted}_2"
+
+    def _probe(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have a few of its parameters tell when a backward reaches them."""
+        for group in optimizer.param_groups:
+            trained = [p for p in group["params"] if p.requires_grad and p.is_leaf]
+            for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
+                self._probes.append(parameter.register_post_accumulate_grad_hook(self._noticed))
+
+    def _noticed(self, parameter: torch.Tensor) -> None:
+        self._is_pending = True
+
+    def _warn(self, text: str) -> None:
+        """Warn once, on rank 0, at the user's line."""
+        if text not in self._warned and self._job.world is not None and self._job.world.rank == 0:
+            self._warned.add(text)
+            warnings.warn(text, stacklevel=_depth_of_user())
+
+
+def _checks() -> TrainingChecks | None:
+    job = current_job()
+    return None if job is None or job.finished else getattr(job.state, "_checks", None)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if (checks := _checks()) is not None:
+        checks.before_step(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if (checks := _checks()) is not None:
+        checks.after_step()
+
+
+def _reachable(tree: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """The objects in a tree, and those in containers and attributes of these. A scheduler does not stand for its optimizer."""
+    seen: set[int] = set()
+
+    def look(value: Any, left: int) -> Iterator[Any]:
+        if type(value) in PLAIN or isinstance(value, (torch.Tensor, type)) or id(value) in seen or left < 0:
+            return
+        seen.add(id(value))
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            if len(value) > LENGTH:
+                return
+            entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        else:
+            yield value
+            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or hasattr(value, "set_world"):
+                return
+            attributes = getattr(value, "__dict__", {})
+            entries = [
+                entry for name, entry in attributes.items() if not isinstance(value, LRScheduler) or name != "optimizer"
+            ]
+        for entry in list(entries):
+            yield from look(entry, left - 1)
+
+    yield from look(tree, depth)
+
+
+def find_optimizers(tree: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers in a tree, also those that an object in it holds."""
+    return [value for value in _reachable(tree) if isinstance(value, torch.optim.Optimizer)]
+
+
+def _averaged_by_torch(parameters: list[torch.Tensor]) -> bool:
+    """Whether torch's own wrapper, made by hand in this generation, averages their gradients."""
+    wanted = {id(parameter) for parameter in parameters}
+    wrappers = [value for value in gc.get_objects() if type(value) is torch.nn.parallel.DistributedDataParallel]
+    return wanted <= {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
+
+
+def _calling_scaler() -> Any:
+    """The GradScaler in whose ``step`` this is called, None where there is none."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
+            return frame.f_locals["self"]
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _depth_of_user() -> int:
+    """How far up the stack the first line is that is neither ours nor torch's, as ``warnings.warn`` counts it."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        if module not in ("spark_elastic", "torch"):
+            return depth
+        frame, depth = frame.f_back, depth + 1
+    return 1

@@ -1,0 +1,82 @@
+"""The small collectives for user code: over all ranks of the present generation, a loss raised as ``WorkerLostError``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from spark_elastic.worker.context import current_world
+
+T = TypeVar("T")
+
+_OPERATIONS = {
+    "mean": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+
+
+def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
+    """Reduce ``tensor`` over all ranks and return the result, of the same shape and dtype; the argument stays as it is.
+
+    All ranks have to call it, with equal shapes; blocks until they have. ``op`` is "mean", "sum", "min" or "max"; a mean of
+    whole numbers is a ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, ``NotInWorldError`` above the elastic
+    function.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor must be a torch.Tensor, not {type(tensor).__name__}")
+    if op not in _OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(_OPERATIONS)}, not {op!r}")
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"the mean of {tensor.dtype} is not a whole number; convert the tensor, or use op='sum'")
+    result = tensor.detach().clone()
+    world = current_world()
+    if world is not None and world.size > 1:
+        _translate_errors(lambda: dist.all_reduce(result, _OPERATIONS[op]))
+        if op == "mean":
+            result /= world.size
+    return result
+
+
+def allgather_object(obj: Any) -> list[Any]:
+    """Return every rank's ``obj``, in rank order. Objects travel by pickle between the workers, which are one job's."""
+    world = current_world()
+    if world is None or world.size == 1:
+        return [obj]
+    gathered: list[Any] = [None] * world.size
+    _translate_errors(lambda: dist.all_gather_object(gathered, obj))
+    return gathered
+
+
+def broadcast_object(obj: T, src: int = 0) -> T:
+    """Return rank ``src``'s ``obj`` on all ranks."""
+    world = current_world()
+    size = 1 if world is None else world.size
+    if not 0 <= src < size:
+        raise ValueError(f"src must be a rank from 0 to {size - 1}, not {src!r}")
+    if size == 1:
+        return obj
+    box = [obj]
+    _translate_errors(lambda: dist.broadcast_object_list(box, src))
+    return box[0]
+
+
+def barrier() -> None:
+    """Wait until all ranks have called it."""
+    world = current_world()
+    if world is not None and world.size > 1:
+        _translate_errors(dist.barrier)
+
+
+def _translate_errors(collective: Callable[[], Any]) -> None:
+    try:
+        collective()
+    except RuntimeError as error:
+        world = current_world()
+        if world is None or not world.is_broken():
+            raise
+        raise world.lost(error) from error

@@ -1,0 +1,87 @@
+"""What user code may ask about its world.
+
+Outside a job everything answers as for a world of one, so that a script or a notebook cell can be tried as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from spark_elastic.errors import NotInWorldError
+from spark_elastic.worker.job import current_job
+from spark_elastic.worker.world import World
+
+# Set by the task that starts a worker, where Spark has assigned a GPU.
+DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
+
+
+def current_world() -> World | None:
+    """The world of this process, None outside a job. Raises ``NotInWorldError`` before the first generation."""
+    job = current_job()
+    if job is None:
+        return None
+    if job.world is None:
+        raise NotInWorldError(
+            "there is no rank here: before its first generation a worker belongs to no world. Ask inside the function "
+            "decorated with @elastic, or after it; device() works everywhere. A function that is to have a rank from its first "
+            "line on runs in a fixed world: run(fn, num_proc=…, elastic=False)"
+        )
+    return job.world
+
+
+def rank() -> int:
+    """This worker's rank in its world, from 0 on; 0 outside a job. Raises ``NotInWorldError`` (so do the others below)."""
+    world = current_world()
+    return 0 if world is None else world.rank
+
+
+def size() -> int:
+    """The number of workers in the world; 1 outside a job."""
+    world = current_world()
+    return 1 if world is None else world.size
+
+
+def local_rank() -> int:
+    """This worker's place among those on its machine."""
+    world = current_world()
+    return 0 if world is None else world.me.local_rank
+
+
+def local_size() -> int:
+    """The number of workers on this machine."""
+    world = current_world()
+    return 1 if world is None else world.me.local_size
+
+
+def cross_rank() -> int:
+    """This worker's place among those with its ``local_rank`` on all machines."""
+    world = current_world()
+    return 0 if world is None else world.me.cross_rank
+
+
+def cross_size() -> int:
+    """The number of machines that have a worker with this ``local_rank``."""
+    world = current_world()
+    return 1 if world is None else world.me.cross_size
+
+
+def generation() -> int:
+    """The number of the present world; it grows with every reset. 0 outside a job."""
+    world = current_world()
+    return 0 if world is None else world.generation
+
+
+def device() -> torch.device:
+    """The device to train on: the GPU that Spark assigned to the task, else the CPU. Outside a job a GPU if there is one."""
+    if current_job() is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(os.environ.get(DEVICE_VARIABLE, "cpu"))
+
+
+def process_group() -> Any:
+    """The generation's ``torch.distributed`` process group, None outside a job. Invalid after the next reset."""
+    world = current_world()
+    return None if world is None else torch.distributed.group.WORLD

@@ -1,0 +1,283 @@
+"""ControlClient: a worker's connection to the driver, on a thread of its own.
+
+The thread stays responsive while user code computes: it sends heartbeats, aborts collectives at once when the driver says
+so, and ends the process when the driver is gone. User code waits here for what the driver decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from spark_elastic.errors import SparkElasticError, WorkerLostError
+from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect, encode
+from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.worker.sockets import keep_from_children
+from spark_elastic.worker.tracebacks import find_place, format_for_user
+
+logger = logging.getLogger("spark_elastic")
+
+HEARTBEAT_SECONDS = 1.0
+# The name space of the control store that outlives generations.
+WHOLE_JOB = 0
+# What the exit handlers of a worker may take.
+GOODBYE_SECONDS = 5.0
+
+
+class GenerationOverError(WorkerLostError):
+    """The control store's name space of a generation is closed: the driver has given the generation up."""
+
+
+class ControlClient:
+    """Speaks with the driver. Public methods are for user threads; they may block, and say on what."""
+
+    def __init__(self, ticket: Ticket, worker: int, token: str) -> None:
+        self._ticket = ticket
+        self._token = token
+        self._worker = worker
+        self._changed = threading.Condition()
+        self._form: m.FormWorld | None = None
+        self._finished = 0
+        self._aborted = 0
+        self._abort_reason = ""
+        self._interrupted = 0
+        self._said_goodbye = False
+        self._ending = False
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, concurrent.futures.Future[m.StoreReply]] = {}
+        self._payload: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        self._connection: Connection | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-control", daemon=True)
+        self.generation = 0
+        self.commit: m.CommitId | None = None
+        self.beats = 0
+        # Set by the world that is being built or used.
+        self.abort_world: Callable[[int], None] = lambda generation: None
+        self.abort_nccl: Callable[[int], None] = lambda generation: None
+        self.activity: Callable[[], m.Activity] = m.Activity
+        self.is_stuck: Callable[[], bool] = lambda: False
+        # Set by the state: whether this worker can go back to the commit that it holds.
+        self.can_restore: Callable[[], bool] = lambda: True
+
+    def __enter__(self) -> ControlClient:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the driver to take the result, or the error. It may be paused; if it is gone, this process ends with it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._said_goodbye or not self._ending)
+
+    # ------------------------------------------------------------------ the job
+
+    def payload(self) -> bytes:
+        """Wait for the user's function, pickled."""
+        return self._payload.result()
+
+    @property
+    def run_id(self) -> str:
+        return self._ticket.run_id
+
+    @property
+    def address(self) -> str:
+        """The local address of the connection to the driver: one that the cluster routes."""
+        assert self._connection is not None
+        return self._connection.local_address
+
+    def failed(self, error: BaseException, fatal: bool = False) -> None:
+        """Tell the driver of an exception; nothing more comes from this worker."""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        kind = ""
+        if isinstance(error, SparkElasticError) and error.is_final:
+            text, kind, fatal = str(error), type(error).__name__, True
+        self.raised(text, find_place(error), format_for_user(error), fatal, kind)
+
+    def raised(self, error: str, place: str, report: str, fatal: bool = False, kind: str = "") -> None:
+        """Tell the driver that something was raised at ``place``; nothing more comes from this worker."""
+        self._ending = True
+        self._send(m.WorkerRaised(_sendable(error), place, _sendable(report), fatal, kind))
+
+    def send_result(self, data: bytes, elastic: bool) -> None:
+        """Send the result; blocks until the driver has taken it."""
+        self._ending = True
+        assert self._connection is not None
+        self._send(m.ResultFollows(elastic))
+        asyncio.run_coroutine_threadsafe(self._connection.send_bytes(data), self._loop).result()
+
+    def report(self, kind: str, values: dict[str, float | int | str]) -> None:
+        """Put a fact into the job's event log, of a kind that ``messages.ReportedKind`` has; never blocks."""
+        self._send(m.Reported(kind, self.generation, values))  # type: ignore[arg-type]
+
+    def claim_fault(self, fault: int) -> bool:
+        number = next(self._numbers)
+        return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
+
+    def beat(self) -> None:
+        """Say that this worker gets on, without a collective."""
+        self.beats += 1
+
+    # ------------------------------------------------------------------ worlds
+
+    def ready(self, reason: str) -> m.FormWorld:
+        """Say that this worker stands at the elastic function, and wait for a world that it is a member of."""
+        with self._changed:
+            last = self.generation
+            self._send(m.WorkerReady(last, self.commit, reason))
+            self._changed.wait_for(lambda: self._form is not None and self._form.generation > last)
+            assert self._form is not None
+            self.generation = self._form.generation
+            return self._form
+
+    def formed(self) -> None:
+        """Acknowledge that the group of the present generation is complete."""
+        self._send(m.WorldFormed(self.generation))
+
+    def vote(self) -> None:
+        """Say that this worker left the elastic function, and wait until all have. Raise ``WorkerLostError`` if not."""
+        with self._changed:
+            self._send(m.WorkerReturned(self.generation, self.commit))
+            self._changed.wait_for(lambda: self._finished == self.generation or self.is_aborted(self.generation))
+            if self._finished != self.generation:
+                raise WorkerLostError(self._abort_reason)
+
+    def is_aborted(self, generation: int) -> bool:
+        return self._aborted >= generation
+
+    @property
+    def abort_reason(self) -> str:
+        return self._abort_reason
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the driver wants the present generation to end at a commit."""
+        return self._interrupted == self.generation
+
+    def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``condition`` holds; it is looked at whenever the driver has said something, or ``notify`` was called."""
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
+
+    def notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the control store
+
+    def store(
+        self,
+        operation: str,
+        keys: tuple[str, ...],
+        values: tuple[bytes, ...] = (),
+        amount: int = 0,
+        generation: int | None = None,
+    ) -> m.StoreReply:
+        """Run an operation on the control store. A ``get`` blocks until its keys exist.
+
+        There is no timeout: the driver watches over the forming of a world, and may itself be paused. Raises
+        ``GenerationOverError`` when the generation ends first.
+        """
+        number = next(self._numbers)
+        space = self.generation if generation is None else generation
+        request = m.StoreRequest(number, space, operation, keys, values, amount)  # type: ignore[arg-type]
+        reply = self._ask(number, request).result()
+        if reply.error:
+            raise ValueError(reply.error)
+        if reply.gone:
+            raise GenerationOverError(f"generation {space} is over")
+        return reply
+
+    def _ask(self, number: int, request: m.Message) -> concurrent.futures.Future[m.StoreReply]:
+        waiting: concurrent.futures.Future[m.StoreReply] = concurrent.futures.Future()
+        self._replies[number] = waiting
+        self._send(request)
+        return waiting
+
+    # ------------------------------------------------------------------ the thread
+
+    def _send(self, message: m.Message) -> None:
+        assert self._connection is not None
+        # Encoded here, so that what cannot travel is the caller's error.
+        self._loop.call_soon_threadsafe(self._connection.send_encoded, encode(message))
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._converse())
+        finally:
+            # Whatever ended the conversation: without the driver there is no job. Descendants are the warm parent's to end.
+            os._exit(0 if self._said_goodbye else 1)
+
+    async def _converse(self) -> None:
+        self._connection = connection = await connect(
+            list(self._ticket.addresses), self._ticket.credentials, m.ToWorker
+        )
+        # This process has one control connection in its life, so the descriptor stays what it is.
+        keep_from_children(connection.descriptor)
+        connection.send(m.WorkerHello(self._worker, os.getpid(), self._token))
+        beating = asyncio.ensure_future(self._beat(connection))
+        payload = bytearray()
+        while not self._said_goodbye:
+            try:
+                message = await connection.receive()
+            except ConnectionLostError as error:
+                logger.warning("this worker ends: %s", error)
+                return
+            if isinstance(message, m.Chunk):
+                payload += message.data
+                if message.last:
+                    self._payload.set_result(bytes(payload))
+            elif isinstance(message, m.StoreReply):
+                waiting = self._replies.pop(message.number, None)
+                if waiting is not None:
+                    waiting.set_result(message)
+            else:
+                self._obey(message, connection)
+        beating.cancel()
+        if not self._ending:
+            return
+        # The main thread runs its exit handlers now; it ends the process.
+        await asyncio.sleep(GOODBYE_SECONDS)
+
+    def _obey(self, message: m.Message, connection: Connection) -> None:
+        with self._changed:
+            match message:
+                case m.FormWorld():
+                    self._form = message
+                case m.AbortWorld(generation, reason):
+                    self._aborted = max(self._aborted, generation)
+                    self._abort_reason = reason
+                case m.InterruptWorld(generation):
+                    self._interrupted = generation
+                case m.FinishWorld(generation):
+                    self._finished = generation
+                case m.LeaveJob():
+                    self._said_goodbye = True
+            self._changed.notify_all()
+        if isinstance(message, m.AbortWorld):
+            self.abort_world(message.generation)
+            held = self.commit if self.can_restore() else None
+            connection.send(m.WorkerAborted(message.generation, held))
+        elif isinstance(message, m.AbortNccl):
+            self.abort_nccl(message.generation)
+
+    async def _beat(self, connection: Connection) -> None:
+        while True:
+            if self.is_stuck():
+                connection.send(m.WorldBroken(self.generation, "a connection to another rank ended"))
+            connection.send(m.Heartbeat(self.generation, self.activity(), self.beats, self.commit))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _sendable(text: str) -> str:
+    """Messages of exceptions may hold what is not Unicode (undecodable file names)."""
+    return text.encode("utf-8", "replace").decode()

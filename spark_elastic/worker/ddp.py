@@ -1,0 +1,443 @@
+"""DistributedDataParallel: torch's own, built anew for every generation around the same module and parameters."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import inspect
+import itertools
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from spark_elastic.data.deliveries import Delivery, deliveries, share
+from spark_elastic.errors import SparkElasticError, WorkerLostError
+from spark_elastic.worker.comm_hook import CommHook
+from spark_elastic.worker.job import current_job
+from spark_elastic.worker.state.snapshot import WRAPPER_MARK
+from spark_elastic.worker.weighting import Boundary, weighting
+from spark_elastic.worker.world import World
+
+_Torchs = nn.parallel.DistributedDataParallel
+# Torch 2.6 always broadcasts the parameters, which are equal already; that costs a reset some milliseconds a megabyte.
+_ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
+_NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
+# What else torch's wrapper has, and why ours has not.
+_MISSING = {
+    "join": "the loaders of a State give all ranks equally many batches, some of weight 0 where rows are short",
+    "_register_builtin_comm_hook": "call register_comm_hook with fp16_compress_hook of torch.distributed.algorithms",
+    "_set_static_graph": "give static_graph=True where the model is wrapped",
+}
+
+
+class RowSource(Protocol):
+    """A loader that knows how many rows of the present global batch each rank has."""
+
+    @property
+    def batch_rows(self) -> Sequence[int]: ...
+
+
+class _Inner(nn.parallel.DistributedDataParallel):
+    """Torch's wrapper of one generation."""
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        raise SparkElasticError(
+            "this wrapper of torch's ends with the generation, and a hook that is registered with it is gone then; call "
+            "register_comm_hook of the spark_elastic.DistributedDataParallel around it"
+        )
+
+
+class _RowsByHand:
+    """What ``set_rows`` said, and the sum over all ranks, which is under way."""
+
+    def __init__(self, rows: float, world: World) -> None:
+        self.rows, self._size = rows, world.size
+        self._total = torch.tensor([rows], dtype=torch.float64)
+        # Whether a backward pass has used it: a later call, which may come after the next forward, is then that forward's.
+        self.was_used = False
+        try:
+            self._work = dist.all_reduce(self._total, async_op=True)
+        except RuntimeError as error:
+            raise world.lost(error) from error
+
+    def weight(self) -> float:
+        self._work.wait()
+        total = float(self._total)
+        if total == 0:
+            raise ValueError("no rank has a row of this global batch")
+        return self.rows * self._size / total
+
+
+class _Content:
+    """What requires gradients in a module, and a quick look whether that is still so."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [place for part in module.modules() for place in (part._parameters, part._modules)]
+        self._values = [value for place in self._places for value in place.values()]
+        self._parameters = list(module.parameters())
+        self._flags = [parameter.requires_grad for parameter in self._parameters]
+        self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
+
+    def is_current(self) -> bool:
+        """Whether all parts are the same objects, and the same parameters require gradients."""
+        present = itertools.chain.from_iterable(place.values() for place in self._places)
+        return (
+            sum(map(len, self._places)) == len(self._values)
+            and all(map(operator.is_, present, self._values))
+            and [parameter.requires_grad for parameter in self._parameters] == self._flags
+        )
+
+    def is_reduced_as(self, reduced: list[nn.Parameter]) -> bool:
+        return len(reduced) == len(self.trainable) and all(map(operator.is_, reduced, self.trainable))
+
+
+class _Agreement:
+    """Which parameters of some models require gradients, as all ranks say. To make it is a collective."""
+
+    def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
+        self._world = world
+        self._names = [
+            f"{type(model.module).__name__}.{name}" for model in models for name in [*_reduced_names(model), ""]
+        ]
+        digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=8).digest()
+        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+        self._everybody = [torch.zeros_like(mine) for _ in range(world.size)]
+        try:
+            self._work = dist.all_gather(self._everybody, mine, async_op=True)
+        except RuntimeError as error:
+            raise world.lost(error) from error
+
+    def check(self) -> None:
+        """Wait for the answer. Raises ``SparkElasticError`` on all ranks where they differ, and ``WorkerLostError``."""
+        world = self._world
+        try:
+            self._work.wait()
+            if len({int(each) for each in self._everybody}) == 1:
+                return
+            lists: list[Any] = [None] * world.size
+            dist.all_gather_object(lists, self._names)
+        except RuntimeError as error:
+            raise world.lost(error) from error
+        first = next(
+            (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
+        )
+        holders = [rank for rank, each in enumerate(lists) if first in each]
+        raise SparkElasticError(
+            f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
+            "same step, and where the elastic function is entered again, from what the State says"
+        )
+
+
+def _reduced_names(model: DistributedDataParallel) -> list[str]:
+    """The names of the parameters that require gradients, as all ranks have to agree on them."""
+    return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+
+
+class _Call:
+    """One forward of a wrapped model: which share of a global batch it works on, and the reduction that it is part of."""
+
+    def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
+        by_hand: _RowsByHand | None = model._by_hand
+        self._model = model
+        self._ddp = model._ddp
+        self._syncs = model._syncs
+        self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
+        self._share = 1.0
+        self.delivery: Delivery | None = None
+        if by_hand is None:
+            self.delivery = deliveries.find(inputs)
+            rows = () if model._row_source is None else tuple(model._row_source.batch_rows)
+            if self.delivery is not None:
+                self._share = self.delivery.weight
+            elif len(rows) == world.size and any(rows):
+                self._share = share(rows, world.rank)
+
+    @property
+    def weight(self) -> float:
+        by_hand = self._by_hand or self._model._by_hand
+        if by_hand is None:
+            return self._share
+        by_hand.was_used = True
+        return by_hand.weight()
+
+    def enter_backward(self) -> None:
+        """Have torch reduce in each pass: by itself it does so in the first after a forward only."""
+        model, task = self._model, torch._C._current_graph_task_id()
+        if not self._syncs or model._pass == task or self._ddp is not model._ddp:
+            return
+        if -1 < model._pass <= weighting.accumulated and not self._ddp.static_graph:
+            if self._ddp.find_unused_parameters:
+                raise SparkElasticError(
+                    "with find_unused_parameters=True gradients are reduced in one backward pass after each forward: sum the "
+                    "losses, or call backward before the next forward"
+                )
+            self._ddp.reducer._rebuild_buckets()
+            self._ddp.reducer.prepare_for_backward([])
+        model._keep(_pass=task)
+
+
+class DistributedDataParallel(nn.Module):
+    """Wraps ``module`` so that backward leaves the gradient of the global batch on every rank.
+
+    Takes torch's keyword arguments. The wrapped parameters stay the same objects in every generation, so optimizers outlive
+    resets; buckets and hooks are torch's and overlap with backward. Outside a job, before the first generation and in a
+    world of one it calls the module as it is. ``state_dict`` keys begin with ``module.``, as torch's do. ``torch.compile`` of the
+    wrapper and of the module both work, and compile once for all generations.
+
+    The gradient is the mean over the rows of the global batch, also where ranks have different numbers of them: what a backward
+    pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward knows its
+    batch by the tensors that loaders of the State delivered, or views of them. Given others (converted ones, noise), it
+    belongs to the batch that was fetched and has not been through a model yet; of several, to the one that has as
+    many rows. Where the share is not clear then, it raises ``DataError``. So batches may be fetched ahead, gradients
+    accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several models
+    and loaders can take part in one loss. ``set_rows`` overrides all that.
+
+    Parameters that begin or cease to require gradients, or are replaced, are reduced accordingly from the next forward on; all
+    ranks have to change the same.
+    """
+
+    def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        for name in ("process_group", "init_sync", "device_ids", "output_device"):
+            if name in ddp_kwargs:
+                raise ValueError(f"{name} is spark_elastic's to choose: it changes with the generation")
+        for name in ddp_kwargs:
+            if name not in _ARGUMENTS:
+                raise TypeError(f"DistributedDataParallel() got an unexpected keyword argument {name!r}")
+        self.module = module
+        self._keep(_ddp_kwargs=ddp_kwargs, _row_source=None, _comm_hook=None, _syncs=True)
+        self._leave()
+        job = current_job()
+        if job is not None:
+            _leave_out_of_graphs()  # once a process, here where nobody waits for it
+            job.add_model(self)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            # Who opens a checkpoint gets the weights without ``module.``.
+            destination._metadata[prefix[:-1]][WRAPPER_MARK] = True
+
+    def attach(self, world: World) -> None:
+        """Build torch's wrapper for a world. All ranks hold the same parameters already, so nothing is sent."""
+        self._leave()
+        self._keep(_world=world)
+        if world.size > 1:
+            self._build()
+            _leave_out_of_graphs()
+
+    def compare(self, models: Sequence[DistributedDataParallel]) -> None:
+        """Begin to compare with all ranks what requires gradients in ``models``, this one among them. A collective.
+
+        The first forward of each that gradients come back through reads the answer, and raises ``SparkElasticError`` on all ranks
+        where they differ: before anything is reduced, and without a wait for ranks that come later.
+        """
+        if self._world.size > 1:
+            agreement = _Agreement(models, self._world)
+            for model in models:
+                model._keep(_agreement=agreement)
+
+    def detach(self) -> None:
+        """Drop torch's wrapper: after a failed backward it is of no use, and it holds the old process group."""
+        self._leave()
+        weighting.clear()
+
+    def follow_rows(self, source: RowSource | None) -> None:
+        """Weight forwards by the rows that ``source`` says each rank has, where no loader of ours has delivered a batch."""
+        self._keep(_row_source=source)
+
+    def set_rows(self, rows: float) -> None:
+        """Say what this rank's part of a global batch weighs: unmasked rows, tokens of a token mean, …
+
+        A small collective: all ranks call it. It counts for the forwards after it, until the next call or the next commit, and
+        for one before it that has had no call of its own and no ``backward`` yet. Zero is allowed where not all ranks say so.
+        """
+        if rows < 0:
+            raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
+        world: World | None = self._world
+        if world is not None and world.size > 1:
+            self._keep(_by_hand=_RowsByHand(float(rows), world))
+
+    def forget_rows(self) -> None:
+        """A step is over; called by the State at each commit."""
+        self._keep(_by_hand=None)
+        weighting.forget()
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Have ``hook(state, bucket)`` reduce gradients, as torch's method does, in this and in every later generation.
+
+        All ranks call it, above the elastic function or in it; another call replaces the hook. ``state`` may be a function (or a
+        class, or a ``functools.partial``), which is then called in each world and returns the state. A state of torch's own
+        hooks, ``PowerSGDState`` for one, begins anew with each generation, as it was given. An object of your own is
+        handed on as it is: where ranks that hold different ones would send different things, newcomers among them, give a
+        function. Gradients come to the hook weighted by rows, so that their mean over ranks is that over rows.
+        """
+        self._keep(_comm_hook=CommHook(state, hook))
+        if self._ddp is not None:
+            self._build()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients locally; the next backward outside reduces them, as with torch's wrapper."""
+        before = self._syncs
+        self._keep(_syncs=False)
+        try:
+            yield
+        finally:
+            self._keep(_syncs=before)
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether backward of the forwards to come reduces gradients."""
+        return bool(self._syncs)
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self._keep(_syncs=bool(value))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module. Raises ``WorkerLostError`` when the world is known to be broken."""
+        world: World | None = self._world
+        if world is None or world.size == 1:
+            return self.module(*args, **kwargs)
+        if world.is_broken():
+            raise WorkerLostError(f"generation {world.generation} is broken")
+        inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        call = None
+        if torch.is_grad_enabled():
+            if not self._content.is_current():
+                self._keep(_content=_Content(self.module))
+                if self._content.trainable and not self._content.is_reduced_as(self._reduced):
+                    self._build()
+                    self.compare([self])
+            if self._content.trainable:
+                call = _Call(self, inputs, world)
+                weighting.begin(call)
+                if any(value.requires_grad for value in inputs):
+                    args, kwargs = _mark((args, kwargs), call, False)
+        else:
+            deliveries.see(inputs)
+        if self._ddp is None or (call is None and torch.is_grad_enabled()):
+            self._read_agreement()
+            return self.module(*args, **kwargs)
+        self._ddp.require_backward_grad_sync = self._syncs
+        try:
+            outputs = self._ddp(*args, **kwargs)
+        except RuntimeError as error:
+            if world.is_broken():
+                raise world.lost(error) from error
+            raise
+        if call is None:
+            return outputs
+        self._read_agreement()
+        if self._syncs:
+            self._keep(_pass=-1)
+        return _mark(outputs, call, True)
+
+    def _read_agreement(self) -> None:
+        if self._agreement is not None:
+            self._agreement.check()
+            self._keep(_agreement=None)
+
+    def _build(self) -> None:
+        """Make torch's wrapper for what requires gradients now."""
+        content = _Content(self.module)
+        trainable = content.trainable
+        self._keep(_ddp=None, _content=content, _reduced=trainable)
+        if not trainable:
+            return
+        device = trainable[0].device
+        ids = [device] if device.type == "cuda" else None
+        ddp = _Inner(self.module, device_ids=ids, **_NO_SYNC, **self._ddp_kwargs)
+        if self._comm_hook is not None:
+            self._comm_hook.register(ddp)
+        self._keep(_ddp=ddp)
+        own = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
+        weighting.hook(
+            parameter
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad and name not in own
+        )
+
+    def _leave(self) -> None:
+        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=[], _content=None, _agreement=None, _pass=-1)
+
+    def _keep(self, **values: Any) -> None:
+        # Not attributes of the Module protocol: torch's wrapper must not show up among our submodules.
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in _MISSING or (hasattr(_Torchs, name) and not name.startswith("__")):
+                reason = _MISSING.get(
+                    name, "it belongs to torch's wrapper of one generation, which ends with the next loss"
+                )
+                raise AttributeError(f"spark_elastic.DistributedDataParallel has no {name}: {reason}") from None
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold the module, and nothing of the world."""
+        outside: dict[str, Any] = {
+            "_ddp": None,
+            "_world": None,
+            "_by_hand": None,
+            "_row_source": None,
+            "_reduced": [],
+            "_content": None,
+            "_agreement": None,
+        }
+        return {**self.__dict__, **outside}
+
+
+@functools.cache
+def _leave_out_of_graphs() -> None:
+    """Have ``torch.compile`` trace what our code calls, and none of our code, which holds the generation's weight and group."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "spark_elastic":
+            continue
+        classes = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == name]
+        for value in (member for owner in (module, *classes) for member in vars(owner).values()):
+            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
+            if inspect.isfunction(function) and function.__module__ == name:
+                _skip(function.__code__)
+
+
+def _skip(code: types.CodeType) -> None:
+    torch._dynamo.eval_frame.skip_code(code)
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            _skip(nested)
+
+
+def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:
+    """Put the border of a forward at the tensors in ``values`` that gradients come back through."""
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                value = Boundary.apply(value, (call, weighting), is_leaving, 1.0)
+            if is_leaving and call.delivery is not None:
+                call.delivery.knows([value])
+            return value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = copy.copy(value)
+            for field in dataclasses.fields(value):
+                object.__setattr__(value, field.name, _mark(getattr(value, field.name), call, is_leaving))
+        return value
+
+    return mark(values) if isinstance(values, torch.Tensor) else pytree.tree_map(mark, values)

@@ -1,0 +1,103 @@
+"""@elastic: the loop that enters the user's function once per generation until all ranks have left it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from spark_elastic.errors import HostsUpdatedInterrupt, WorldChanged
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.worker import faults
+from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.state.base import State
+
+logger = logging.getLogger("spark_elastic")
+
+T = TypeVar("T")
+
+
+def elastic(function: Callable[..., T]) -> Callable[..., T]:
+    """Make ``function(state, *args, **kwargs)`` survive losses and arrivals of workers.
+
+    When a worker is lost the state goes back to the last commit; when workers come or leave as planned it has just been
+    committed. Then the world is formed anew, the state synced, reset callbacks run on all ranks, and ``function`` is
+    entered again; so it has to go on from what the state says. The call returns when all ranks have left ``function``, with
+    this rank's value; a loss before that enters it again. It blocks while fewer than ``min_np`` workers are there.
+
+    In a job there is one elastic function, called once. Outside a job the function is simply called. Under
+    ``run(elastic=False)`` it is called once, from the newest durable checkpoint if there is one: a loss runs all of the job's
+    function again.
+    """
+    if not callable(function):
+        raise TypeError(f"elastic takes a function, not {function!r}")
+
+    @functools.wraps(function)
+    def call(state: State, *args: Any, **kwargs: Any) -> T:
+        if not isinstance(state, State):
+            raise TypeError(f"the first argument of an elastic function is a State, not {type(state).__name__}")
+        job = current_job()
+        if job is None:
+            state._begin(None)
+            return function(state, *args, **kwargs)
+        job.enter_elastic()
+        state._prepare()
+        if job.is_fixed:  # a loss ends this process, and the call ends with the world
+            state._begin(job)
+            return function(state, *args, **kwargs)
+        return _run(job, state, lambda: function(state, *args, **kwargs))
+
+    return call
+
+
+def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
+    reason = ""
+    while True:
+        try:
+            world = job.next_world(reason)
+            state._begin(job)
+            value = enter()
+            faults.reached(Point.RETURN, rank=world.rank, generation=world.generation)
+            state._leave(world)
+            job.control.vote()
+        except BaseException as error:
+            change = _find_change(error, job)
+            if change is None:
+                raise
+            reason = "" if isinstance(change, HostsUpdatedInterrupt) else str(change) or type(change).__name__
+            logger.info("%s: %s", type(change).__name__, change)
+            # The frames of the failed step hold the old model wrapper, its buckets and its process group.
+            for link in _chain(error):
+                traceback.clear_frames(link.__traceback__)
+            del change
+        else:
+            job.finish()
+            faults.reached(Point.FINISHED, rank=world.rank, generation=world.generation)
+            return value
+        if job.world is not None:
+            job.world.rest()
+        # Also after a planned interrupt: gradients, and what code ran on the way out, belong to no commit.
+        state.restore()
+
+
+def _find_change(error: BaseException, job: Job) -> WorldChanged | None:
+    """Tell whether an exception comes from a change of the world.
+
+    User code may wrap ours in one of its own, and errors of collectives in a broken world are plain ``RuntimeError``s.
+    """
+    for link in _chain(error):
+        if isinstance(link, WorldChanged):
+            return link
+        if isinstance(link, RuntimeError) and job.world is not None and job.world.is_broken():
+            return job.world.lost(link)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,138 @@
+"""Job: a worker's side of a job, one control connection and one world after the other."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.worker import faults
+from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.reporting import Reporter
+from spark_elastic.worker.world import World
+
+if TYPE_CHECKING:
+    from spark_elastic.checkpoint.writer import CheckpointWriter
+    from spark_elastic.worker.ddp import DistributedDataParallel
+
+
+class Job:
+    """The worker's side of a job: one control connection and one world after the other. Used by the user's thread."""
+
+    def __init__(
+        self,
+        control: ControlClient,
+        worker: int,
+        address: str,
+        form_timeout: float,
+        checkpoints: CheckpointWriter | None = None,
+        is_fixed: bool = False,
+    ) -> None:
+        self.control = control
+        # Whether one world is around the whole of the user's function, run(elastic=False).
+        self.is_fixed = is_fixed
+        self.reporter = Reporter(control.report)
+        self.checkpoints = checkpoints
+        self.world: World | None = None
+        self._last_world: World | None = None
+        # The state that the elastic function was called with.
+        self.state: Any = None
+        self.finished = False
+        self._worker = worker
+        self._address = address
+        self._form_timeout = form_timeout
+        self._entered = False
+        # In the order in which they were made, which is the same on all ranks.
+        self._models: list[weakref.ref[DistributedDataParallel]] = []
+
+    @property
+    def address(self) -> str:
+        """The address that this worker uses among workers."""
+        return self._address
+
+    def enter_elastic(self) -> None:
+        """Note that the one elastic function of the job has been called."""
+        if self._entered:
+            raise SparkElasticError(
+                "a job has one elastic function, and it has been called already; put all that is to be elastic into one"
+            )
+        self._entered = True
+        faults.reached(Point.READY)
+
+    def next_world(self, reason: str) -> World:
+        """Wait for the next generation and connect. Raises ``WorkerLostError`` when it is over before it has begun.
+
+        ``reason`` says why the last one ended; empty after a planned interrupt and at the beginning.
+        """
+        order = self.control.ready(reason)
+        self.leave_world()
+        self.world = World(self.control, order, self._worker, self._address, self._form_timeout)
+        self.world.form()
+        return self.world
+
+    def leave_world(self) -> None:
+        """End the use of the last generation's process group, and free that of the generation before."""
+        if self.world is None:
+            return
+        for model in self.models:
+            model.detach()
+        self.world.close()
+        if self._last_world is not None:
+            self._last_world.drop()
+        self._last_world = self.world
+
+    @property
+    def models(self) -> list[DistributedDataParallel]:
+        """The wrapped models of this process."""
+        return [model for model in (ref() for ref in self._models) if model is not None]
+
+    def finish(self) -> None:
+        """All ranks have left the elastic function: they go their own ways, and models are called as they are."""
+        self.finished = True
+        for model in self.models:
+            model.detach()
+
+    def attach_models(self) -> None:
+        """Connect every wrapped model to the present world."""
+        assert self.world is not None
+        models = self.models
+        for model in models:
+            model.attach(self.world)
+        if models:
+            models[0].compare(models)
+
+    def add_model(self, model: DistributedDataParallel) -> None:
+        if self.world is not None and self.is_fixed:
+            broadcast_from_first(model)
+            model.attach(self.world)
+        elif self.world is not None:
+            raise SparkElasticError(
+                "wrap the model above the elastic function and give it to the State: ranks that enter a world together have "
+                "to start from the same weights"
+            )
+        self._models.append(weakref.ref(model))
+
+
+def broadcast_from_first(model: torch.nn.Module) -> None:
+    """Give all ranks the parameters and buffers of rank 0, as torch's DistributedDataParallel does when it is made."""
+    if torch.distributed.get_world_size() > 1:
+        with torch.no_grad():
+            for tensor in itertools.chain(model.parameters(), model.buffers()):
+                torch.distributed.broadcast(tensor, 0)
+
+
+_job: Job | None = None
+
+
+def current_job() -> Job | None:
+    return _job
+
+
+def enter_job(job: Job) -> None:
+    """Make ``job`` this process's. A worker process has one in its life."""
+    global _job
+    _job = job

@@ -1,0 +1,127 @@
+"""The life of a training worker: fetch the user's function, call it, send what it returns."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import resource
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import cloudpickle
+import msgspec
+import numpy
+
+from spark_elastic.checkpoint.writer import CheckpointWriter
+from spark_elastic.data.pinning import set_pin
+from spark_elastic.errors import ScriptFailedError
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.ticket import Payload, Ticket
+from spark_elastic.worker import faults
+from spark_elastic.worker.control import WHOLE_JOB, ControlClient
+from spark_elastic.worker.fixed_world import call_in_fixed_world
+from spark_elastic.worker.job import Job, current_job, enter_job
+
+logger = logging.getLogger("spark_elastic")
+
+
+def run_worker(ticket: Ticket, number: int, token: str) -> int:
+    """Run one worker in this process and return its exit code. The process has just been forked from the warm parent."""
+    _reseed()
+    _allow_all_descriptors()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    with ExitStack() as stack:
+        control = stack.enter_context(ControlClient(ticket, number, token))
+        payload = msgspec.msgpack.decode(control.payload(), type=Payload)
+        faults.arm(payload.faults, control.claim_fault)
+        faults.reached(Point.BOOT)
+        try:
+            _join_job(stack, control, ticket, number, payload)
+        except Exception as error:
+            control.failed(error)
+            return 1
+        return _call(control, payload)
+
+
+def _join_job(stack: ExitStack, control: ControlClient, ticket: Ticket, number: int, payload: Payload) -> None:
+    checkpoints = None
+    if payload.checkpoint is not None:
+        checkpoints = stack.enter_context(CheckpointWriter(payload.checkpoint, control.report, control.beat))
+    address = _group_address(ticket, control)
+    enter_job(Job(control, number, address, payload.form_timeout, checkpoints, not payload.elastic))
+    set_pin(lambda key, make: _pin(control, key, make))
+
+
+def _call(control: ControlClient, payload: Payload) -> int:
+    job = current_job()
+    assert job is not None
+
+    def call() -> object:
+        function, args, kwargs = _unpickle(payload.call)
+        return function(*args, **kwargs)
+
+    try:
+        value = call() if payload.elastic else call_in_fixed_world(job, call)
+    except BaseException as error:
+        # In a fixed world the others wait in vain for a rank that has raised, and nothing would be different another time.
+        control.failed(error, fatal=not payload.elastic or isinstance(error, ScriptFailedError))
+        return 1
+    world = job.world
+    faults.reached(
+        Point.RESULT,
+        rank=None if world is None else world.rank,
+        generation=None if world is None else world.generation,
+    )
+    try:
+        data = cloudpickle.dumps(value)
+    except Exception as error:
+        kind = type(value).__name__
+        problem = f"the result of fn, of type {kind}, cannot be pickled: {type(error).__name__}: {error}"
+        control.raised(problem, "", traceback.format_exc(), fatal=True)
+        return 1
+    control.send_result(data, elastic=job.finished)
+    return 0
+
+
+def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    try:
+        call: tuple[Callable[..., object], tuple[object, ...], dict[str, object]] = pickle.loads(pickled)
+        return call
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"fn needs the module {error.name!r}, which this executor does not have; ship it with --py-files or "
+            "spark.submit.pyFiles, or install it there"
+        ) from error
+
+
+def _pin(control: ControlClient, key: str, make: Callable[[], bytes]) -> bytes:
+    """Let one worker's value be the whole job's: the first to arrive makes it, newcomers while others train."""
+    name = f"pinned/{key}"
+    if control.store("check", (name,), generation=WHOLE_JOB).amount:
+        return control.store("get", (name,), generation=WHOLE_JOB).values[0]
+    return control.store("set_default", (name,), (make(),), generation=WHOLE_JOB).values[0]
+
+
+def _group_address(ticket: Ticket, control: ControlClient) -> str:
+    if ticket.network_interface is None:
+        return control.address
+    from spark_elastic.task.facts import interface_address
+
+    return interface_address(ticket.network_interface)
+
+
+def _allow_all_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one: each peer takes four, user code and its files the rest."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        logger.debug("the limit of open files stays as it is", exc_info=True)
+
+
+def _reseed() -> None:
+    """Give this fork random numbers of its own, as a fresh interpreter would have."""
+    random.seed()
+    numpy.random.seed()

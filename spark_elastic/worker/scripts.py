@@ -1,0 +1,311 @@
+"""Runs scripts that know nothing of us: a process of its own in each worker, started anew whenever the world changes.
+
+What torchrun does for its workers: ranks and a meeting point are in the environment, ``init_process_group()`` finds them, and
+the script goes on from its own checkpoints. The store at which scripts meet is served by the worker of rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import psutil
+from torch.distributed import TCPStore
+
+from spark_elastic.errors import HostsUpdatedInterrupt, ScriptFailedError, SparkElasticError, WorkerLostError
+from spark_elastic.task import processes
+from spark_elastic.worker.control import WHOLE_JOB, ControlClient
+from spark_elastic.worker.elastic import elastic
+from spark_elastic.worker.files_here import describe_scattered, files_since
+from spark_elastic.worker.group import interface_of
+from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.state.base import ObjectState
+from spark_elastic.worker.torchrun import rank_variables
+from spark_elastic.worker.world import World
+
+logger = logging.getLogger("spark_elastic")
+
+# A script has so long to end by itself after SIGTERM.
+TERM_SECONDS = 5.0
+# A script that fails may have lost a peer that the driver is about to name: it takes so long to be called its own fault.
+BLAME_SECONDS = 3.0
+BEAT_SECONDS = 1.0
+# Starts after failures, unless --max-restarts says otherwise.
+MAX_RESTARTS = 3
+BACKOFF_LIMIT_SECONDS = 30.0
+# Of the error that a script has written down.
+ERROR_BYTES = 64 * 1024
+
+_MAIN = "import pickle, sys; pickle.load(open(int(sys.argv[1]), 'rb'))()"
+
+
+@dataclass(frozen=True)
+class RestartOnChange:
+    """Called in a worker; ``call`` is a pickled callable without arguments, run in a fresh interpreter per generation.
+
+    max_restarts: starts that failures of the script may cause; changes of the world do not count. folder: where the script
+    works, if a machine has it. named: its arguments; those that are paths are looked at.
+    """
+
+    call: bytes
+    max_restarts: int = MAX_RESTARTS
+    folder: str = ""
+    named: tuple[str, ...] = ()
+
+    def __call__(self) -> None:
+        @elastic
+        def supervise(state: ObjectState) -> None:
+            job = current_job()
+            if job is None or job.world is None:
+                raise SparkElasticError("RestartOnChange works inside a job only; outside, start the script itself")
+            _supervise(job, job.world, self)
+
+        supervise(ObjectState())
+
+
+def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
+    """Run the script once in this world. Returns when it has ended well; raises when it has not, or the world changes."""
+    control = job.control
+
+    def is_over() -> bool:
+        return control.is_aborted(world.generation) or control.is_interrupted
+
+    with ExitStack() as stack:
+        record = _Record(control)
+        _compare_files(world, plan, record.began())
+        meeting = stack.enter_context(_meeting_point(world, job.address))
+        failures = record.failures_before(world.generation)
+        if not _wait(control, is_over, backoff_seconds(failures)):
+            told = environment(world, meeting, control.run_id, plan.max_restarts)
+            told = {**interfaces(meeting), **os.environ, **told}
+            process, error_file = stack.enter_context(_running(plan.call, told))
+            threading.Thread(target=_tell_end, args=(process, control), daemon=True).start()
+            job.reporter.committed(0, None)
+            _wait(control, lambda: is_over() or process.poll() is not None)
+            if process.returncode == 0:
+                return
+            if process.returncode is not None:
+                _find_fault(world, plan, record, process.returncode, error_file, is_over)
+    if control.is_aborted(world.generation):
+        raise WorkerLostError(control.abort_reason)
+    raise HostsUpdatedInterrupt("workers arrive or leave")
+
+
+def _find_fault(
+    world: World, plan: RestartOnChange, record: _Record, code: int, error_file: int, is_over: Callable[[], bool]
+) -> None:
+    """Tell whether the script has failed by itself, and raise then. Returns when the world is over for another reason.
+
+    All fail when one does. The first to say so is to blame, unless a worker was lost, which the driver tells soon.
+    """
+    control, mine = record.control, str(world.rank).encode()
+    reply = control.store("set_default", ("script/failed",), (mine,), generation=world.generation)
+    if _wait(control, is_over, BLAME_SECONDS if reply.values == (mine,) else None):
+        return
+    message, traceback = read_error(error_file)
+    story = f"the script {describe_end(code)} on rank {world.rank}{f': {message}' if message else ''}"
+    failures = record.add_failure(world.generation)
+    if failures > plan.max_restarts:
+        more = f"\n\n{traceback.rstrip()}" if traceback else "; its output says more"
+        raise ScriptFailedError(f"{story}. That was failure {failures} of max_restarts={plan.max_restarts} + 1{more}")
+    if traceback:
+        logger.warning("%s\n%s", story, traceback.rstrip())
+    raise WorkerLostError(f"{story}; restart {failures} of {plan.max_restarts}")
+
+
+class _Record:
+    """What the whole job knows of its scripts: when the first began, how often one has failed, and in which world last."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self.control = control
+
+    def began(self) -> float:
+        now = str(time.time()).encode()
+        return float(self.control.store("set_default", ("script/began",), (now,), generation=WHOLE_JOB).values[0])
+
+    def add_failure(self, generation: int) -> int:
+        self.control.store("set", ("script/failed-in",), (str(generation).encode(),), generation=WHOLE_JOB)
+        return self.control.store("add", ("script/failures",), amount=1, generation=WHOLE_JOB).amount
+
+    def failures_before(self, generation: int) -> int:
+        """Count the failures, if one of them has ended the world before this one."""
+        if not self.control.store("check", ("script/failed-in",), generation=WHOLE_JOB).amount:
+            return 0
+        last = int(self.control.store("get", ("script/failed-in",), generation=WHOLE_JOB).values[0])
+        if last < generation - 1:
+            return 0
+        return self.control.store("add", ("script/failures",), amount=0, generation=WHOLE_JOB).amount
+
+
+def backoff_seconds(failures: int) -> float:
+    """How long to wait ahead of a start: what has failed at once would fail at once again."""
+    return min(2.0 ** (failures - 1), BACKOFF_LIMIT_SECONDS) if failures else 0.0
+
+
+def describe_end(code: int) -> str:
+    """Say how a script has ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _wait(
+    control: ControlClient,
+    condition: Callable[[], bool],
+    seconds: float | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Wait for a condition, and have nobody think that this worker hangs. Return whether it holds."""
+    deadline = None if seconds is None else now() + seconds
+    while True:
+        left = BEAT_SECONDS if deadline is None else min(BEAT_SECONDS, deadline - now())
+        if control.wait(condition, max(left, 0.0)):
+            return True
+        if deadline is not None and now() >= deadline:
+            return False
+        control.beat()
+
+
+# ---------------------------------------------------------------- where scripts meet
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where scripts find their store, and this machine's own address on that network."""
+
+    host: str
+    port: int
+    own: str
+
+
+@contextmanager
+def _meeting_point(world: World, address: str) -> Iterator[Meeting]:
+    """Serve the store of the scripts' process group from rank 0: on loopback where all are on one machine.
+
+    The socket is bound before anybody is told of it, so nobody can take the port in between.
+    """
+    addresses = set(world.store.gather("script/address", address.encode(), world.size))
+    own = choose_host(address, is_one_machine=len(addresses) == 1 and world.me.local_size == world.size)
+    store = None
+    if world.rank == 0:
+        server = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET, backlog=1024)
+        port = server.getsockname()[1]
+        store = TCPStore(own, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+        world.store.set("script/master", f"{own} {port}")
+    host, number = world.store.get("script/master").decode().split()
+    try:
+        yield Meeting(host, int(number), own)
+    finally:
+        del store
+
+
+def choose_host(address: str, *, is_one_machine: bool) -> str:
+    """Where rank 0 serves the store: no further than the scripts reach."""
+    if not is_one_machine:
+        return address
+    return "::1" if ":" in address else "127.0.0.1"
+
+
+def environment(world: World, meeting: Meeting, run_id: str, max_restarts: int) -> dict[str, str]:
+    """What torchrun tells its workers."""
+    return {
+        **rank_variables(world),
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(meeting.port),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(world.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def interfaces(meeting: Meeting) -> dict[str, str]:
+    """Have Gloo and NCCL in the script use the same network as everything else; torch would look the host's name up."""
+    name = interface_of(meeting.own)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
+def _compare_files(world: World, plan: RestartOnChange, since: float) -> None:
+    """Warn, ahead of a second start, of files that only some machines have."""
+    if world.generation == 1 or world.size == 1:
+        return
+    place = f"{socket.gethostname()} (rank {world.rank})"
+    mine = json.dumps([place, files_since(plan.folder, plan.named, since)]).encode()
+    found = dict(json.loads(entry) for entry in world.store.gather("script/files", mine, world.size))
+    problem = describe_scattered(found)
+    if problem and world.rank == 0:
+        logger.warning("%s", problem)
+
+
+# ---------------------------------------------------------------- the process
+
+
+@contextmanager
+def _running(call: bytes, environment: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process that runs the call, and the file for its error; afterwards nothing of it is left.
+
+    Its code comes from memory and its error goes there, so no file is left, either.
+    """
+    spare = psutil.Process().children()
+    processes.adopt_orphans()
+    descriptor, error_file = os.memfd_create("spark_elastic-script"), os.memfd_create("spark_elastic-error")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(call)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN, str(descriptor)],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            env={**environment, "TORCHELASTIC_ERROR_FILE": f"/proc/{os.getpid()}/fd/{error_file}"},
+        )
+        try:
+            yield process, error_file
+        finally:
+            _end(process, spare)
+            processes.adopt_orphans(False)
+    finally:
+        os.close(descriptor)
+        os.close(error_file)
+
+
+def read_error(descriptor: int) -> tuple[str, str]:
+    """Read what ``@record`` of torch's has written down of an error: message and traceback, empty where there is none."""
+    try:
+        told = json.loads(os.pread(descriptor, ERROR_BYTES, 0))["message"]
+        if isinstance(told, str):
+            return told, ""
+        return str(told["message"]), str(told.get("extraInfo", {}).get("py_callstack", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", ""
+
+
+def _tell_end(process: subprocess.Popen[bytes], control: ControlClient) -> None:
+    process.wait()
+    control.notify()
+
+
+def _end(process: subprocess.Popen[bytes], spare: list[psutil.Process]) -> None:
+    """Ask the script to end, then kill it and all that it has left behind."""
+    process.terminate()
+    try:
+        process.wait(TERM_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    processes.kill_descendants(spare)

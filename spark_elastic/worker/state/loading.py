@@ -1,0 +1,177 @@
+"""Loading a kept state into live objects, in place where that is possible: no second copy of a large state is made."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.worker.state.frozen import COMPILED, freeze_as_noted
+from spark_elastic.worker.state.in_place import SmallPart, load_small_part
+from spark_elastic.worker.state.snapshot import PLAIN, StateDict, cloned, has_state_dict, map_tree
+from spark_elastic.worker.state.structure import reshape
+
+
+def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) -> Any:
+    """Set what is present to what was kept, and return it: in place where that can be, else a copy in its place.
+
+    ``live`` yields the objects that the ``StateDict``s were taken from, in their order, wherever they are by now; without it
+    they are looked for where they were. ``name`` is that of the place.
+    """
+    if isinstance(kept, (StateDict, SmallPart)):
+        target = present if live is None else next(live)
+        if not has_state_dict(target):
+            raise SparkElasticError(
+                f"{name} was saved with a state dict, but is {type(target).__name__} here; give it to the "
+                "State on every rank, above the elastic function"
+            )
+        if isinstance(kept, SmallPart):
+            load_small_part(target, kept)
+        else:
+            if live is not None and isinstance(target, torch.nn.Module):
+                _reshape(target, kept.content)
+            load_state_dict(target, kept.content)
+        return target
+    if fits(present, kept):
+        with torch.no_grad():
+            present.copy_(kept)
+        present.grad = None
+        return present
+    kind = type(kept)
+    if kind in (dict, OrderedDict):
+        named = present if isinstance(present, dict) else {}
+        loaded = {key: load_tree(named.get(key), value, live, f"{name}[{key!r}]") for key, value in kept.items()}
+        return loaded if kind is dict else _with_metadata(OrderedDict(loaded), kept)
+    if kind in (list, tuple):
+        entries = present if isinstance(present, (list, tuple)) else ()
+        beside = [*entries, *([None] * (len(kept) - len(entries)))]
+        return kind(load_tree(beside[place], value, live, f"{name}[{place}]") for place, value in enumerate(kept))
+    return cloned(kept)
+
+
+def _reshape(module: torch.nn.Module, kept: Any) -> None:
+    """Give parameters that have grown since the commit their shapes back."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        value = kept.get(name)
+        if isinstance(value, torch.Tensor):
+            reshape(tensor, value)
+
+
+def _with_metadata(loaded: OrderedDict[Any, Any], kept: Any) -> OrderedDict[Any, Any]:
+    """Keep the versions of a module's parts, which its state dict carries beside its entries."""
+    if hasattr(kept, "_metadata"):
+        loaded._metadata = kept._metadata  # type: ignore[attr-defined]
+    return loaded
+
+
+def load_state_dict(target: Any, kept: Any) -> None:
+    """Set ``target`` to a kept state dict, whose tensors stay the keeper's, and clear gradients. No dtype changes.
+
+    Modules copy from it; optimizers would take its tensors for their own, so theirs are overwritten where they have the same
+    shape, and get clones elsewhere. Raises what ``target.load_state_dict`` raises.
+    """
+    if isinstance(target, torch.optim.Optimizer):
+        if not _overwrite(target, kept):
+            target.load_state_dict(cloned(kept))
+            _undo_casts(target, kept)
+        target.zero_grad(set_to_none=True)
+    elif isinstance(target, torch.nn.Module):
+        freeze_as_noted(target, kept)
+        kept = _named_as_here(target, kept)
+        has_extra_state = any(str(name).endswith("_extra_state") for name in kept)
+        target.load_state_dict(cloned(kept) if has_extra_state else kept)
+        target.zero_grad(set_to_none=True)
+    else:
+        target.load_state_dict(cloned(kept))
+        if isinstance(target, torch.amp.GradScaler):
+            # Not part of its state dict: that step() has been called, and update() not yet.
+            target._per_optimizer_states.clear()
+
+
+def _named_as_here(module: torch.nn.Module, kept: Any) -> Any:
+    """Name a module's kept state as the module does: one that ``torch.compile`` has made has a prefix in its names.
+
+    Raises ``SparkElasticError`` for a tensor of another dtype, which torch would convert without a word.
+    """
+    here = module.state_dict()
+    if set(here) != set(kept):
+        names = {name.replace(COMPILED, ""): name for name in here}
+        renamed = OrderedDict((names.get(name.replace(COMPILED, ""), name), value) for name, value in kept.items())
+        kept = _with_metadata(renamed, here)
+    for name, value in kept.items():
+        present = here.get(name)
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor) and present.dtype != value.dtype:
+            raise SparkElasticError(
+                f"{name} is {value.dtype} in what was saved and {present.dtype} in the {type(module).__name__} here; "
+                "make the model with the dtype that was saved, or convert the checkpoint"
+            )
+    return kept
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, kept: Any) -> None:
+    """Give an optimizer's state the dtypes it was kept with: torch casts it to those of the parameters, on their devices."""
+    if not isinstance(kept, dict) or not {"state", "param_groups"} <= set(kept):
+        return  # an optimizer with a format of its own
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in kept["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number in kept["state"] and parameter in optimizer.state:
+            optimizer.state[parameter] = _with_dtypes_of(kept["state"][number], optimizer.state[parameter])
+
+
+def _with_dtypes_of(kept: Any, loaded: Any) -> Any:
+    if isinstance(kept, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if loaded.dtype == kept.dtype else kept.to(loaded.device, copy=True)
+    if isinstance(kept, dict) and isinstance(loaded, dict):
+        return {key: _with_dtypes_of(kept.get(key), value) for key, value in loaded.items()}
+    if isinstance(kept, (list, tuple)) and isinstance(loaded, (list, tuple)) and len(kept) == len(loaded):
+        return type(kept)(map(_with_dtypes_of, kept, loaded))
+    return loaded
+
+
+def fits(present: Any, value: Any) -> bool:
+    """Whether a kept tensor can be copied into the present one, which others may hold, too; it may be kept on another device."""
+    return (
+        isinstance(present, torch.Tensor)
+        and isinstance(value, torch.Tensor)
+        and (present.shape, present.dtype) == (value.shape, value.dtype)
+        and all(stride or length < 2 for stride, length in zip(present.stride(), present.shape, strict=True))
+    )
+
+
+def _overwrite(optimizer: torch.optim.Optimizer, kept: Any) -> bool:
+    """Copy a kept state into the tensors of an optimizer. Return False, with nothing changed, where they do not match."""
+    live = optimizer.state_dict()
+    if set(kept) != {"state", "param_groups"} or set(live) != set(kept):
+        return False
+    if [group["params"] for group in live["param_groups"]] != [group["params"] for group in kept["param_groups"]]:
+        return False
+    targets, sources = _tensors(live["state"]), _tensors(kept["state"])
+    if _without_tensors(live["state"]) != _without_tensors(kept["state"]) or not all(map(fits, targets, sources)):
+        return False
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+    for group, settings in zip(optimizer.param_groups, kept["param_groups"], strict=True):
+        group.update({name: value for name, value in cloned(settings).items() if name != "params"})
+    return True
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_tree(lambda value: found.append(value) if isinstance(value, torch.Tensor) else None, tree)
+    return found
+
+
+def _without_tensors(tree: Any) -> Any:
+    """What has to be equal beside the tensors; what cannot be compared is equal to nothing."""
+
+    def comparable(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return "a tensor"
+        return value if type(value) in PLAIN else object()
+
+    return map_tree(comparable, tree)

@@ -1,0 +1,119 @@
+"""Repair: whoever lacks the newest commit gets it from a rank that holds it, into staging memory.
+
+The driver has told every rank who holds what, so nobody has to ask. Receivers are spread over the holders; a holder that
+serves nobody sends nothing. Where a single rank holds the state and everybody else lacks it, it is broadcast.
+
+Tensors travel as flat buffers over Gloo. All else travels pickled, the same way, and is unpickled only after its SHA-256
+agrees with the one that came through the control store, whose connections are authenticated: Gloo's are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+
+import cloudpickle
+import msgspec
+import torch
+import torch.distributed as dist
+
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker import faults
+from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
+from spark_elastic.worker.world import World
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """What a receiver has to know before the data comes."""
+
+    commit: CommitId | None
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """Who sends to whom. ``source`` maps each lacking rank to its holder."""
+
+    newest: CommitId | None
+    source: dict[int, int]
+    is_broadcast: bool
+
+
+def plan_repair(commits: list[CommitId | None]) -> RepairPlan:
+    """Plan from the commits that the ranks hold, in rank order. With no commit anywhere, rank 0's state is the first."""
+    newest = max((commit for commit in commits if commit is not None), default=None)
+    holders = [0] if newest is None else [rank for rank, commit in enumerate(commits) if commit == newest]
+    lacking = [rank for rank in range(len(commits)) if rank not in holders]
+    source = {rank: holders[place % len(holders)] for place, rank in enumerate(lacking)}
+    return RepairPlan(newest, source, is_broadcast=len(holders) == 1 and len(lacking) > 1)
+
+
+def repair(world: World, snapshots: SnapshotPair) -> bool:
+    """Carry out the plan for this world. Return whether this rank has received a state (into ``snapshots.current``).
+
+    Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one of them is lost; ``snapshots.current`` is then
+    what it was before.
+    """
+    plan = plan_repair([member.commit for member in world.members])
+    if not plan.source:
+        return False
+    faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
+    receivers = [rank for rank, holder in plan.source.items() if holder == world.rank]
+    try:
+        if world.rank in plan.source:
+            _receive(world, plan, snapshots.spare)
+            snapshots.switch()
+            return True
+        if receivers:
+            _send(world, plan, snapshots.current, receivers)
+        return False
+    except RuntimeError as error:
+        if world.is_broken():
+            raise world.lost(error) from error
+        raise
+
+
+def _send(world: World, plan: RepairPlan, snapshot: Snapshot, receivers: list[int]) -> None:
+    packed = cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs, snapshot.told))
+    header = _Header(plan.newest, len(packed), hashlib.sha256(packed).digest())
+    world.store.set(f"state/{world.rank}", msgspec.msgpack.encode(header))
+    pieces = [torch.frombuffer(bytearray(packed), dtype=torch.uint8), *snapshot.buffer.flats]
+    for piece in pieces:
+        staged = piece.cpu()
+        if plan.is_broadcast:
+            dist.broadcast(staged, src=world.rank)
+        else:
+            for work in [dist.isend(staged, receiver) for receiver in receivers]:
+                assert work is not None
+                work.wait()
+
+
+def _receive(world: World, plan: RepairPlan, staging: Snapshot) -> None:
+    source = plan.source[world.rank]
+    header = msgspec.msgpack.decode(world.store.get(f"state/{source}"), type=_Header)
+    if header.commit != plan.newest:
+        raise WorkerLostError(f"rank {source} offers commit {header.commit}, expected {plan.newest}")
+    packed = torch.empty(header.length, dtype=torch.uint8)
+    _take(packed, source, plan)
+    data = packed.numpy().tobytes()
+    if hashlib.sha256(data).digest() != header.digest:
+        raise WorkerLostError(f"what rank {source} sent is not what it announced")
+    skeleton, specs, staging.told = pickle.loads(data)
+    staging.buffer.fit(specs)
+    for flat in staging.buffer.flats:
+        staged = flat if flat.device.type == "cpu" else torch.empty_like(flat, device="cpu")
+        _take(staged, source, plan)
+        if staged is not flat:
+            flat.copy_(staged)
+    staging.skeleton, staging.objects, staging.put_back = skeleton, None, None
+
+
+def _take(tensor: torch.Tensor, source: int, plan: RepairPlan) -> None:
+    if plan.is_broadcast:
+        dist.broadcast(tensor, src=source)
+    else:
+        dist.recv(tensor, source)

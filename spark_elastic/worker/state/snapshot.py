@@ -1,0 +1,356 @@
+"""Snapshots of a state: tensors in flat kept buffers, everything else by value.
+
+A commit copies into one of two kept buffers and switches over when the copy is whole, so the last intact copy is never
+touched. The copy is ``torch._foreach_copy_`` into views of one flat tensor per dtype and device: no allocation from the
+second commit on, and a flat tensor is what travels to a newcomer in one piece.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
+from spark_elastic.worker.state.frozen import note_frozen
+from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
+
+# Immutable, and readable without running code.
+PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
+
+# In a state dict's ``_metadata``: that this module is our wrapper, whose ``module.`` a plain module's weights lack.
+WRAPPER_MARK = "wrapper"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What has to be known of a tensor to keep room for it."""
+
+    dtype: torch.dtype
+    device: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateDict:
+    """Marks what came out of an object's ``state_dict`` and goes back through its ``load_state_dict``."""
+
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Stands in a skeleton for the tensor of this number."""
+
+    index: int
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to all else in it.
+
+    Dicts whose keys are no plain values count as leaves.
+    """
+    kind: Any = type(tree)
+    if kind is StateDict:
+        return StateDict(map_tree(function, tree.content))
+    if kind in (dict, OrderedDict) and all(map(_is_plain, tree)):
+        copied = kind((key, map_tree(function, entry)) for key, entry in tree.items())
+        if hasattr(tree, "_metadata"):  # versions of a module's parts
+            copied._metadata = map_tree(copy.deepcopy, tree._metadata)
+        return copied
+    if kind in (list, tuple):
+        return kind(map_tree(function, entry) for entry in tree)
+    return function(tree)
+
+
+def has_state_dict(value: Any) -> bool:
+    """Whether an object is saved and restored through a state dict."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def find_objects(tree: dict[str, Any]) -> dict[str, Any]:
+    """The objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
+    found: dict[str, Any] = {}
+
+    def look(value: Any, name: str) -> None:
+        kind: Any = type(value)
+        if kind in (dict, OrderedDict) and all(map(_is_plain, value)):
+            for key, entry in value.items():
+                look(entry, f"{name}[{key!r}]")
+        elif kind in (list, tuple):
+            for place, entry in enumerate(value):
+                look(entry, f"{name}[{place}]")
+        elif kind not in PLAIN and not isinstance(value, torch.Tensor) and has_state_dict(value):
+            found[name] = value
+
+    for name, value in tree.items():
+        look(value, name)
+    return found
+
+
+def as_state_dict(value: Any) -> StateDict:
+    """What is kept of an object with a state dict."""
+    content = value.state_dict()
+    if isinstance(value, torch.nn.Module):
+        note_frozen(value, content)
+    return StateDict(content)
+
+
+def flatten(
+    tree: Any, tensors: list[torch.Tensor], objects: list[Any], keep: Callable[[Any], Any] = as_state_dict
+) -> Any:
+    """Copy a tree; its tensors go into ``tensors`` uncopied, with a ``Leaf`` in their place.
+
+    Objects with a state dict, wherever they are in the tree, go into ``objects``, and what ``keep`` says of them is copied.
+    Other mutable objects are deep-copied. Raises ``TypeError`` for what cannot be copied.
+    """
+
+    def take(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if why_unsupported(value) is not None:
+                check_supported(value, "what has been put into the State")
+            tensors.append(value.detach() if value.requires_grad else value)
+            return Leaf(len(tensors) - 1)
+        return value if type(value) in PLAIN else _deep_copy(value)
+
+    def take_or_keep(value: Any) -> Any:
+        if type(value) in PLAIN or isinstance(value, torch.Tensor) or not has_state_dict(value):
+            return take(value)
+        if why_unsupported(value) is not None:
+            check_supported(value, "what has been put into the State")
+        objects.append(value)
+        return map_tree(take, keep(value))
+
+    return map_tree(take_or_keep, tree)
+
+
+def _deep_copy(value: Any) -> Any:
+    """Copy an object that has no state dict. Who trains with what it holds would go on with the original."""
+    seen: dict[int, Any] = {}
+    copied = copy.deepcopy(value, seen)
+    held = next((entry for entry in seen.values() if isinstance(entry, torch.optim.Optimizer)), None)
+    if held is not None:
+        raise TypeError(
+            f"a {type(value).__name__} in the State holds a {type(held).__name__} and would be copied by value, and the "
+            "optimizer with it; give the optimizer itself to the State (lists, tuples and plain dicts may hold it), or give "
+            f"{type(value).__name__} the methods state_dict and load_state_dict"
+        )
+    return copied
+
+
+def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
+    """Build the tree again, each ``Leaf`` replaced by its tensor, which is still the snapshot's; all else is copied."""
+
+    def give(value: Any) -> Any:
+        if type(value) is Leaf:
+            return tensors[value.index]
+        return value if type(value) in PLAIN else copy.deepcopy(value)
+
+    return map_tree(give, skeleton)
+
+
+def cloned(tree: Any) -> Any:
+    """Copy a tree with tensors of its own."""
+    return map_tree(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, tree)
+
+
+def _is_plain(key: Any) -> bool:
+    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
+
+
+def constant(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU that nobody changes: a commit into a buffer that holds it already does not copy it again."""
+    kept: Any = tensor.detach().to("cpu", copy=True)
+    kept.is_constant = True
+    return kept  # type: ignore[no-any-return]
+
+
+def is_constant(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, "is_constant", False)
+
+
+@dataclass(slots=True)
+class TensorBuffer:
+    """Kept room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor.
+
+    ``on_host`` keeps it in the memory of the CPU, pinned where CUDA is in use. ``held`` names the constants that have been
+    copied in, each with its version, and None for other tensors.
+    """
+
+    on_host: bool = False
+    specs: tuple[TensorSpec, ...] = ()
+    flats: list[torch.Tensor] = field(default_factory=list)
+    views: list[torch.Tensor] = field(default_factory=list)
+    held: list[tuple[torch.Tensor, int] | None] = field(default_factory=list)
+
+    def fit(self, specs: tuple[TensorSpec, ...]) -> None:
+        """Make room for tensors of these specs; keeps what is there when they are the same."""
+        self.held = []  # whatever comes in now
+        if specs == self.specs and self.flats:
+            return
+        sizes: dict[tuple[torch.dtype, str], int] = {}
+        places = []
+        for spec in specs:
+            key = (spec.dtype, spec.device)
+            places.append(sizes.get(key, 0))
+            sizes[key] = places[-1] + math.prod(spec.shape)
+        self.flats = []  # the old room goes before the new comes
+        self.views = []
+        flats = {
+            (dtype, device): torch.empty(
+                count, dtype=dtype, device=device, pin_memory=self.on_host and torch.cuda.is_initialized()
+            )
+            for (dtype, device), count in sizes.items()
+        }
+        self.flats = list(flats.values())
+        self.views = [
+            flats[spec.dtype, spec.device][start : start + math.prod(spec.shape)].view(spec.shape)
+            for spec, start in zip(specs, places, strict=True)
+        ]
+        self.specs = specs
+
+    def copy_from(self, tensors: list[torch.Tensor]) -> PendingCopy | None:
+        """Copy the tensors in. Where a GPU is in use, copies are only enqueued, behind all else on its present stream."""
+        if not self._has_room_for(tensors):
+            self.fit(
+                tuple(
+                    TensorSpec(tensor.dtype, "cpu" if self.on_host else str(tensor.device), tuple(tensor.shape))
+                    for tensor in tensors
+                )
+            )
+        held, self.held = self.held, []
+        constants = [(tensor, tensor._version) if is_constant(tensor) else None for tensor in tensors]
+        views, copied = self.views, tensors
+        if any(constants) and len(held) == len(constants):
+            known = [new is not None and old is not None and new[0] is old[0] and new[1] == old[1]
+                     for new, old in zip(constants, held, strict=True)]  # fmt: skip
+            views = [view for view, is_known in zip(views, known, strict=True) if not is_known]
+            copied = [tensor for tensor, is_known in zip(tensors, known, strict=True) if not is_known]
+        if copied:
+            with torch.no_grad():
+                torch._foreach_copy_(views, copied, non_blocking=True)
+        self.held = constants
+        return pending_copy(tensors)
+
+    def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether these are like those of the last time, as they nearly always are; specs take longer to compare."""
+        return len(tensors) == len(self.views) and all(
+            tensor.dtype is view.dtype and tensor.shape == view.shape and (self.on_host or tensor.device == view.device)
+            for tensor, view in zip(tensors, self.views, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One copy of a state: the skeleton of what is shared by all ranks, its tensors, and what is this rank's own."""
+
+    buffer: TensorBuffer = field(default_factory=TensorBuffer)
+    skeleton: Any = None
+    own: Any = None
+    # The live objects that its ``StateDict``s are of, in their order; None where it came from another rank.
+    objects: list[Any] | None = None
+    # Makes these of the parts that they had then; None with ``objects``.
+    put_back: Callable[[], None] | None = None
+    # Which objects these were, and how many parameters each optimizer had.
+    outline: list[int] | None = None
+    # What a newcomer has to be told of their structure before it loads.
+    told: bytes | None = None
+    # The last copy into this one, while a GPU may still be making it.
+    pending: PendingCopy | None = None
+
+    def take(self, shared: Any, own: Any, keep: Callable[[Any], Any] = as_state_dict) -> None:
+        """Copy a state in; a GPU may still be at it (see ``wait``). ``keep`` says what is kept of objects with a state dict.
+
+        An exception leaves this snapshot unusable, and the other one of its pair as it was.
+        """
+        tensors: list[torch.Tensor] = []
+        objects: list[Any] = []
+        skeleton = flatten(shared, tensors, objects, keep)
+        self.pending = self.buffer.copy_from(tensors)
+        self.skeleton = skeleton
+        self.objects = objects
+        self.own = own
+
+    def wait(self) -> None:
+        """Block until the last copy into this one is made."""
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+
+    def view(self) -> Any:
+        """Return the shared part as it was taken. Its tensors are the snapshot's own and must not be changed."""
+        return unflatten(self.skeleton, self.buffer.views)
+
+    def content(self) -> Any:
+        """Return a copy of the shared part as it was taken."""
+        return cloned(self.view())
+
+
+class Lender(Protocol):
+    """Lends the last commit to a reader on another thread."""
+
+    @property
+    def current(self) -> Snapshot:
+        """The last commit as far as it is kept; its skeleton tells the step."""
+        ...
+
+    def lend(self) -> Snapshot:
+        """Give the last commit away for reading; it stays as it is until ``take_back``, which any thread may call."""
+        ...
+
+    def take_back(self) -> None: ...
+
+
+class SnapshotPair:
+    """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current, once it is complete.
+
+    One may be lent to a reader on another thread. A third takes its turn for that time, so that nobody waits; it is made
+    when it is first needed, and kept.
+    """
+
+    def __init__(self, current: Snapshot | None = None, on_host: bool = False) -> None:
+        self._on_host = on_host
+        self._current = current or self._new()
+        self._spare = self._new()
+        self._third: Snapshot | None = None
+        self._lent: Snapshot | None = None
+        self.is_empty = current is None
+
+    @property
+    def current(self) -> Snapshot:
+        assert not self.is_empty, "nothing has been saved yet"
+        return self._current
+
+    @property
+    def spare(self) -> Snapshot:
+        if self._spare is self._lent:
+            self._spare, self._third = self._third or self._new(), self._spare
+        return self._spare
+
+    def make_room(self, shared: Any, keep: Callable[[Any], Any] = as_state_dict) -> None:
+        """Touch the memory of both snapshots, for a state like this one: the system takes its time to hand out new pages."""
+        for snapshot in (self._current, self._spare):
+            snapshot.take(shared, None, keep)
+            snapshot.wait()
+
+    def switch(self) -> None:
+        self._spare.wait()
+        self._current, self._spare = self._spare, self._current
+        self.is_empty = False
+
+    def lend(self) -> Snapshot:
+        """Give the current snapshot away for reading; it stays as it is until ``take_back``, which any thread may call."""
+        assert self._lent is None, "one at a time"
+        self._lent = self.current
+        return self._lent
+
+    def take_back(self) -> None:
+        self._lent = None
+
+    def _new(self) -> Snapshot:
+        return Snapshot(TensorBuffer(self._on_host))

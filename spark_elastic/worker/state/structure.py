@@ -1,0 +1,235 @@
+"""Structure: what models and optimizers are made of, beside the values of their tensors. It may change in mid-training.
+
+A newcomer runs the code above the elastic function, and so builds what the job began with. Where survivors have replaced a module
+since then, grown an embedding, unfrozen a layer or added a parameter group, the rank that sends the state tells that, too: the
+modules without their data, and the names of the parameters that each optimizer steps. The newcomer follows before it loads; what
+it has and still fits stays the same object. What cannot be told is an error at the commit that would have to tell it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import torch
+
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.state.snapshot import PLAIN
+
+Objects = dict[str, Any]
+
+
+def structure_of(objects: Objects) -> dict[str, Any]:
+    """What can be compared of objects with a state dict, by their places: kinds, shapes, and parameters of optimizers by name."""
+    names = _names(objects)
+    return {place: (_kind(value), _parts(value, names)) for place, value in objects.items()}
+
+
+def _parts(value: Any, names: dict[int, str]) -> Any:
+    if isinstance(value, torch.nn.Module):
+        parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
+        return parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
+    if isinstance(value, torch.optim.Optimizer):
+        return [[names.get(id(parameter)) for parameter in group["params"]] for group in value.param_groups]
+    return None
+
+
+def tell(objects: Objects, first: dict[str, Any]) -> bytes | None:
+    """Describe to a newcomer what has changed since ``first``, the structure that it begins with; None where nothing has.
+
+    Raises ``TrainingCodeError``, naming the place, where that cannot be told.
+    """
+    now = structure_of(objects)
+    changed = {place for place, parts in now.items() if first.get(place) != parts}
+    if not changed:
+        return None
+    for place in changed:
+        if place not in first:
+            raise TrainingCodeError(
+                f"state.{place}, a {type(objects[place]).__name__}, has come into the State after the job began, and a newcomer "
+                "could not make one: give it to the State above the elastic function"
+            )
+        if first[place][0] != now[place][0]:
+            raise TrainingCodeError(
+                f"state.{place} was a {first[place][0]} when the job began and is a {now[place][0]}, which a newcomer could not "
+                "make: give both to the State above the elastic function, under two names"
+            )
+        if isinstance(objects[place], torch.optim.Optimizer) and any(None in group for group in now[place][1]):
+            raise TrainingCodeError(
+                f"state.{place} steps new parameters that are in no module of the State, so a newcomer could not find them: "
+                "give the module that holds them to the State"
+            )
+    modules = {
+        place: value for place, value in objects.items() if isinstance(value, torch.nn.Module) and place in changed
+    }
+    optimizers = {place: now[place][1] for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
+    try:
+        return cloudpickle.dumps(({place: _hollow(module) for place, module in modules.items()}, optimizers))
+    except Exception as error:
+        raise TrainingCodeError(
+            f"{' and '.join(f'state.{place}' for place in modules)} has changed since the job began, and the change cannot be "
+            f"told to a newcomer: {type(error).__name__}: {error}"
+        ) from error
+
+
+def follow(objects: Objects, told: bytes) -> None:
+    """Make objects what ``tell`` has described. New tensors have no values yet."""
+    modules, optimizers = cloudpickle.loads(told)
+    for place, module in modules.items():
+        root = _plain(objects[place])
+        device = next((tensor.device for tensor in [*root.parameters(), *root.buffers()]), torch.device("cpu"))
+        _graft(root, module, device)
+    parameters = dict(_named(objects))
+    for place, groups in optimizers.items():
+        optimizer = objects[place]
+        present = [group["params"] for group in optimizer.param_groups]
+        wanted = [[parameters[name] for name in group] if None not in group else None for group in groups]
+        for number, group in enumerate(wanted):
+            if group is None:
+                continue
+            if number < len(present):
+                optimizer.param_groups[number]["params"] = group
+            else:
+                optimizer.param_groups.append({**optimizer.defaults, "params": group})
+        del optimizer.param_groups[len(wanted) :]
+
+
+def outline(objects: Sequence[Any]) -> list[int]:
+    """What tells at little cost whether other objects are kept, or their optimizers have other numbers of parameters."""
+    groups = [
+        len(group["params"])
+        for value in objects
+        if isinstance(value, torch.optim.Optimizer)
+        for group in value.param_groups
+    ]
+    return [*map(id, objects), *groups]
+
+
+def remember(objects: list[Any]) -> Callable[[], None]:
+    """Return what puts modules and parameter groups back into the places where they are now, and optimizers' parameters."""
+    modules = [
+        (part, dict(part._modules), dict(part._parameters), dict(part._buffers))
+        for value in objects
+        if isinstance(value, torch.nn.Module)
+        for part in value.modules()
+    ]
+    groups = [
+        (value, [(group, list(group["params"])) for group in value.param_groups])
+        for value in objects
+        if isinstance(value, torch.optim.Optimizer)
+    ]
+
+    def put_back() -> None:
+        for part, *kept in modules:
+            for present, was in zip((part._modules, part._parameters, part._buffers), kept, strict=True):
+                if _differ(present, was):
+                    present.clear()
+                    present.update(was)
+        for optimizer, was_groups in groups:
+            optimizer.param_groups[:] = [group for group, _ in was_groups]
+            for group, parameters in was_groups:
+                group["params"] = list(parameters)
+
+    return put_back
+
+
+def _differ(present: dict[str, Any], was: dict[str, Any]) -> bool:
+    """Whether something else is registered than was."""
+    return list(present) != list(was) or any(present[name] is not was[name] for name in was)
+
+
+# ------------------------------------------------------------------ inside
+
+
+def _kind(value: Any) -> str:
+    kind = type(_plain(value)) if isinstance(value, torch.nn.Module) else type(value)
+    return kind.__qualname__
+
+
+def _plain(module: torch.nn.Module) -> Any:
+    """The user's module inside wrappers, which are each worker's own."""
+    from spark_elastic.worker.ddp import DistributedDataParallel
+
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif hasattr(module, "_orig_mod"):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+def _named(objects: Objects) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (f"{place}.{name}", parameter)
+        for place, value in objects.items()
+        if isinstance(value, torch.nn.Module)
+        for name, parameter in value.named_parameters()
+    ]
+
+
+def _names(objects: Objects) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for name, parameter in _named(objects):
+        names.setdefault(id(parameter), name)
+    return names
+
+
+def _hollow(module: torch.nn.Module) -> Any:
+    """A copy of the user's module whose tensors have shapes and no data."""
+    plain = _plain(module)
+    known: dict[int, Any] = {}
+    for parameter in plain.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        known[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in plain.buffers():
+        known[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(plain, known)
+
+
+def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -> None:
+    """Make a module what another is, keeping those of its parts that fit."""
+    children: dict[str, Any] = {}
+    for name, child in told._modules.items():
+        mine = live._modules.get(name)
+        if child is None:
+            children[name] = None
+        elif mine is None or type(mine).__qualname__ != type(child).__qualname__:
+            children[name] = child.to_empty(device=device)
+        else:
+            _graft(_plain(mine), _plain(child), device)
+            children[name] = mine
+    live._modules.clear()
+    live._modules.update(children)
+    has_changed = False
+    for mine_by_name, told_by_name in ((live._parameters, told._parameters), (live._buffers, told._buffers)):
+        tensors: dict[str, Any] = {}
+        for name, wanted in told_by_name.items():
+            mine_tensor = mine_by_name.get(name)
+            if wanted is None:
+                tensors[name] = None
+            elif mine_tensor is None:
+                empty = torch.empty_like(wanted, device=device)
+                is_parameter = isinstance(wanted, torch.nn.Parameter)
+                tensors[name] = torch.nn.Parameter(empty, wanted.requires_grad) if is_parameter else empty
+                has_changed = True
+            else:
+                has_changed |= reshape(mine_tensor, wanted)
+                if isinstance(wanted, torch.nn.Parameter):
+                    mine_tensor.requires_grad_(wanted.requires_grad)
+                tensors[name] = mine_tensor
+        mine_by_name.clear()
+        mine_by_name.update(tensors)
+    if has_changed:  # num_embeddings, out_features …
+        vars(live).update({name: value for name, value in vars(told).items() if type(value) in PLAIN})
+
+
+def reshape(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Give a tensor the shape and dtype of another, without values. Return whether it had others."""
+    if (tensor.shape, tensor.dtype) == (like.shape, like.dtype):
+        return False
+    tensor.grad = None
+    tensor.data = torch.empty(like.shape, dtype=like.dtype, device=tensor.device)
+    return True

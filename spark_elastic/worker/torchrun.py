@@ -1,0 +1,25 @@
+"""What torchrun tells its workers in their environment, here for scripts and for functions in a fixed world."""
+
+from __future__ import annotations
+
+import os
+
+from spark_elastic.worker.context import DEVICE_VARIABLE
+from spark_elastic.worker.world import World
+
+
+def rank_variables(world: World) -> dict[str, str]:
+    """Where this worker stands. One that has a GPU sees only that one, so it is the first of its node's."""
+    me = world.me
+    local_rank, local_size = (0, 1) if DEVICE_VARIABLE in os.environ else (me.local_rank, me.local_size)
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": str(me.cross_rank),
+        "GROUP_WORLD_SIZE": str(me.cross_size),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(world.rank),
+        "ROLE_WORLD_SIZE": str(world.size),
+    }

@@ -1,0 +1,32 @@
+"""Tracebacks of user code, without those frames of ours that only led there."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def format_for_user(error: BaseException) -> str:
+    """Format an exception and its causes. Frames of ours stay where they are the innermost: the error arose in them."""
+    report = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = report
+    while part is not None:
+        part.stack = _without_callers(part.stack)
+        part = part.__cause__ or part.__context__
+    return "".join(report.format())
+
+
+def find_place(error: BaseException) -> str:
+    """Return file name and line where an exception was raised; empty where it was not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _without_callers(stack: traceback.StackSummary) -> traceback.StackSummary:
+    users = [number for number, frame in enumerate(stack) if not frame.filename.startswith(PACKAGE)]
+    last = max(users, default=-1)
+    return traceback.StackSummary.from_list(
+        [frame for number, frame in enumerate(stack) if number > last or number in users]
+    )

@@ -1,0 +1,171 @@
+"""World: this worker's view of one generation, from forming to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.messages import Activity, CommitId, FormWorld, Member
+from spark_elastic.worker import faults
+from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.group import Group, build_on_thread
+from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.store import WorldStore
+
+# int64s that every rank adds to the control collective of a commit: ours, then those of the loader.
+OWN_FIELDS = 4
+LOADER_FIELDS = 4
+
+
+class World:
+    """One formed generation. Made by ``form``; ``abort`` comes from the control thread, all else from the user's.
+
+    ``members`` are in rank order, with the commit that each held when the generation was formed.
+    """
+
+    def __init__(
+        self, control: ControlClient, order: FormWorld, worker: int, address: str, form_timeout: float
+    ) -> None:
+        self._control = control
+        self.generation = order.generation
+        self.members = order.members
+        self.previous_size = order.previous_size
+        self.backend = order.backend
+        self.me: Member = next(member for member in order.members if member.worker == worker)
+        self.store = WorldStore(control, order.generation)
+        self.group = Group(self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout))
+        self._form_timeout = form_timeout
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._copy: PendingCopy | None = None
+        self._is_waiting = False
+
+    @property
+    def rank(self) -> int:
+        return self.me.rank
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def newest_commit(self) -> CommitId | None:
+        """The newest commit that a member holds; None in a job's first generation."""
+        return max((member.commit for member in self.members if member.commit is not None), default=None)
+
+    def form(self) -> None:
+        """Connect to the other ranks and become torch's default group. Raises ``WorkerLostError`` if that fails."""
+        faults.reached(Point.FORM, rank=self.rank, generation=self.generation)
+        self._control.abort_world = self._abort_if_mine
+        self._control.abort_nccl = self._abort_nccl_if_mine
+        self._control.activity = self.group.activity
+        self._control.is_stuck = self.is_stuck
+        build_on_thread(self.group, self._control.notify, self._wait_while_alive)
+        self.group.register()
+        self._control.formed()
+        faults.reached(Point.FORMED, rank=self.rank, generation=self.generation)
+
+    def is_broken(self) -> bool:
+        """Whether a rank of this generation is known to be gone."""
+        return self._control.is_aborted(self.generation) or self.group.is_broken()
+
+    def start_exchange(self, values: Sequence[int]) -> None:
+        """Start the control collective of a commit with this rank's ``values``; it is read at the next commit.
+
+        So a commit costs no round trip, and all ranks read what it says at the same commit. Raises ``WorkerLostError``.
+        """
+        mine = torch.tensor(values, dtype=torch.int64)
+        if self.size == 1:
+            self._pending = (None, mine)
+            return
+        everybody = torch.empty(self.size, len(values), dtype=torch.int64)
+        try:
+            work = self.group.gloo.allgather([list(everybody.unbind())], [mine])
+        except RuntimeError as error:
+            raise self.lost(error) from error
+        self.group.entered(work)
+        self._pending = (work, everybody)
+
+    def finish_exchange(self) -> list[list[int]] | None:
+        """Wait for the control collective under way and return all ranks' values, in rank order; None if there is none."""
+        if self._pending is None:
+            return None
+        work, everybody = self._pending
+        self._pending = None
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.lost(error) from error
+        return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
+
+    def watch(self, copy: PendingCopy) -> None:
+        """Have the control thread look whether this copy, of the newest commit, is complete before any rank aborts."""
+        self._copy = copy
+
+    def wait_for(self, copy: PendingCopy) -> bool:
+        """Block until this copy is made. Return whether it is whole: it was complete when the generation ended, if it has."""
+        with self._waiting():
+            copy.wait()
+        if self.backend != "nccl":
+            return True  # Gloo's reductions had succeeded before the host went on
+        if copy.was_made is not None:
+            return copy.was_made
+        # The end that came ahead of ``watch`` has not been looked at.
+        return not self._control.is_aborted(self.generation)
+
+    def rest(self) -> None:
+        """Block until the GPU has done all that it was given: what is left of a failed step must not come after the restore."""
+        if torch.cuda.is_initialized():
+            with self._waiting():
+                torch.cuda.synchronize()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    def is_stuck(self) -> bool:
+        """Whether the user's thread may wait for what only an abort sets free: a reduction on the GPU with a lost rank."""
+        return self._is_waiting and self.group.is_broken()
+
+    def lost(self, error: BaseException) -> WorkerLostError:
+        """Make the error of a failed collective into ours."""
+        reason = self._control.abort_reason if self._control.is_aborted(self.generation) else str(error)
+        return WorkerLostError(f"generation {self.generation} is broken: {reason}")
+
+    def close(self) -> None:
+        """Leave the generation for good."""
+        self._control.abort_world = self._control.abort_nccl = lambda generation: None
+        self._control.activity = Activity
+        self._control.is_stuck = lambda: False
+        self._pending = None
+        self.group.close()
+
+    def drop(self) -> None:
+        """Free what a closed world holds. Does not block."""
+        self.group.drop()
+
+    def _abort_if_mine(self, generation: int) -> None:
+        if generation >= self.generation:
+            if self._copy is not None:
+                self._copy.look()
+            self.group.abort()
+
+    def _abort_nccl_if_mine(self, generation: int) -> None:
+        if generation >= self.generation:
+            self.group.abort_nccl()
+
+    def _wait_while_alive(self, is_done: Any) -> bool:
+        alive = self._control.wait(
+            lambda: is_done() or self._control.is_aborted(self.generation), self._form_timeout + 10
+        )
+        return alive and not self._control.is_aborted(self.generation)

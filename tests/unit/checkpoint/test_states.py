@@ -1,0 +1,320 @@
+"""States and their checkpoints: what comes back in a new run, and that loading runs no code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from checkpoint_stage import DAMAGES
+from hypothesis import given, settings
+from worker_stage import Stage, on_stage
+
+from spark_elastic import DistributedDataParallel, load_checkpoint
+from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.writer import CheckpointWriter
+from spark_elastic.driver.run import _claim_checkpoint
+from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.worker.state.base import ObjectState, State
+from spark_elastic.worker.state.snapshot import StateDict
+from spark_elastic.worker.state.torch_state import TorchState
+from tests.unit.worker.state.test_base import equal, step, trained, values
+from tests.unit.worker.state.test_snapshot import same, taken, trees
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "saved")
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with on_stage() as stage:
+        yield stage
+        if stage.checkpoints is not None:
+            stage.checkpoints._pool.shutdown()
+
+
+def new_run(stage: Stage, url: str, state: Any, *, storage_options: Any = None, **others: Any) -> Any:
+    """A run of its own, with the next attempt, whose every commit is written."""
+    if stage.checkpoints is not None:
+        stage.checkpoints._pool.shutdown()
+    stage.control.commit, stage.control.generation = None, 0
+    plan = _claim_checkpoint(url, 0.0, storage_options)
+    stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
+    stage.begin(state, **others)
+    return state
+
+
+def commit(stage: Stage, state: Any) -> None:
+    state.commit()
+    stage.checkpoints._wait(lambda: False)
+
+
+class Progress:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+# ---------------------------------------------------------------- a run that goes on
+
+
+def test_a_new_run_goes_on_from_the_last_commit(stage: Stage, url: str) -> None:
+    first, second = trained(), trained(steps=1)
+    state = new_run(stage, url, first)
+    commit(stage, state)
+    expected = values(state)
+    DistributedDataParallel(state.model)
+    step(state)  # is not committed
+    stage.models.clear()
+
+    again = new_run(stage, url, second)
+    assert equal(values(again), expected)
+    DistributedDataParallel(again.model)
+    step(state)
+    state.restore()
+    step(state)
+    step(again)
+    assert equal(values(again), values(state))
+
+
+def test_steps_are_counted_on_from_those_before(stage: Stage, url: str) -> None:
+    for _ in range(2):
+        state = new_run(stage, url, ObjectState(epoch=0))
+        for _ in range(3):
+            state.epoch += 1
+            commit(stage, state)
+    reported = [fields["step"] for kind, fields in stage.control.reported if kind == "checkpoint_written"]
+    assert reported == [1, 2, 3, 4, 5, 6]
+    assert state.epoch == 6
+
+
+def test_objects_of_every_kind_come_back_with_their_types(stage: Stage, url: str) -> None:
+    objects = {"own": Progress(3), "array": numpy.arange(3), "odd": {frozenset([1]): torch.ones(2)}, "pair": (1, [2])}
+    commit(stage, new_run(stage, url, ObjectState(**objects)))
+    again = new_run(stage, url, ObjectState(own=None, array=None, odd=None, pair=None))
+    assert again.own.count == 3
+    assert again.array.tolist() == [0, 1, 2]
+    assert same(again.odd[frozenset([1])], torch.ones(2))
+    assert again.pair == (1, [2])
+
+
+def test_what_the_checkpoint_does_not_know_stays_as_the_script_has_made_it(stage: Stage, url: str) -> None:
+    state = new_run(stage, url, ObjectState(epoch=3, mine=1, local="mine"))
+    commit(stage, state)
+    again = new_run(stage, url, ObjectState(epoch=0, mine=2, new="x", local="mine"))
+    assert (again.epoch, again.mine, again.new) == (3, 2, "x")
+
+
+def test_reset_callbacks_get_the_size_of_the_world_that_wrote_the_checkpoint(stage: Stage, url: str) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def called(state: Any) -> Any:
+        state.register_reset_callbacks([lambda old, new: calls.append((old, new))])
+        return state
+
+    commit(stage, new_run(stage, url, called(ObjectState(epoch=0)), others=[None, None]))
+    assert calls == []
+    new_run(stage, url, called(ObjectState(epoch=0)), others=[None])
+    assert calls == [(3, 2)]
+
+
+def test_random_numbers_differ_from_run_to_run(stage: Stage, url: str) -> None:
+    drawn = []
+    for _ in range(3):
+        torch.manual_seed(7)
+        state = new_run(stage, url, trained(0))
+        drawn.append(torch.rand(1).item())
+        commit(stage, state)
+    assert len(set(drawn)) == 3
+
+
+def test_only_rank_0_writes(stage: Stage, url: str) -> None:
+    CheckpointDirectory(url).claim()
+    state = ObjectState(epoch=0)
+    state.save()  # stands for what rank 0 sends
+    state._snapshots.current.skeleton["size"] = 0
+    new_run(stage, url, state, rank=1, others=[None])
+    commit(stage, state)
+    assert not CheckpointDirectory(url).list().complete
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("file", ["manifest.json", "tree.json", "tensors.safetensors", "objects.pickle"])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    stage: Stage, url: str, file: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = new_run(stage, url, ObjectState(epoch=0, tensor=torch.ones(2), own=Progress(1)))
+    for _ in range(2):
+        state.epoch += 1
+        commit(stage, state)
+    DAMAGES[how](Path(url, "000001-000001-000000002", file))
+    again = new_run(stage, url, ObjectState(epoch=0, tensor=torch.zeros(2), own=None))
+    assert again.epoch == 1
+    partial = (file, how) == ("manifest.json", "missing")
+    assert ("000001-000001-000000002" in caplog.text) != partial
+    commit(stage, again)
+    assert [str(name) for name in CheckpointDirectory(url).list().newest_first] == [
+        "000002-000001-000000001",
+        "000001-000001-000000001",
+    ]
+
+
+def test_a_run_does_not_begin_anew_where_all_checkpoints_are_damaged(stage: Stage, url: str) -> None:
+    commit(stage, new_run(stage, url, ObjectState(epoch=1)))
+    Path(url, "000001-000001-000000001", "tree.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="remove them to begin anew"):
+        new_run(stage, url, ObjectState(epoch=0))
+
+
+def test_a_checkpoint_of_another_model_is_refused(stage: Stage, url: str) -> None:
+    commit(stage, new_run(stage, url, TorchState(model=torch.nn.Linear(3, 1))))
+    with pytest.raises(CheckpointError, match=r"(?s)is not one of this state: .*size mismatch"):
+        new_run(stage, url, TorchState(model=torch.nn.Linear(4, 1)))
+
+
+def test_a_state_of_the_users_own_is_refused(stage: Stage, url: str) -> None:
+    class Own(State):
+        def save(self) -> None: ...
+
+        def restore(self) -> None: ...
+
+        def sync(self) -> None: ...
+
+    with pytest.raises(CheckpointError, match="needs an ObjectState or a TorchState, not Own"):
+        new_run(stage, url, Own())
+
+
+# ---------------------------------------------------------------- load_checkpoint
+
+
+@given(trees)
+@settings(max_examples=30, deadline=None)
+def test_what_is_plain_is_loaded_as_it_was(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
+    directory = CheckpointDirectory(str(tmp_path_factory.mktemp("tree")))
+    name = CheckpointName(1, 1, 1)
+    directory.write(name, encode(taken({"steps": 2, "size": 3, "objects": {"tree": tree}})))
+    saved = decode(directory, name, unpickle=False)
+    assert (saved.name, saved.steps, saved.size) == (name, 2, 3)
+    assert same(saved.objects, {"tree": tree})
+
+
+def test_load_checkpoint_returns_state_dicts_by_name(stage: Stage, url: str) -> None:
+    state = new_run(stage, url, trained())
+    commit(stage, state)
+    loaded = load_checkpoint(url)
+    assert set(loaded) == {"model", "optimizer", "epoch"}
+    assert same(dict(loaded["model"]), dict(state.model.state_dict()))
+    again = trained(steps=0)
+    again.model.load_state_dict(loaded["model"])
+    again.optimizer.load_state_dict(loaded["optimizer"])
+    assert equal(values(again), values(state))
+
+
+def test_storage_options_reach_all_who_open_the_directory(stage: Stage, tmp_path: Path) -> None:
+    url, options = "dir://saved", {"path": str(tmp_path), "target_protocol": "file"}
+    commit(stage, new_run(stage, url, ObjectState(epoch=3), storage_options=options))
+    assert list((tmp_path / "saved").glob("*/manifest.json"))
+    assert new_run(stage, url, ObjectState(epoch=0), storage_options=options).epoch == 3
+    assert load_checkpoint(url, storage_options=options) == {"epoch": 3}
+
+
+def test_load_checkpoint_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        load_checkpoint(tmp_path)
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __deepcopy__(self, memo: object) -> Trap:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_load_checkpoint_puts_a_placeholder_where_an_object_would_need_code(
+    stage: Stage, url: str, tmp_path: Path
+) -> None:
+    sprung = tmp_path / "sprung"
+    commit(stage, new_run(stage, url, ObjectState(weight=torch.ones(2), nested=[1, {"trap": Trap(sprung)}])))
+    loaded = load_checkpoint(url)
+    assert same(loaded["weight"], torch.ones(2))
+    assert loaded["nested"] == [1, {"trap": OpaqueObject(f"{__name__}.Trap", 0)}]
+    assert not sprung.exists()
+    new_run(stage, url, ObjectState(weight=None, nested=None))
+    assert sprung.exists()  # a job trusts its own directory
+
+
+def test_load_checkpoint_runs_no_code_out_of_a_forged_skeleton(tmp_path: Path) -> None:
+    """Of the first format, whose tree was a pickle of torch's."""
+    directory, name, sprung = CheckpointDirectory(str(tmp_path / "saved")), CheckpointName(1, 1, 1), tmp_path / "sprung"
+    torch.save((Trap(sprung), ()), tmp_path / "forged")
+    directory.write(name, {"skeleton.pt": [(tmp_path / "forged").read_bytes()], "tensors.bin": [b""]})
+    manifest = Path(directory.url, str(name), "manifest.json")
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version":2', b'"version":1'))
+    with pytest.raises(DamagedError, match="UnpicklingError"):
+        load_checkpoint(directory.url)
+    assert not sprung.exists()
+
+
+# ---------------------------------------------------------------- names of weights
+
+
+class Holder(torch.nn.Module):
+    """A module of the user's own whose only part is named as ours is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(2, 1)
+
+
+def small() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    ("saved", "plain"),
+    [
+        (small, small),
+        (lambda: DistributedDataParallel(small()), small),
+        (lambda: torch.compile(small()), small),
+        (lambda: torch.compile(DistributedDataParallel(small())), small),
+        (lambda: DistributedDataParallel(torch.compile(small())), small),
+        (Holder, Holder),
+        (lambda: DistributedDataParallel(Holder()), Holder),
+        (
+            lambda: torch.nn.ModuleDict({"a": DistributedDataParallel(small()), "b": Holder()}),
+            lambda: torch.nn.ModuleDict({"a": small(), "b": Holder()}),
+        ),
+        (lambda: torch.optim.swa_utils.AveragedModel(Holder()), lambda: torch.optim.swa_utils.AveragedModel(Holder())),
+    ],
+    ids=[
+        "plain",
+        "wrapped",
+        "compiled",
+        "compiled wrapper",
+        "wrapped compiled",
+        "own",
+        "own wrapped",
+        "parts",
+        "average",
+    ],
+)
+def test_weights_are_loaded_by_the_names_of_the_plain_module(tmp_path: Path, saved: Any, plain: Any) -> None:
+    model, directory, target = saved(), CheckpointDirectory(str(tmp_path)), plain()
+    content = {"one": StateDict(model.state_dict()), "many": [{"x": StateDict(model.state_dict())}]}
+    directory.write(CheckpointName(1, 1, 1), encode(taken({"steps": 1, "size": 1, "objects": content})))
+    loaded = load_checkpoint(tmp_path)
+    target.load_state_dict(loaded["one"])
+    target.load_state_dict(loaded["many"][0]["x"])
+    assert all(map(torch.equal, target.state_dict().values(), model.state_dict().values()))

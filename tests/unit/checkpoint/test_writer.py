@@ -1,0 +1,282 @@
+"""The writer: when it writes, that what it writes stays as it was committed, and what failures cost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from spark_elastic.checkpoint import writer as writer_module
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.loading import load_checkpoint
+from spark_elastic.checkpoint.writer import CheckpointWriter
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.ticket import CheckpointPlan
+from spark_elastic.worker.state.snapshot import SnapshotPair
+
+
+def buffers(snapshots: SnapshotPair) -> set[int]:
+    return set(map(id, (snapshots.spare, snapshots.current, snapshots._third)))
+
+
+class Job:
+    """Commits ``{"weight": n, "step": n}`` as (1, n), and offers each commit to the writer."""
+
+    def __init__(self, url: str, clock: SimpleNamespace) -> None:
+        self.url, self.clock = url, clock
+        self.snapshots = SnapshotPair()
+        self.events: list[tuple[str, Any]] = []
+        self.writers: list[CheckpointWriter] = []
+        self.writer = self.new_writer()
+
+    def new_writer(self, interval: float = 60.0, attempt: int | None = None) -> CheckpointWriter:
+        number = CheckpointDirectory(self.url).claim() if attempt is None else attempt
+        self.writer = CheckpointWriter(
+            CheckpointPlan(self.url, number, interval), lambda kind, values: self.events.append((kind, values)), int
+        )
+        self.writers.append(self.writer)
+        return self.writer
+
+    def save(self, step: int) -> CommitId:
+        objects = {"weight": torch.full((3,), float(step)), "step": step}
+        self.snapshots.spare.take({"steps": step, "size": 1, "objects": objects}, None)
+        self.snapshots.switch()
+        return CommitId(1, step)
+
+    def commit(self, step: int, durable: bool = False, settle: bool = True) -> None:
+        made = self.save(step)
+        if durable:
+            self.writer.ask()
+        if self.writer.is_due():
+            self.writer.begin(made, self.snapshots)
+        if settle:
+            self.settle()
+
+    def finish(self, step: int, over: bool = False) -> None:
+        self.writer.finish(CommitId(1, step), self.snapshots, lambda: over)
+
+    def settle(self) -> None:
+        self.writer._wait(lambda: False)
+
+    def of(self, kind: str) -> list[Any]:
+        return [values for name, values in self.events if name == kind]
+
+    @property
+    def written(self) -> list[int]:
+        return [values["step"] for values in self.of("checkpoint_written")]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(writer_module, "time", clock)
+    job = Job(str(tmp_path / "saved"), clock)
+    yield job
+    for writer in job.writers:
+        writer._pool.shutdown()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A store whose writes wait for ``go``; ``begun`` says that one has come."""
+    store = SimpleNamespace(begun=threading.Event(), go=threading.Event())
+    write = CheckpointDirectory.write
+
+    def wait(*arguments: Any) -> int:
+        store.begun.set()
+        store.go.wait()
+        return write(*arguments)
+
+    monkeypatch.setattr(CheckpointDirectory, "write", wait)
+    yield store
+    store.go.set()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A disk without room, until ``failing`` is False."""
+    disk = SimpleNamespace(failing=True)
+    write = CheckpointDirectory._write
+
+    def fail(self: CheckpointDirectory, path: str, *others: Any) -> Any:
+        if disk.failing and path.endswith("tensors.safetensors"):
+            raise OSError(28, "No space left on device")
+        return write(self, path, *others)
+
+    monkeypatch.setattr(CheckpointDirectory, "_write", fail)
+    return disk
+
+
+# ---------------------------------------------------------------- when
+
+
+def test_a_new_writer_writes_at_once_and_then_once_an_interval(job: Job) -> None:
+    for step, now in enumerate([0, 1, 59, 60, 61, 119, 121], 1):
+        job.clock.now = 100.0 + now
+        job.commit(step)
+    assert job.written == [1, 4, 7]
+
+
+def test_an_interval_of_zero_writes_whenever_the_last_write_has_ended(job: Job) -> None:
+    job.new_writer(interval=0.0)
+    for step in (1, 2, 3):
+        job.commit(step)
+    assert job.written == [1, 2, 3]
+
+
+def test_a_durable_commit_is_written_whatever_the_interval_says(job: Job) -> None:
+    for step in (1, 2, 3):
+        job.commit(step, durable=step == 2)
+    assert job.written == [1, 2]
+
+
+def test_a_durable_commit_during_a_write_has_the_first_one_after_it_written(job: Job, slow: SimpleNamespace) -> None:
+    job.commit(1, settle=False)
+    job.commit(2, durable=True, settle=False)
+    slow.go.set()
+    job.settle()
+    job.commit(3)
+    job.commit(4)
+    assert job.written == [1, 3]
+
+
+def test_the_last_two_are_kept(job: Job) -> None:
+    for step in (1, 2, 3, 4):
+        job.commit(step, durable=True)
+    assert [name.index for name in CheckpointDirectory(job.url).list().newest_first] == [4, 3]
+
+
+# ---------------------------------------------------------------- what
+
+
+def test_commits_go_on_during_a_write_and_it_holds_what_was_committed(job: Job, slow: SimpleNamespace) -> None:
+    job.commit(1, settle=False)
+    slow.begun.wait()
+    for step in (2, 3, 4, 5):
+        job.commit(step, settle=False)
+    slow.go.set()
+    job.settle()
+    saved = load_checkpoint(job.url)
+    assert (saved["step"], saved["weight"].tolist()) == (1, [1.0] * 3)
+    assert job.snapshots.current.content()["objects"]["step"] == 5
+
+
+def test_a_third_buffer_is_made_only_when_a_commit_needs_it_and_kept(job: Job, slow: SimpleNamespace) -> None:
+    job.commit(1, settle=False)
+    assert job.snapshots._third is None
+    job.commit(2, settle=False)
+    assert job.snapshots._third is None
+    job.commit(3, settle=False)
+    assert job.snapshots._third is not None
+    before = buffers(job.snapshots)
+    slow.go.set()
+    job.settle()
+    for step in (4, 5, 6, 7):
+        job.commit(step, durable=True, settle=False)
+        job.commit(step, settle=False)
+        assert buffers(job.snapshots) == before
+        job.settle()
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_full_disk_is_a_warning_and_an_event_and_later_commits_try_again(
+    job: Job, full: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.commit(1)
+    assert "No space left on device" in caplog.text
+    assert job.of("checkpoint_failed") == [
+        {"name": "000001-000001-000000001", "step": 1, "error": "OSError: [Errno 28] No space left on device"}
+    ]
+    assert not CheckpointDirectory(job.url).list().partial
+    job.commit(2)
+    assert len(job.of("checkpoint_failed")) == 1  # not in the same second
+    job.clock.now += 1
+    job.commit(3)
+    assert len(job.of("checkpoint_failed")) == 2
+    full.failing = False
+    job.clock.now += 2
+    job.commit(4)
+    assert job.written == [4]
+
+
+def test_failures_are_tried_again_at_the_interval_at_the_latest(job: Job, full: SimpleNamespace) -> None:
+    job.new_writer(interval=0.0)
+    for step in (1, 2, 3):
+        job.commit(step)
+    assert len(job.of("checkpoint_failed")) == 3
+
+
+def test_an_object_that_cannot_be_pickled_fails_the_write_and_not_the_training(job: Job) -> None:
+    job.snapshots.spare.take({"steps": 1, "size": 1, "objects": {}}, None)
+    job.snapshots.spare.skeleton["objects"]["lock"] = threading.Lock()
+    job.snapshots.switch()
+    job.writer.begin(CommitId(1, 1), job.snapshots)
+    job.settle()
+    assert "pickle" in job.of("checkpoint_failed")[0]["error"]
+
+
+def test_a_superseded_writer_says_so_once_and_writes_no_more(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.commit(1)
+    CheckpointDirectory(job.url).claim()
+    for step in (2, 3):
+        job.commit(step, durable=True)
+    job.finish(3)
+    assert job.written == [1]
+    assert len(job.of("checkpoint_superseded")) == 1
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_writer_on_a_machine_that_sees_another_place_says_so(job: Job) -> None:
+    job.new_writer(attempt=7)
+    job.commit(1)
+    assert "all machines share" in job.of("checkpoint_failed")[0]["error"]
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_the_end_waits_until_the_last_commit_is_written(job: Job) -> None:
+    for step in (1, 2, 3):
+        job.commit(step, settle=False)
+    job.finish(3)
+    assert job.written == [1, 3]
+    assert load_checkpoint(job.url)["step"] == 3
+
+
+def test_the_end_writes_nothing_twice(job: Job) -> None:
+    job.commit(1)
+    job.finish(1)
+    assert job.written == [1]
+
+
+def test_the_end_writes_nothing_that_was_restored(job: Job) -> None:
+    job.commit(1)
+    writer = job.new_writer()
+    assert writer.restore(torch.device("cpu")).steps == 1
+    job.save(1)
+    job.finish(1)
+    assert job.written == [1]
+
+
+def test_the_end_gives_up_on_a_store_that_stands_still(
+    job: Job, slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_module, "STALL_SECONDS", 0.0)
+    job.commit(1, settle=False)
+    job.finish(1)
+    assert "the job's last commit could not be written" in caplog.text
+
+
+def test_the_end_of_a_broken_world_does_not_wait(job: Job, slow: SimpleNamespace) -> None:
+    job.commit(1, settle=False)
+    job.save(2)
+    job.finish(2, over=True)
+    assert not job.written

@@ -1,0 +1,141 @@
+"""run: what is to be run is found, travels, and is called as by Python itself; mistakes are named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from spark_elastic.cli import main
+from spark_elastic.cli.script import find_target
+from spark_elastic.protocol.messages import Member
+from spark_elastic.worker import scripts
+
+
+def called(target: Any) -> subprocess.CompletedProcess[str]:
+    """Call what travels in a fresh interpreter."""
+    program = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
+    done = subprocess.run([sys.executable, "-c", program], input=cloudpickle.dumps(target), capture_output=True)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_script_runs_as_main_with_its_arguments_and_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("value = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, beside\nif __name__ == '__main__':\n    print(sys.argv, __file__, beside.value)\n")
+    done = called(find_target(str(script), ["--a", "b"]))
+    assert done.stdout == f"['{script}', '--a', 'b'] {script} 7\n"
+
+
+def test_a_module_runs_as_main_from_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "train.py").write_text("import sys\nif __name__ == '__main__':\n    print(sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)
+    target = find_target("package.train", ["a"], is_module=True)
+    monkeypatch.chdir("/")
+    assert called(target).stdout == "['a']\n"
+    with pytest.raises(ValueError, match=r"module 'package\.nothing' does not exist"):
+        find_target("package.nothing", [], is_module=True)
+
+
+def test_relative_paths_are_those_of_the_command_or_a_line_says_that_they_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").write_text("import os\nprint(os.getcwd())\n")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    target = find_target(str(tmp_path / "script.py"), [])
+    monkeypatch.chdir("/")
+    done = called(target)
+    assert (done.stdout, done.stderr) == (f"{tmp_path / 'there'}\n", "")
+    (tmp_path / "there").rmdir()
+    done = called(target)
+    assert done.stdout == "/\n"
+    assert f"{tmp_path / 'there'}, where the command was given, cannot be entered on" in done.stderr
+    assert "so relative paths are in / there" in done.stderr
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert called(target).stderr == ""
+
+
+@pytest.mark.parametrize(("end", "status"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(3)", 3), ("1/0", 1)])
+def test_a_script_ends_as_it_says(end: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"import sys\n{end}\n")
+    assert called(find_target(str(tmp_path / "script.py"), [])).returncode == status
+
+
+def test_a_function_travels_to_where_its_module_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("import sys\ndef go():\n    print('went', sys.argv)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    target = find_target("mine:go", ["x"])
+    monkeypatch.chdir("/")
+    assert called(target).stdout == "went ['mine:go', 'x']\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing.py"], "script 'nothing.py' does not exist"),
+        (["nothing"], "must be a script, module:function, or -m and a module, not 'nothing'"),
+        (["-m", "nothing"], "module 'nothing' does not exist"),
+        (["json:dumps", "--max-restarts", "3"], "--max-restarts is for scripts that are started anew"),
+        (["json:dumps", "--nnodes", "2", "--min-np", "2"], "give either --min-np or torchrun's"),
+        (["nothing:go"], "No module named 'nothing'"),
+        (["json:nothing"], "has no attribute 'nothing'"),
+        (["json:dumps", "--conf", "x"], "--conf must be NAME=VALUE, not 'x'"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_starts(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- scripts for torchrun
+
+
+def environment() -> dict[str, str]:
+    world = SimpleNamespace(rank=3, size=4, generation=2, me=Member(9, 3, 1, 2, 1, 2, None))
+    return scripts.environment(world, scripts.Meeting("east", 2345, "west"), "abc", 3)  # type: ignore[arg-type]
+
+
+def test_a_script_is_told_what_torchrun_tells() -> None:
+    told = environment()
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT"
+    assert [told[name] for name in names.split()] == ["3", "4", "1", "2", "1", "east", "2345", "1"]
+
+
+def test_a_worker_that_sees_one_gpu_is_the_first_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_ELASTIC_DEVICE", "cuda:0")
+    told = environment()
+    assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "1")
+
+
+def test_a_script_that_does_not_end_is_killed_with_what_it_has_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scripts, "TERM_SECONDS", 0.1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '100'])\n"
+        f"with open({str(pipe)!r}, 'w') as file: file.write(str(child.pid))\n"
+        "child.wait()\n"
+    )
+    (tmp_path / "script.py").write_text(text)
+    call = pickle.dumps(find_target(str(tmp_path / "script.py"), []))
+    with scripts._running(call, {"PYTHONPATH": ":".join(sys.path)}) as (process, _):
+        child = pipe.read_text()  # waits until the script has written it
+    assert process.returncode == -9
+    assert not Path("/proc", child).exists()

@@ -1,0 +1,132 @@
+"""Door: strangers who only knock cost little, and keep nobody out who has the job's certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark_elastic.driver.door import Door, DoorLimits, WaitingLine
+from spark_elastic.protocol.credentials import create_credentials
+
+SECONDS = 30.0
+CREDENTIALS = create_credentials("test")
+
+
+def test_addresses_take_turns_and_of_one_address_the_last_goes_first() -> None:
+    line: WaitingLine[str] = WaitingLine(10)
+    for address, who in [("x", "x1"), ("x", "x2"), ("x", "x3"), ("y", "y1"), ("z", "z1"), ("z", "z2")]:
+        assert line.join(address, who) is None
+    assert [line.call() for _ in range(len(line))] == ["x3", "y1", "z2", "x2", "z1", "x1"]
+    assert len(line) == 0
+
+
+def test_who_has_to_go_where_the_line_is_full_is_of_those_who_are_most_and_waits_longest() -> None:
+    line: WaitingLine[str] = WaitingLine(3)
+    for address, who in [("y", "y1"), ("x", "x1"), ("x", "x2")]:
+        assert line.join(address, who) is None
+    assert line.join("x", "x3") == "x1"
+    assert line.join("z", "z1") == "x2"
+    assert len(line) == 3
+
+
+@contextlib.contextmanager
+def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that say nothing."""
+    made = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for connection in made:
+            connection.close()
+
+
+def play(scene: Any, limits: DoorLimits) -> Any:
+    """Run ``scene(port, door)``; the door says b"hello" to whoever has come in."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        await writer.drain()
+        await reader.read()
+        writer.transport.abort()
+
+    async def run() -> Any:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        door = Door(listener, CREDENTIALS.server_context(), greet, limits)
+        port = listener.getsockname()[1]
+        door.open()
+        try:
+            return await asyncio.wait_for(scene(port, door), SECONDS)
+        finally:
+            door.close()
+            await asyncio.sleep(0)
+
+    return asyncio.run(run())
+
+
+async def come_in(port: int, context: ssl.SSLContext | None = None) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context or CREDENTIALS.client_context())
+    try:
+        return await reader.readexactly(5)
+    finally:
+        writer.transport.abort()
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_flood_of_silent_strangers_gets_few_handshakes_and_a_member_comes_in_all_the_same() -> None:
+    async def scene(port: int, door: Door) -> Any:
+        with strangers(port, 60):
+            await until(lambda: len(door._line) == 20)
+            assert len(door._shaking) == 5
+            greetings = await asyncio.gather(*(come_in(port) for _ in range(3)))
+            assert len(door._shaking) <= 5
+            assert len(door._line) <= 20
+            return greetings
+
+    assert play(scene, DoorLimits(handshakes=5, waiting=20, hurried_seconds=0.2)) == [b"hello"] * 3
+
+
+def test_who_is_slow_is_not_hurried_while_nobody_waits() -> None:
+    async def scene(port: int, door: Door) -> Any:
+        with strangers(port, 1) as (slow,):
+            await until(lambda: len(door._shaking) == 1)
+            assert await come_in(port) == b"hello"
+            await asyncio.sleep(0)
+            return [slow.fileno() >= 0, len(door._shaking)]
+
+    assert play(scene, DoorLimits(handshakes=2, waiting=20, hurried_seconds=0.0)) == [True, 1]
+
+
+def test_who_has_no_certificate_does_not_come_in() -> None:
+    async def scene(port: int, door: Door) -> Any:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await come_in(port, context)
+        await until(lambda: not door._shaking)
+        return await come_in(port)
+
+    assert play(scene, DoorLimits()) == b"hello"
+
+
+def test_a_door_that_closes_turns_away_all_who_are_not_in() -> None:
+    async def scene(port: int, door: Door) -> Any:
+        with strangers(port, 10) as made:
+            await until(lambda: len(door._line) == 8)
+            door.close()
+            await until(lambda: not door._shaking)
+            for connection in made:
+                connection.settimeout(SECONDS)
+            return [await asyncio.to_thread(connection.recv, 1) for connection in made]
+
+    assert play(scene, DoorLimits(handshakes=2)) == [b""] * 10

@@ -1,0 +1,93 @@
+"""OutputPrinter: prints in order, and never holds anybody up."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import threading
+
+import pytest
+
+from spark_elastic.driver import output
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.protocol.messages import Stream
+
+
+class Stuck(io.StringIO):
+    """Takes nothing until ``gate`` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.asked = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.asked.set()
+        assert self.gate.wait(10)
+        return super().write(text)
+
+
+def test_lines_carry_their_prefix_and_go_to_their_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    with OutputPrinter() as printer:
+        printer.show(Stream.OUT, "[0]", ("a", "b"))
+        printer.show(Stream.ERR, "[1]", ("c",), dropped=1200)
+    assert capsys.readouterr() == ("[0] a\n[0] b\n", "[1] … 1,200 lines dropped\n[1] c\n")
+
+
+def test_a_stream_that_takes_nothing_delays_nobody_and_every_line_is_shown_or_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck = Stuck()
+    monkeypatch.setattr("sys.stdout", stuck)
+    pages = 3 * output.BACKLOG
+    with OutputPrinter() as printer:
+        for number in range(pages):
+            printer.show(Stream.OUT, "[0]", (f"{number} first", f"{number} second"))
+        assert stuck.asked.wait(10)
+        stuck.gate.set()
+    text = stuck.getvalue()
+    dropped = sum(int(count.replace(",", "")) for count in re.findall(r"… ([\d,]+) lines dropped", text))
+    assert dropped > 0
+    assert text.count("first") + text.count("second") + dropped == 2 * pages
+
+
+def test_log_lines_wait_for_nobody_either() -> None:
+    stuck = Stuck()
+    handler = logging.StreamHandler(stuck)
+    logging.getLogger("spark_elastic").addHandler(handler)
+    try:
+        with OutputPrinter() as printer:
+            for number in range(3 * output.BACKLOG):
+                printer.log(logging.WARNING, f"{number} % lost")
+            assert stuck.asked.wait(10)
+            stuck.gate.set()
+    finally:
+        logging.getLogger("spark_elastic").removeHandler(handler)
+    lines = stuck.getvalue().splitlines()
+    assert lines[0] == "0 % lost"
+    assert output.BACKLOG <= len(lines) < 3 * output.BACKLOG
+
+
+def test_a_stream_that_stays_stuck_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck()
+    monkeypatch.setattr("sys.stdout", stuck)
+    monkeypatch.setattr(output, "END_SECONDS", 0.01)
+    with OutputPrinter() as printer:
+        for _ in range(3 * output.BACKLOG):
+            printer.show(Stream.OUT, "[0]", ("line",))
+    stuck.gate.set()
+    printer._thread.join(10)
+    assert not printer._thread.is_alive()
+
+
+@pytest.mark.parametrize("stream", [None, io.TextIOWrapper(io.BytesIO(), "ascii")], ids=["none", "ascii"])
+def test_whatever_is_wrong_with_a_stream_is_no_trouble_of_the_jobs(
+    stream: io.TextIOBase | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", stream)
+    with OutputPrinter() as printer:
+        printer.show(Stream.OUT, "[0]", ("größer",))
+    if stream is not None:
+        stream.seek(0)
+        assert stream.read() == "[0] gr??er\n"

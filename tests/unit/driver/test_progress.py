@@ -1,0 +1,193 @@
+"""The progress line: what it says, and that nobody has to wait for it."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import logging
+import os
+import pty
+import struct
+import sys
+import termios
+import threading
+from typing import Any
+
+import pytest
+
+from spark_elastic.driver import display
+from spark_elastic.driver.display import ProgressDisplay
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.progress import JobView
+from spark_elastic.protocol.messages import Stream
+
+
+def event(kind: str, time: float = 0.0, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, "time": time, **fields}
+
+
+def rows(time: float, epoch: int, done: int, step: int = 1) -> dict[str, Any]:
+    return event("progress", time, rank=0, values={"step": step, "epoch": epoch, "rows": done, "rows_total": 1000})
+
+
+START = [
+    event("job_started", min_np=1, num_proc=2, max_np=4),
+    event("worker_ready", worker=0),
+    event("worker_ready", worker=1),
+    event("world_forming", generation=1, size=2),
+    event("entered", rank=0),
+]
+
+
+def view(*events: dict[str, Any]) -> JobView:
+    seen = JobView()
+    for each in events:
+        seen.see(each)
+    return seen
+
+
+def test_before_the_first_world_the_line_tells_who_is_ready() -> None:
+    assert view(*START[:2]).tail == "1 of 2 workers ready"
+
+
+def test_the_line_tells_rows_speed_world_resets_metrics_and_time_left() -> None:
+    loss = event("metrics", rank=0, values={"step": 3, "loss": 0.51234})
+    shown = view(*START, rows(10, 2, 200), loss, rows(12, 2, 400))
+    assert (shown.head, shown.share) == ("epoch 2  40%", 0.4)
+    assert shown.tail == (
+        "400/1,000 rows, 100 rows/s, 2/4 workers, generation 1, 0 resets, loss 0.5123, 0:06 left in epoch"
+    )
+
+
+def test_other_ranks_metrics_are_not_mixed_in() -> None:
+    assert "loss" not in view(*START, event("metrics", rank=1, values={"step": 3, "loss": 0.5})).tail
+
+
+def test_while_it_recovers_the_line_says_why_and_no_speed() -> None:
+    shown = view(*START, rows(10, 0, 200), rows(12, 0, 400), event("world_broken", reason="rank 1 was lost"))
+    assert shown.tail == "recovering: rank 1 was lost, 400/1,000 rows, 2/4 workers, generation 1, 1 reset"
+
+
+def test_the_speed_after_a_reset_leaves_the_pause_out() -> None:
+    again = [event("world_broken", 12, reason="x"), event("entered", 20, rank=0), rows(20, 0, 400), rows(21, 0, 500)]
+    assert view(*START, rows(10, 0, 200), rows(12, 0, 400), *again).speed == 100
+
+
+def test_the_end_of_the_last_epoch_is_no_beginning_of_another() -> None:
+    assert view(*START, rows(10, 4, 900), rows(12, 5, 0)).head == "epoch 4 100%"
+
+
+def test_without_rows_the_line_counts_steps() -> None:
+    steps = [event("progress", time, rank=0, values={"step": step}) for time, step in ((1, 10), (2, 15))]
+    shown = view(*START, *steps)
+    assert (shown.head, shown.share) == ("step 15", None)
+    assert "5.0 steps/s" in shown.tail
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_a_plain_line_tells_each_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote = threading.Event()
+
+    class Watched(io.StringIO):
+        def flush(self) -> None:
+            wrote.set()
+
+    monkeypatch.setattr(sys, "stderr", Watched())
+    with ProgressDisplay(True) as shown:
+        shown.see(START[0])
+        assert wrote.wait(10)
+        shown.see(event("job_failed"))
+    assert sys.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "spark_elastic: spark_elastic, starting",
+        "spark_elastic: spark_elastic, failed",
+    ]
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_nothing_is_shown_where_nobody_asked_and_there_is_no_terminal(
+    progress: bool | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressDisplay(progress) as shown:
+        shown.see(START[0])
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("size", [(24, 120), (0, 0), (0, 120)])
+def test_a_terminal_gets_a_live_line_and_output_of_workers_stays_whole(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
+    monkeypatch.setattr(display, "LIVE_SECONDS", 0.001)
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.extend(iter(lambda: _read(master), b"")))
+    reader.start()
+    with os.fdopen(terminal, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        with ProgressDisplay(None) as shown, OutputPrinter(shown.aside) as printer:
+            for number in range(50):
+                shown.see(rows(number, 0, 10 * number))
+                printer.show(Stream.OUT, "[0]", (f"line {number}",))
+    reader.join(10)
+    os.close(master)
+    text = b"".join(seen).decode()
+    # A line of output begins where the live line has been wiped, after a carriage return, or on a line of its own.
+    assert [line for line in text.replace("\r", "\n").splitlines() if "[0]" in line] == [
+        f"[0] line {number}" for number in range(50)
+    ]
+    assert "epoch 0" in text
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 10**5)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_a_terminal_that_takes_nothing_holds_up_neither_events_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    class Stuck(Terminal):
+        def write(self, text: str) -> int:
+            gate.wait(10)
+            return len(text)
+
+    monkeypatch.setattr(display, "END_SECONDS", 0.01)
+    made = display._make_bar
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Terminal())
+        bar = made()
+    bar.fp = Stuck()
+    bar.sp = bar.status_printer(bar.fp)
+    monkeypatch.setattr(display, "_make_bar", lambda: bar)
+    with ProgressDisplay(None) as shown:
+        for number in range(1000):
+            shown.see(rows(number, 0, number))
+    assert shown._thread is not None
+    assert shown._thread.is_alive(), "nobody has waited for it"
+    gate.set()
+    shown._thread.join(10)
+    assert not shown._thread.is_alive()
+
+
+def test_a_log_message_does_not_begin_at_the_end_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with ProgressDisplay(None) as shown:
+        shown._bar.tail = "live"
+        shown._bar.refresh()
+        logging.getLogger("spark_elastic").warning("a rank was lost")
+        before = terminal.getvalue()
+    assert before.endswith("\r"), "the line is wiped; where the message goes is up to logging"
+    assert not logging.getLogger("spark_elastic").filters
+
+
+def test_progress_is_true_false_or_none() -> None:
+    with pytest.raises(TypeError, match="progress must be"):
+        ProgressDisplay("yes")  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""What ``run`` takes from the Spark session: ``min_np`` and ``max_np`` where they are not given, and what it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_elastic.driver.run import run
+from spark_elastic.driver.session import check_gpus, default_sizes
+
+
+def session(parallelism: int = 4, **settings: str) -> Any:
+    conf = {key.replace("_", "."): value for key, value in settings.items()}
+    context = SimpleNamespace(getConf=lambda: conf, defaultParallelism=parallelism)
+    return SimpleNamespace(sparkContext=context)
+
+
+DYNAMIC = {"spark_dynamicAllocation_enabled": "true", "spark_executor_cores": "4", "spark_task_cpus": "2"}
+
+
+def test_without_dynamic_allocation_they_are_the_clusters_cores() -> None:
+    assert default_sizes(session(6), None, None, None) == (6, 6, 6)
+
+
+def test_what_is_given_stays() -> None:
+    assert default_sizes(session(6), None, 2, 3) == (2, 2, 3)
+    assert default_sizes(session(6), 4, None, 8) == (4, 4, 8)
+
+
+def test_with_dynamic_allocation_they_are_executors_times_task_slots() -> None:
+    spark = session(spark_dynamicAllocation_minExecutors="1", spark_dynamicAllocation_maxExecutors="5", **DYNAMIC)
+    assert default_sizes(spark, None, None, None) == (2, 2, 10)
+
+
+def test_with_no_minimum_of_executors_one_worker_is_enough() -> None:
+    assert default_sizes(session(spark_dynamicAllocation_maxExecutors="5", **DYNAMIC), None, None, None) == (1, 1, 10)
+
+
+def test_dynamic_allocation_without_a_maximum_asks_for_max_np() -> None:
+    with pytest.raises(ValueError, match=r"give max_np: spark.dynamicAllocation.maxExecutors is not set"):
+        default_sizes(session(**DYNAMIC), None, None, None)
+
+
+def test_the_initial_executors_are_waited_for() -> None:
+    limits = {"spark_dynamicAllocation_initialExecutors": "3", "spark_dynamicAllocation_maxExecutors": "5"}
+    assert default_sizes(session(**limits, **DYNAMIC), None, None, None) == (1, 6, 10)
+
+
+def test_several_gpus_for_each_task_are_refused() -> None:
+    for amount in (None, "1", "0.5"):
+        check_gpus({} if amount is None else {"spark.task.resource.gpu.amount": amount})
+    with pytest.raises(ValueError, match=r"spark\.task\.resource\.gpu\.amount=2, but a worker uses one GPU"):
+        check_gpus({"spark.task.resource.gpu.amount": "2"})
+
+
+def test_what_is_no_session_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"spark must be a SparkSession.*not 3"):
+        run(print, spark=3)

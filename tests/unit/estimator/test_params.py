@@ -1,0 +1,395 @@
+"""Params: conversion, names, errors before any Spark job; none of this needs a JVM."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from spark_elastic.driver.session import check_gpus
+from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator.description import describe
+from spark_elastic.estimator.estimator import _check_classes
+from spark_elastic.estimator.frame import check_columns, is_index
+from spark_elastic.estimator.persistence import ModelWriter
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
+from spark_elastic.estimator.runs import RunRecord, describe_params
+from spark_elastic.estimator.slots import SlotLedger
+
+SCHEMA = StructType(
+    [
+        StructField("x", DoubleType()),
+        StructField("y", DoubleType()),
+        StructField("n", LongType()),
+        StructField("text", StringType()),
+        StructField("list", ArrayType(DoubleType())),
+        StructField("code", DoubleType(), metadata={"ml_attr": {"type": "nominal", "vals": ["a", "b"]}}),
+    ]
+)
+
+
+def make(**params: Any) -> TorchEstimator:
+    given = {
+        "model": torch.nn.Linear(1, 1),
+        "loss": torch.nn.MSELoss(),
+        "featureCols": ["x"],
+        "labelCols": ["y"],
+        **params,
+    }
+    return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
+
+
+def lesson(estimator: TorchEstimator) -> Any:
+    layout = estimator._layout(SCHEMA)
+    planned = plan_lesson(estimator, layout, estimator._default_loss())
+    batch = made_up_batch(layout, SCHEMA)
+    return planned if batch is None else planned.tried(batch)
+
+
+SETTINGS = {
+    "model": torch.nn.Linear(1, 1), "modelFn": torch.nn.Linear, "modelParams": {"in_features": 1}, "optimizer": torch.optim.SGD,
+    "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "lossWeights": [1.0, 2.0],
+    "metrics": {"mae": torch.nn.L1Loss()}, "featureCols": ["x"], "inputs": {"x": ["x", "n"], "code": [["n"], "int64"]},
+    "labelCols": ["y"], "outputCols": ["score"], "weightCol": "n", "validationIndicatorCol": "n", "featuresCol": "f",
+    "labelCol": "l", "predictionCol": "p", "rawPredictionCol": "r", "probabilityCol": "pr", "thresholds": [0.4, 0.6],
+    "numClasses": 3, "batchSize": 7, "globalBatchSize": 8, "valBatchSize": 9, "transformBatchSize": 10, "epochs": 11,
+    "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
+    "elasticTimeout": 2.5, "hangTimeout": 3.5, "store": Store.create("/x"), "runId": "run", "reuseData": False,
+    "checkpointSteps": 6, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2, "gradientClipNorm": 4.5,
+    "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
+    "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
+    "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "terminateOnNaN": False, "verbose": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [TorchEstimator, TorchClassifier, TorchRegressor])
+def test_every_param_is_a_keyword_and_has_a_getter_a_setter_and_an_explanation(kind: Any) -> None:
+    given = {param.name: SETTINGS[param.name] for param in kind().params}
+    by_keyword, by_setter = kind(**given), kind()
+    for name, value in given.items():
+        title = name[0].upper() + name[1:]
+        assert getattr(by_keyword, f"get{title}")() == value, name
+        assert getattr(by_setter, f"set{title}")(value) is by_setter
+        assert getattr(by_setter, f"get{title}")() == value, name
+    explained = by_keyword.explainParams()
+    assert all(f"{param.name}: {param.doc}" in explained and param.doc for param in by_keyword.params)
+    assert "epochs: passes over the data (default: 1, current: 11)" in explained
+    assert all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(kind).parameters.values())
+
+
+def test_params_are_set_copied_and_unknown_ones_refused() -> None:
+    estimator = make(batchSize=16).setEpochs(3).setParams(seed=5)
+    assert (estimator.getBatchSize(), estimator.getEpochs(), estimator.getSeed()) == (16, 3, 5)
+    copied = estimator.copy({estimator.epochs: 7})
+    assert (copied.getEpochs(), estimator.getEpochs(), copied.uid) == (7, 3, estimator.uid)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'; did you mean 'batchSize'"):
+        TorchEstimator(batchsize=3)
+    with pytest.raises(TypeError):
+        TorchEstimator(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"batchSize": 0}, "batchSize: must be a whole number from 1 on, not 0"),
+        ({"epochs": 1.5}, "epochs: must be a whole number"),
+        ({"validationFraction": 1.0}, "validationFraction: must be a number at least 0 and below 1"),
+        ({"model": "net"}, "model: must be a torch.nn.Module"),
+        ({"modelParams": {"a": object()}}, "modelParams: must hold numbers"),
+        ({"featureCols": []}, "featureCols: must be a list of column names"),
+        ({"mixedPrecision": "fp8"}, "mixedPrecision: must be one of bf16, fp16"),
+        ({"callbacks": [print]}, "callbacks: must be objects with on_epoch_end"),
+        ({"store": 3}, "store: must be a Store or its URL"),
+        ({"metrics": [abs, abs]}, "two metrics are called abs"),
+    ],
+)
+def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        TorchEstimator(**params)
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"model": None}, "exactly one of model and modelFn"),
+        ({"modelParams": {"n": 2}}, "modelParams={'n': 2} are for modelFn"),
+        ({"schedulerParams": {"a": 1}}, "schedulerParams={'a': 1} need a scheduler"),
+        ({"loss": None}, "give a loss, or a trainStep"),
+        ({"featureCols": ["z"]}, "featureCols: there is no column 'z'; the DataFrame has x, y"),
+        ({"featureCols": ["text"]}, "column 'text' is string.*StringIndexer"),
+        ({"labelCols": ["text"]}, "labelCols: column 'text' is string"),
+        ({"weightCol": "list"}, "weightCol: column 'list' is array<double>; it must be one number"),
+        ({"inputs": {"x": ["x"]}}, "exactly one of featureCols and inputs"),
+        ({"loss": [torch.nn.MSELoss()] * 2}, "2 losses, labels"),
+        ({"lossWeights": [1.0, 2.0]}, "lossWeights"),
+        ({"weightCol": "n", "loss": lambda output, label: output.mean()}, "takes no reduction="),
+        (
+            {"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)},
+            "1 parameters that are not the model's",
+        ),
+        ({"optimizer": torch.optim.SGD, "optimizerParams": {"speed": 1}}, "speed"),
+        ({"model": torch.nn.Linear(3, 1)}, "the model cannot be called with these columns"),
+        ({"model": torch.nn.Linear(1, 4)}, "labels do not fit the loss.*shape"),
+        ({"loss": torch.nn.CrossEntropyLoss(), "model": torch.nn.Linear(1, 1), "labelCols": ["y", "n"]}, "do not fit"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error_before_anything_is_started(params: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        lesson(make(**params))
+
+
+def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
+    for conf in ({}, {"spark.task.resource.gpu.amount": "0"}):
+        with pytest.raises(ValueError, match=r"useGpu=True, but .* 0 GPUs: set spark.task.resource.gpu.amount=1"):
+            check_gpus(conf, wanted=True)
+        check_gpus(conf)
+    check_gpus({"spark.task.resource.gpu.amount": "0.5"}, wanted=True)
+
+
+def test_only_a_data_frame_is_fitted() -> None:
+    with pytest.raises(TypeError, match="fit takes a Spark DataFrame, not <class 'int'>"):
+        make().fit(3)
+
+
+def classifier_model(outputs: int, **params: Any) -> Any:
+    classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
+    return classifier._untrained(lesson(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
+
+
+def test_the_number_of_classes_may_be_given() -> None:
+    model = classifier_model(2, numClasses=2)
+    model._check({})
+    assert model.numClasses == 2
+    assert classifier_model(1).numClasses == 2
+    with pytest.raises(ValueError, match="numClasses=3, but the model has 2 outputs"):
+        classifier_model(2, numClasses=3)._check({})
+
+
+def test_thresholds_are_one_for_each_class_and_at_most_one_is_0() -> None:
+    for wrong in ([-0.1, 1.0], [0.0, 0.0], [float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="thresholds: must be numbers from 0 on with at most one 0, not"):
+            TorchClassifier(thresholds=wrong)
+    model = classifier_model(2, thresholds=[0.0, 1.0])
+    model._check({})
+    for change in (model.setThresholds, lambda wrong: model.copy({model.thresholds: wrong})):
+        with pytest.raises(ValueError, match=r"one number for each of 2 classes, not \[0.1\]"):
+            change([0.1])
+        with pytest.raises(ValueError, match="at most one 0"):
+            change([0, 0])
+    assert model.getThresholds() == [0.0, 1.0]
+    with pytest.raises(ValueError, match="one number for each of 2 classes"):
+        classifier_model(2, thresholds=[0.1])._check({})
+
+
+def test_labels_that_a_loss_takes_as_classes_have_no_fractions() -> None:
+    classes = torch.nn.CrossEntropyLoss()
+    several = make(labelCols=["y", "n"], model=torch.nn.Linear(1, 2), loss=[torch.nn.MSELoss(), classes])
+    assert plan_lesson(several, several._layout(SCHEMA), None).class_labels(2) == ("n",)
+    stacked = make(labelCols=["y", "n"], model=torch.nn.Linear(1, 2), loss=classes)
+    assert lesson(stacked).class_labels(1) == ()
+    one = {"labelCols": ["y"], "model": torch.nn.Linear(1, 2), "loss": classes}
+    assert lesson(make(**one)).class_labels(1) == ("y",)
+    assert lesson(make(**one, transform=dict)).class_labels(1) == ()
+    assert lesson(make(**one, trainStep=max)).class_labels(1) == ()
+    assert lesson(TorchClassifier(model=torch.nn.Linear(1, 1), featuresCol="x", labelCol="y")).class_labels(1) == ("y",)
+    _check_classes(("y",), {"y": {"fraction": None}})
+    with pytest.raises(ValueError, match=r"column 'y' has the label 0.7; the loss takes class indexes"):
+        _check_classes(("y",), {"y": {"fraction": 0.7}})
+
+
+def test_both_batch_sizes_are_an_error() -> None:
+    with pytest.raises(ValueError, match="batchSize=8 or globalBatchSize=16, not both"):
+        lesson(make(batchSize=8, globalBatchSize=16))
+
+
+def test_relative_paths_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = plan_data(make(), ("train", "s3://bucket/validation"), {}, True)
+    assert (data.training_url, data.validation_url) == (f"file://{tmp_path}/train", "s3://bucket/validation")
+
+
+def test_a_scalar_becomes_a_matrix_only_for_models_that_want_one() -> None:
+    assert lesson(make()).layout.inputs[0].expand
+    assert not lesson(make(model=torch.nn.Embedding(3, 1), featureCols=["n"])).layout.inputs[0].expand
+
+
+def test_indexes_that_string_indexer_wrote_become_whole_numbers() -> None:
+    assert is_index(SCHEMA["code"])
+    assert is_index(SCHEMA["n"])
+    assert not is_index(SCHEMA["x"])
+    layout = make(featureCols=None, inputs={"c": ["code", "n"], "x": ["x"], "d": (["x"], "int64")})._layout(SCHEMA)
+    assert [entry.dtype for entry in layout.inputs] == ["int64", None, "int64"]
+
+
+def test_the_estimators_model_and_optimizer_are_copied_together() -> None:
+    model = torch.nn.Linear(1, 1)
+    planned = lesson(make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert planned.network is not model
+    parameters = planned.steps.optimizer.param_groups[0]["params"]
+    assert parameters[0] is next(planned.network.parameters())
+
+
+def test_concurrent_fits_do_not_draw_each_others_random_numbers() -> None:
+    def draw() -> None:
+        with own_randomness(2):
+            inside.set()
+            left.wait()
+
+    with own_randomness(1):
+        expected = torch.rand(1)
+    inside, left = threading.Event(), threading.Event()
+    other = threading.Thread(target=draw)
+    before = torch.get_rng_state()
+    with own_randomness(1):
+        other.start()
+        assert not inside.wait(0.2), "the other waits for its turn"
+        assert torch.equal(torch.rand(1), expected)
+    left.set()
+    other.join()
+    assert inside.is_set()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_lists_have_no_shape_that_the_schema_tells() -> None:
+    layout = make(featureCols=["list"])._layout(SCHEMA)
+    assert made_up_batch(layout, SCHEMA) is None
+    check_columns(SCHEMA, ["list"], "featureCols")
+
+
+# ---------------------------------------------------------------- the store and the record of runs
+
+
+@pytest.mark.parametrize(
+    ("url", "spark", "worker"),
+    [
+        ("/data/store", "file:///data/store", "file:///data/store"),
+        ("file:/data/store", "file:///data/store", "file:///data/store"),
+        ("s3a://bucket/x/", "s3a://bucket/x", "s3://bucket/x"),
+        ("s3://bucket/x", "s3a://bucket/x", "s3://bucket/x"),
+        ("hdfs://host:8020/x", "hdfs://host:8020/x", "hdfs://host:8020/x"),
+        ("dbfs:/x/y", "dbfs:/x/y", "file:///dbfs/x/y"),
+        ("gcs://bucket/x", "gs://bucket/x", "gs://bucket/x"),
+        ("abfss://box@account.dfs.core.windows.net/x",) * 3,
+    ],
+)
+def test_spark_and_workers_meet_in_the_store(url: str, spark: str, worker: str) -> None:
+    store = Store.create(url)
+    assert (store.spark_url(), store.worker_url()) == (spark, worker)
+    assert pickle.loads(pickle.dumps(store)) == store
+
+
+def test_explained_params_tell_no_secrets() -> None:
+    store = Store.create("s3://bucket/x", storage_options={"secret": "hidden"})
+    explained = make(store=store).explainParams()
+    assert "s3://bucket/x" in explained
+    assert "hidden" not in explained
+
+
+def test_a_store_keeps_what_it_is_told() -> None:
+    assert Store.create("/x").keep == {"data", "checkpoints", "logs"}
+    assert Store.create("/x", keep=False).keep == set()
+    assert Store.create("/x", keep="data").keep == {"data"}
+    for wrong in ("all", 3):
+        with pytest.raises(ValueError, match=f"keep must be True, False or some of .* not {wrong!r}"):
+            Store.create("/x", keep=wrong)
+    with pytest.raises(ValueError, match="not 'a/b'"):
+        Store.create("/x").run_url("a/b")
+
+
+def test_on_a_cluster_a_store_has_to_be_given() -> None:
+    session = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    with pytest.raises(ValueError, match="needed on spark://host:7077: store="), make()._opened_store(session):
+        pass
+
+
+def test_a_run_is_told_apart_by_its_data_and_its_training_params_but_not_by_weights() -> None:
+    one, same = describe_params(make()), describe_params(make(model=torch.nn.Linear(1, 1), epochs=9, verbose=0))
+    assert one == same
+    other = describe_params(make(batchSize=7, optimizer=torch.optim.SGD, optimizerParams={"lr": 1.0}))
+    found = RunRecord("run", "data", one).differences(RunRecord("run", "other", other))
+    assert found[0] == "the data"
+    assert {entry.split(" ")[0] for entry in found[1:]} == {"batchSize", "optimizer", "optimizerParams"}
+    assert describe(lambda x: x) == describe(lambda x: x)
+    assert describe(lambda x: x + 2) != describe(lambda x: x + 1)
+
+
+# ---------------------------------------------------------------- concurrent fits
+
+
+def test_a_lonely_fit_gets_all_that_it_asks_for() -> None:
+    with SlotLedger().slots(1, 8, 4) as granted:
+        assert granted == 8
+
+
+def test_fits_share_slots_where_these_suffice_and_wait_in_line_where_not() -> None:
+    ledger, order = SlotLedger(), []
+    done = threading.Event()
+
+    def fit(name: str, least: int) -> None:
+        with ledger.slots(least, 4, 4) as granted:
+            order.append((name, granted))
+
+    with ledger.slots(2, 2, 4):
+        with ledger.slots(1, 4, 4) as granted:
+            assert granted == 2
+            big = threading.Thread(target=fit, args=("big", 3))
+            big.start()
+            ledger._changed.acquire()
+            while len(ledger._line) < 1:
+                ledger._changed.wait(5)
+            ledger._changed.release()
+            small = threading.Thread(target=lambda: (fit("small", 1), done.set()))
+            small.start()
+        assert not order, "the first in line waits for three, and nobody passes it"
+    big.join(5)
+    small.join(5)
+    assert [name for name, _ in order] == ["big", "small"]
+    assert done.is_set()
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_a_model_carries_its_estimators_uid_and_training_params() -> None:
+    estimator = make(learningRate=0.5, optimizer=torch.optim.SGD, useGpu=False, store="/x", epochs=3)
+    model = estimator._untrained(lesson(estimator), {"x": torch.zeros(3), "y": torch.zeros(3)})
+    assert model.uid == estimator.uid
+    assert all(entry.parent == estimator.uid for entry in model.params)
+    assert (model.getLearningRate(), model.getEpochs(), model.getBatchSize()) == (0.5, 3, 32)
+    assert model.getOptimizer() is torch.optim.SGD
+    assert model.getLabelCols() == ["y"]
+    assert model.getUseGpu() is None
+    assert not model.hasParam("store")
+    assert "learningRate: lr of the optimizer" in model.explainParams()
+    written = ModelWriter(model)._params()
+    assert {"learningRate", "featureCols", "epochs"} <= written[0].keys()
+    assert written[1] == {}
+
+
+def test_a_model_can_be_told_to_score_other_columns() -> None:
+    estimator = make(featureCols=["x", "code"], model=torch.nn.Bilinear(1, 1, 1))
+    batch = {name: torch.zeros(3) for name in ("x", "code", "y")}
+    model = estimator._untrained(lesson(estimator), batch)
+    other = model.copy({model.featureCols: ["n", "z"]})
+    assert other.layout.features == ["n", "z"]
+    assert other.shapes == {"n": (), "z": ()}
+    assert model.layout.features == ["x", "code"]
+    with pytest.raises(ValueError, match=r"takes 2 columns, \['x', 'code'\], and cannot take \['x'\]"):
+        model.setFeatureCols("x")
+    classifier = classifier_model(2)
+    classifier.setFeaturesCol("other")
+    assert classifier.layout.features == ["other"]

@@ -1,0 +1,43 @@
+"""Why Spark gave up a slot: the one line of what it says that tells a person most."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_elastic.launchers.spark import find_hopeless, find_reason
+
+JOB = "java.util.concurrent.ExecutionException: Exception thrown by job"
+STAGE = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3"
+PYTHON = f"""{STAGE} (TID 3) (host executor 0): org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "task.py", line 1, in <module>
+    import msgspec
+%s
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+\tat java.base/java.lang.Thread.run(Unknown Source)
+
+Driver stacktrace:"""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (PYTHON % "ModuleNotFoundError: No module named 'msgspec'", "ModuleNotFoundError: No module named 'msgspec'"),
+        (PYTHON % "a.b.SlotConfigurationError: 2 GPUs: one", "a.b.SlotConfigurationError: 2 GPUs: one"),
+        (f"{STAGE}: java.io.IOException: no python\nDriver stacktrace:", f"{STAGE}: java.io.IOException: no python"),
+        (f"{STAGE}: ExecutorLostFailure (executor 0 exited)", f"{STAGE}: ExecutorLostFailure (executor 0 exited)"),
+        ("Job 0 cancelled", "Job 0 cancelled"),
+    ],
+)  # fmt: skip
+def test_it_is_the_last_exception_of_python_else_what_the_innermost_cause_says(said: str, reason: str) -> None:
+    assert find_reason([JOB, "Exception thrown by job", said]) == reason
+
+
+def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_again() -> None:
+    missing = find_hopeless("ModuleNotFoundError: No module named 'torch'")
+    assert missing.startswith(
+        "executors cannot run spark_elastic: ModuleNotFoundError: No module named 'torch'. Install"
+    )
+    assert find_hopeless("spark_elastic.launchers.spark.SlotConfigurationError: this task was given 2 GPUs")
+    assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
+    assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")

@@ -1,0 +1,233 @@
+"""SlotLauncher beside a Spark that is made up: what ends a job, and what is only tried again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from spark_elastic.launchers import spark as launcher
+from spark_elastic.launchers.spark import SlotLauncher, find_cancellation, is_gone, pause_after
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.ticket import Ticket
+
+SECONDS = 30.0  # only a failing test waits for so long
+TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
+
+
+class Future:
+    """A slot's Spark job: running, or ended with an error."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def isDone(self) -> bool:  # noqa: N802
+        return self.error is not None
+
+    def get(self) -> None:
+        assert self.error is not None
+        raise self.error
+
+
+class Spark:
+    """A session and its SparkContext, as far as the launcher asks. ``trouble`` is called at each submission."""
+
+    def __init__(self, trouble: Callable[[], None] = lambda: None) -> None:
+        self.futures: list[Future] = []
+        self.trouble = trouble
+        self.is_stopped: Callable[[], bool] = lambda: False
+        self.submitted = threading.Condition()
+        self.sparkContext = self._jsc = self
+
+    def getConf(self) -> dict[str, str]:  # noqa: N802
+        return {}
+
+    def getLocalProperty(self, name: str) -> None: ...  # noqa: N802
+
+    def setJobGroup(self, *_: Any, **__: Any) -> None: ...  # noqa: N802
+
+    def setJobDescription(self, text: str) -> None: ...  # noqa: N802
+
+    def sc(self) -> Spark:
+        return self
+
+    def isStopped(self) -> bool:  # noqa: N802
+        return self.is_stopped()
+
+    def parallelize(self, *_: Any) -> Spark:
+        self.trouble()
+        return self
+
+    def mapPartitions(self, task: Any) -> Spark:  # noqa: N802
+        return self
+
+    @property
+    def _jrdd(self) -> Spark:
+        return self
+
+    def collectAsync(self) -> Future:  # noqa: N802
+        with self.submitted:
+            self.futures.append(Future())
+            self.submitted.notify_all()
+        return self.futures[-1]
+
+    def statusTracker(self) -> Spark:  # noqa: N802
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:  # noqa: N802
+        for future in self.futures:
+            future.error = future.error or RuntimeError("Job 0 cancelled part of cancelled job group")
+        return []
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802
+        return []
+
+    def wait_for_submissions(self, count: int) -> None:
+        with self.submitted:
+            assert self.submitted.wait_for(lambda: len(self.futures) >= count, SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "RESUBMIT_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "WATCH_SECONDS", 0.01)
+
+
+class Stopped(threading.Event):
+    """Notes why a launcher says that the job is over."""
+
+    reason = ""
+
+    def __call__(self, reason: str) -> None:
+        self.reason = reason
+        self.set()
+
+
+def launch(spark: Spark, slots: int = 2) -> tuple[SlotLauncher, Stopped]:
+    stopped = Stopped()
+    return SlotLauncher(spark, TICKET, slots, stopped, lambda slot: None, lambda slot, reason: None), stopped
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        Py4JNetworkError("Error while sending", OSError(errno.EMFILE, "Too many open files")),
+        ValueError("whatever"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {getattr(error, 'errno', '')}",
+)
+def test_what_fails_in_the_launcher_for_a_while_is_tried_again_and_said(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [error] * 3
+
+    def trouble() -> None:
+        if left:
+            raise left.pop()
+
+    spark = Spark(trouble)
+    own, stopped = launch(spark)
+    with own:
+        spark.wait_for_submissions(2)
+    assert not stopped.is_set()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [f"({type(error).__name__}: {error})" in warning for warning in warnings] == [True] * 3
+
+
+def test_spark_that_cannot_be_asked_for_a_while_is_not_taken_for_gone() -> None:
+    spark = Spark()
+    left = [OSError(errno.EMFILE, "Too many open files")] * 5
+
+    def ask() -> bool:
+        if left:
+            raise left.pop()
+        return False
+
+    spark.is_stopped = ask
+    own, stopped = launch(spark)
+    with own:
+        spark.wait_for_submissions(2)
+    assert not stopped.is_set()
+
+
+def refused() -> bool:
+    raise Py4JNetworkError("cannot connect to the Java server", ConnectionRefusedError(errno.ECONNREFUSED, "refused"))
+
+
+@pytest.mark.parametrize("answer", [lambda: True, refused], ids=["stopped", "the JVM has ended"])
+def test_the_end_of_spark_ends_the_job(answer: Callable[[], bool]) -> None:
+    spark = Spark()
+    spark.is_stopped = answer
+    assert is_gone(spark)
+    own, stopped = launch(spark)
+    with own:
+        assert stopped.wait(SECONDS)
+    assert stopped.reason == "the SparkContext was stopped"
+
+
+CANCELLED = "Job 3 cancelled as part of cancellation of all jobs"
+
+
+def test_a_cancelled_spark_job_ends_the_job_and_is_not_submitted_again() -> None:
+    spark = Spark()
+    own, stopped = launch(spark)
+    with own:
+        spark.wait_for_submissions(2)
+        spark.futures[1].error = RuntimeError(CANCELLED)
+        assert stopped.wait(SECONDS)
+        assert CANCELLED in own.find_cancellation()
+    assert CANCELLED in stopped.reason
+    assert len(spark.futures) == 2
+
+
+def test_a_cancellation_is_known_to_who_asks_before_the_launcher_has_looked() -> None:
+    spark = Spark()
+    own, _ = launch(spark, slots=1)
+    own._slots[0].future = future = Future()
+    assert own.find_cancellation() == ""
+    future.error = RuntimeError("Job aborted due to stage failure")
+    assert own.find_cancellation() == ""
+    future.error = RuntimeError(CANCELLED)
+    assert CANCELLED in own.find_cancellation()
+
+
+def test_a_slot_that_spark_has_given_up_is_submitted_again() -> None:
+    spark = Spark()
+    own, stopped = launch(spark)
+    with own:
+        spark.wait_for_submissions(2)
+        spark.futures[0].error = RuntimeError("Job aborted due to stage failure: Task 0 failed 4 times")
+        spark.wait_for_submissions(3)
+        assert not stopped.is_set()
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_cancellation"),
+    [
+        (CANCELLED, True),
+        ("[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA", True),
+        ("Job 3 cancelled part of cancelled job group spark_elastic-1", True),
+        ("Job 3 cancelled because Stage 4 was cancelled", True),
+        ("Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times", False),
+        ("Job aborted due to stage failure: ExecutorLostFailure (executor 0 exited): Executor was killed", False),
+        ("", False),
+    ],
+)
+def test_a_cancellation_is_told_from_a_loss(reason: str, is_cancellation: bool) -> None:
+    assert bool(find_cancellation(reason)) == is_cancellation
+
+
+def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None:
+    assert find_cancellation("Job 0 cancelled because SparkContext was shut down") == "the SparkContext was stopped"
+
+
+def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "RESUBMIT_SECONDS", 0.5)
+    assert [pause_after(failures) for failures in (1, 2, 3, 50, 5000)] == [0.5, 1.0, 2.0, 10.0, 10.0]

@@ -1,0 +1,280 @@
+"""What the event log tells: resets taken apart, lives of workers, figures; as data, page and picture."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import story
+
+from spark_elastic.cli import main
+from spark_elastic.timeline.history import Doing, History, read_history
+from spark_elastic.timeline.page import html
+from spark_elastic.timeline.resets import Kind, Part, find_resets
+from spark_elastic.timeline.schema import COMMON, EVENTS, choose_run, document, fields_of, read_events
+from spark_elastic.timeline.summary import headline, summarize, summary_text
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def history() -> History:
+    return read_history(story.killed())
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in story.killed()))
+    return path
+
+
+# ---------------------------------------------------------------- resets
+
+
+def test_a_loss_is_taken_apart_from_the_fault_to_the_first_step() -> None:
+    loss = find_resets(story.killed())[0]
+    assert (loss.kind, loss.old_size, loss.new_size, loss.victim) == (Kind.LOSS, 2, 1, 1)
+    assert loss.parts == {
+        Part.DETECT: 0.05,
+        Part.ABORT: 0.2,
+        Part.REGROUP: 0.1,
+        Part.CONNECT: 0.1,
+        Part.SYNC: 0.2,
+        Part.STEP: 0.2,
+    }
+    assert (loss.lost, loss.steps_lost) == (0.7, 0)
+
+
+def test_where_no_fault_was_injected_a_loss_begins_at_the_survivors_last_commit() -> None:
+    events = [event for event in story.killed() if event["event"] != "fault_injected"]
+    assert find_resets(events)[0].parts[Part.DETECT] == pytest.approx(0.1)
+
+
+def test_a_join_begins_when_those_who_train_have_committed_and_waits_for_no_newcomers_sync() -> None:
+    join = find_resets(story.killed())[1]
+    assert (join.kind, join.lost) == (Kind.JOIN, 0.5)
+    assert join.parts[Part.DETECT] == 0
+    assert join.parts[Part.ABORT] == pytest.approx(0.1)
+    assert join.parts[Part.SYNC] == pytest.approx(0.2)
+
+
+def test_a_world_that_breaks_before_it_trains_belongs_to_the_reset_before() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "entered" and event["generation"] == 2)
+    again = [
+        story.event("world_broken", 10.45, generation=2, reason="rank 0 did not connect"),
+        story.ready(10.46, 0, 2, "1.69"),
+    ]
+    later = [{**event, "generation": 3} if event.get("generation") == 2 else event for event in events[place:]]
+    later = [event for event in later if event["event"] in ("entered", "stepped")][:2]
+    found = find_resets([*events[:place], *again, *story.world(10.5, 3, [0], 2, "1.69"), *later])
+    assert [(reset.generation, reset.new_generation) for reset in found] == [(1, 3)]
+
+
+def test_a_drain_that_turns_into_a_failure_is_a_loss() -> None:
+    events = story.killed()
+    broken = next(n for n, event in enumerate(events) if event["event"] == "world_broken")
+    drain = story.event("world_interrupted", 9.96, generation=1, reason="a host drains")
+    assert find_resets([*events[:broken], drain, *events[broken:]])[0].kind is Kind.LOSS
+
+
+def test_a_first_step_that_comes_after_the_interruption_of_its_world_ends_no_reset() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "stepped" and event["generation"] == 3)
+    arrived = story.event("world_interrupted", 15.05, generation=3, reason="workers arrived")
+    last = find_resets([*events[:place], arrived, *events[place:]])[-1]
+    assert (last.generation, last.new_generation) == (3, None)
+
+
+def test_commits_that_nobody_holds_any_more_are_steps_lost() -> None:
+    """All workers were lost, and the durable checkpoint is older than what they had."""
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "entered" and event["generation"] == 2)
+    restored = story.told("entered", 10.6, 2, 0, 2, step=50)
+    stepped = story.told("stepped", 10.8, 2, 0, 2, step=51)
+    kept = [event for event in events[:place] if not (event["event"] == "worker_ready" and event["generation"] == 1)]
+    found = find_resets([*kept, restored, stepped])[0]
+    assert (found.steps_lost, found.lost) == (19, None)
+
+
+def test_a_run_that_ends_in_a_reset_shows_that_it_did_not_go_on() -> None:
+    events = story.killed()
+    broken = next(n for n, event in enumerate(events) if event["event"] == "world_broken")
+    failed = story.event("job_failed", 12, error="NotEnoughHostsError", message="only 1 of 2")
+    history = read_history([*events[: broken + 1], failed])
+    assert [reset.new_generation for reset in history.resets] == [None]
+    assert history.outcome == "failed: NotEnoughHostsError: only 1 of 2"
+    assert "did not go on" in summary_text(history)
+
+
+# ---------------------------------------------------------------- lives and figures
+
+
+def test_a_workers_life_is_told_without_gaps(history: History) -> None:
+    line = history.workers[0]
+    assert [span.doing for span in line.spans][:6] == [
+        Doing.BOOTING,
+        Doing.WAITING,
+        Doing.SYNCING,
+        Doing.TRAINING,
+        Doing.LEAVING,
+        Doing.WAITING,
+    ]
+    ends = [span.end for span in line.spans]
+    assert [span.start for span in line.spans][1:] == ends[:-1]
+    assert line.ranks == {1: 0, 2: 0, 3: 0}
+
+
+def test_a_lost_workers_life_ends_with_the_cause(history: History) -> None:
+    line = history.workers[1]
+    assert (line.spans[-1].doing, line.spans[-1].end) == (Doing.TRAINING, 10.0)
+    assert line.cause == "killed by SIGKILL", "which its exit told after its loss"
+
+
+def test_a_generation_lasts_until_it_breaks_or_the_next_one_forms(history: History) -> None:
+    assert [(g.generation, g.size, round(g.start, 3), round(g.end, 3)) for g in history.generations] == [
+        (1, 2, 2.7, 10.0),
+        (2, 1, 10.4, 14.6),
+        (3, 2, 14.7, 19.9),
+    ]
+
+
+def test_the_figures_add_up(history: History) -> None:
+    facts = summarize(history)
+    assert facts["availability"] == pytest.approx(1 - 1.2 / 17, abs=1e-5)
+    assert (facts["rows_done"], facts["rows_per_second"]) == (2000, pytest.approx(2000 / 17, abs=1e-3))
+    assert (facts["steps"], facts["steps_lost"], facts["workers"], facts["workers_lost"]) == (200, 0, 3, 1)
+    assert [reset["seconds_lost"] for reset in facts["resets"]] == [0.7, 0.5]
+
+
+def test_metrics_are_rank_0s_numbers(history: History) -> None:
+    assert {name: [value for _, value in points] for name, points in history.metrics.items()} == {"loss": [0.5]}
+
+
+def test_the_headline_says_how_it_went(history: History) -> None:
+    assert headline(history) == "The run finished. It trained 92.9% of the time, through 1 failure and 1 arrival."
+
+
+def test_a_function_without_an_elastic_part_is_shown_at_work() -> None:
+    started = story.killed()[:2]
+    ended = [story.event("result_arrived", 9, worker=0), story.event("job_finished", 9, workers=[0], resets=0)]
+    (line,) = read_history([*started, *ended]).workers
+    assert [(span.doing, span.start, span.end) for span in line.spans] == [(Doing.TRAINING, 1, 9)]
+
+
+def test_a_run_that_never_trained_is_told_as_well() -> None:
+    start, *_ = story.killed()
+    history = read_history([start, story.event("job_failed", 5, error="NotEnoughHostsError", message="none")])
+    assert "NotEnoughHostsError" in headline(history)
+    assert "NotEnoughHostsError" in summary_text(history)
+    assert "NotEnoughHostsError" in html(history)
+
+
+# ---------------------------------------------------------------- page, picture and commands
+
+
+def test_the_page_is_self_contained_and_no_text_of_the_log_is_code() -> None:
+    events = story.killed()
+    for event in events:
+        if event["event"] == "world_broken":
+            event["reason"] = "</script><script>alert(1)</script>"
+    page = html(read_history(events))
+    assert not re.search(r'(src|href)="|@import|url\(', page)
+    assert "<script>alert" not in page
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+    assert data is not None
+    assert json.loads(data[1])["resets"][0]["reason"] == "</script><script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("name", ["out.html", "out.png"])
+def test_timeline_writes_what_the_name_says(name: str, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = log.parent / name
+    if name.endswith("png"):
+        pytest.importorskip("matplotlib")
+    assert main(["timeline", str(log), "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == str(output)
+    assert output.read_bytes()[:4] == (b"\x89PNG" if name.endswith("png") else b"<!DO")
+
+
+def test_summary_prints_the_figures(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(log)]) == 0
+    text = capsys.readouterr().out
+    assert "availability 92.94%: 1.20 s lost in 2 resets, 0 committed steps lost" in text
+    assert re.search(r"0:10\.\d +rank 1 on west was lost: its process died +2 → 1 +0\.700", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no run"),
+        ("hello\n", "line 1: not an event"),
+        ('{"version": 99, "time": 0, "event": "job_started"}\n', "has version 99"),
+        ('{"version": 1, "time": 0, "event": "metrics"}\n', "holds no run"),
+    ],
+)
+def test_what_is_no_event_log_is_refused(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert main(["summary", str(tmp_path / "log")]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_log_of_a_driver_that_was_killed_is_read_up_to_the_line_that_was_cut(log: Path) -> None:
+    log.write_text(log.read_text()[:-30])
+    assert read_history(choose_run(read_events(log))).outcome == "is not over in this log"
+
+
+def test_of_a_log_with_several_runs_the_last_one_is_shown_or_the_one_that_is_named(log: Path) -> None:
+    log.write_text(log.read_text() + log.read_text().replace("abcd", "efgh"))
+    events = read_events(log)
+    assert choose_run(events)[0]["run_id"] == "efgh"
+    assert choose_run(events, "abcd")[0]["run_id"] == "abcd"
+    with pytest.raises(ValueError, match="abcd, efgh"):
+        choose_run(events, "other")
+
+
+# ---------------------------------------------------------------- the schema
+
+
+def test_the_document_of_the_schema_is_made_from_it() -> None:
+    assert (ROOT / "docs" / "events.md").read_text() == document(), (
+        "python -m spark_elastic.timeline.schema > docs/events.md"
+    )
+
+
+def test_the_story_of_these_tests_follows_the_schema() -> None:
+    for event in story.killed():
+        assert set(event) - set(COMMON) == fields_of(event["event"]), event
+
+
+def test_all_that_the_code_records_is_in_the_schema_and_nothing_else() -> None:
+    recorded: dict[str, set[str]] = {}
+    for path in (ROOT / "spark_elastic").rglob("*.py"):
+        for kind, keywords in _records(ast.parse(path.read_text())):
+            recorded[kind] = keywords
+    assert recorded.keys() == EVENTS.keys()
+    for kind, names in recorded.items():
+        _, fields, values = EVENTS[kind]
+        assert names == set(fields) if values is None else names <= set(values), kind
+
+
+def _records(tree: ast.AST) -> list[tuple[str, set[str]]]:
+    """Calls of ``record("kind", name=…)`` and of ``report("kind", {"name": …})``, by whatever name."""
+    found = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+            continue
+        first: Any = node.args[0]
+        if node.func.attr in ("record", "_record", "_report", "_send") and isinstance(first, ast.Constant):
+            names = {keyword.arg or "" for keyword in node.keywords}
+            for argument in node.args[1:]:
+                if isinstance(argument, ast.Dict):
+                    names = {key.value for key in argument.keys if isinstance(key, ast.Constant)}
+            found.append((str(first.value), names))
+    return found

@@ -1,0 +1,211 @@
+"""Fingerprints: ranks that differ are found at the first commits, and ranks that are equal, or nearly, never are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from worker_stage import on_stage
+
+from spark_elastic.errors import RanksDifferError
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.checks import fingerprint
+from spark_elastic.worker.checks.fingerprint import PIECE, Comparison, find_difference, take_figures
+from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.state.torch_state import TorchState
+
+KIND = "torch 2 on a processor"
+
+
+def figures(kind: str = KIND, index: int = 1, **tensors: torch.Tensor) -> Any:
+    found = take_figures(list(tensors.items()), CommitId(1, index))
+    return fingerprint.Figures(found.commit, kind, found.names, found.bits, found.sums, found.norms)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.bool, torch.uint8, torch.int64]
+)
+def test_tensors_of_any_dtype_have_figures(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 1, 1]).to(dtype)
+    other = torch.tensor([0, 0, 1]).to(dtype)
+    assert figures(x=tensor).digest == figures(x=tensor.clone()).digest
+    assert figures(x=tensor).digest != figures(x=other).digest
+
+
+def test_the_last_bit_counts_on_machines_of_one_kind() -> None:
+    tensor = torch.ones(5)
+    other = torch.nextafter(tensor, torch.tensor(2.0))
+    assert find_difference([figures(a=tensor, b=tensor), figures(a=tensor, b=other)]) == ("b", 1)
+
+
+@pytest.mark.parametrize("kinds", [(KIND, "another processor"), ("", "")], ids=["other processors", "GPUs"])
+def test_last_bits_do_not_count_elsewhere_but_what_training_makes_of_other_rows_does(kinds: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    tensor = torch.randn(3, PIECE)
+    rounded = tensor * (1 + 1e-6 * torch.randn_like(tensor))
+    trained = tensor + 0.01 * torch.randn_like(tensor)
+    assert find_difference([figures(kinds[0], a=tensor), figures(kinds[1], a=rounded)]) is None
+    assert find_difference([figures(kinds[0], a=tensor), figures(kinds[1], a=trained)]) == ("a", 1)
+    steps = [figures(kind, step=torch.tensor(number)) for kind, number in zip(kinds, (600.0, 553.0), strict=True)]
+    assert find_difference(steps) == ("step", 1)
+
+
+def test_equal_weights_that_are_no_numbers_are_equal() -> None:
+    tensor = torch.tensor([float("nan"), 1.0])
+    assert find_difference([figures("", a=tensor), figures("", a=tensor.clone())]) is None
+    assert find_difference([figures("", a=tensor), figures("", a=torch.ones(2))]) == ("a", 1)
+
+
+def test_a_tensor_that_only_some_ranks_have_is_named() -> None:
+    tensor = torch.ones(2)
+    assert find_difference([figures(a=tensor), figures(a=tensor, b=tensor)]) == ("b", 1)
+
+
+def test_another_piece_of_a_large_tensor_is_looked_at_each_time() -> None:
+    tensor = torch.zeros(4 * PIECE)
+    other = tensor.clone()
+    other[-1] = 1
+    differs = [figures(index=index, a=tensor).digest != figures(index=index, a=other).digest for index in range(8)]
+    assert differs == [False, False, False, True] * 2
+
+
+# ---------------------------------------------------------------- several ranks in one process
+
+
+class Ranks:
+    """Comparisons of ranks that commit in lockstep; each has a tensor of its own."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.figures: dict[str, list[bytes]] = {}
+        self.made: list[int] = []
+        self._barrier = threading.Barrier(len(tensors))
+        self.ranks = [Comparison(rank, len(tensors), self._gather) for rank in range(len(tensors))]
+        self.said: list[tuple[int, int]] = []
+
+    def _gather(self, key: str, mine: bytes) -> list[bytes]:
+        self.figures.setdefault(key, []).append(mine)
+        self._barrier.wait(60)
+        return self.figures[key]
+
+    def commit(self, index: int, is_commit: bool = True) -> list[BaseException | None]:
+        """All ranks read what was said at the last commit, and speak at this one."""
+        found: list[BaseException | None] = [None] * len(self.ranks)
+
+        def read(rank: int, comparison: Comparison) -> None:
+            try:
+                comparison.read([digest for digest, _ in self.said], bool(self.said[0][1]))
+            except RanksDifferError as error:
+                found[rank] = error
+
+        if self.said:
+            threads = [threading.Thread(target=read, args=entry) for entry in enumerate(self.ranks)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.said = [
+            comparison.report(CommitId(1, index), lambda rank=rank: [("state.model.w", self.tensors[rank])], is_commit)
+            for rank, comparison in enumerate(self.ranks)
+        ]
+        if self.said[0][0]:
+            self.made.append(index)
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(fingerprint, "time", clock)
+    return clock
+
+
+def test_fingerprints_are_made_at_powers_of_two_and_then_when_rank_0_asks(clock: Any) -> None:
+    ranks = Ranks([torch.ones(2), torch.ones(2)])
+    for index in range(1, 41):
+        clock.now += 0.5
+        assert ranks.commit(index) == [None, None]
+    assert ranks.made == [1, 2, 4, 8, 16, 27, 32]
+
+
+def test_a_mere_look_whether_the_world_changes_carries_none(clock: Any) -> None:
+    ranks = Ranks([torch.ones(2), torch.zeros(2)])
+    for _ in range(3):
+        assert ranks.commit(1, is_commit=False) == [None, None]
+    assert ranks.made == []
+
+
+def test_a_difference_is_raised_on_all_ranks_with_its_name_and_the_commits_around_it(clock: Any) -> None:
+    ranks = Ranks([torch.ones(2) for _ in range(3)])
+    for index in (1, 2, 3):
+        ranks.commit(index)
+    ranks.tensors[2][0] = 7.0
+    ranks.commit(4)
+    errors = ranks.commit(5)
+    assert {type(error) for error in errors} == {RanksDifferError}
+    text = "state.model.w is not the same on rank 2 as on rank 0 since commit 1.4 at the latest; it was still equal at commit 1.2"
+    assert all(str(error).startswith(text) for error in errors)
+    assert all(ranks.commit(6)), "who swallows it gets it again"
+
+
+def test_a_world_of_one_compares_nothing(clock: Any) -> None:
+    ranks = Ranks([torch.ones(2)])
+    ranks.commit(1)
+    assert ranks.said == [(0, 0)]
+
+
+# ---------------------------------------------------------------- what a state compares
+
+
+def make() -> TorchState:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return TorchState(nets=[model], optimizers={"a": optimizer}, local={"mine": torch.nn.Linear(1, 1)})
+
+
+def test_parameters_and_optimizer_state_are_compared_and_neither_buffers_nor_what_is_local() -> None:
+    state = make()
+    state.nets[0](torch.ones(2, 3)).sum().backward()
+    state.optimizers["a"].step()
+    names = [name for name, _ in state._compared()]
+    assert "state.nets[0].module.0.weight" in names
+    assert "exp_avg of state.nets[0].module.1.bias" in names
+    assert "step of state.nets[0].module.0.bias" in names
+    assert not any("running" in name or "mine" in name for name in names)
+
+
+def test_a_rank_that_differs_ends_the_commit_with_its_name() -> None:
+    def others(change: Callable[[list[int]], list[int]]) -> BaseException | None:
+        with on_stage() as stage:
+            state = make()
+            stage.begin(state, others=[None])
+            stage.peers = lambda mine: [mine, change(mine)]
+            shown: list[bytes] = []
+
+            def gather(key: str, mine: bytes, size: int) -> list[bytes]:
+                rank, figures = fingerprint.msgspec.msgpack.decode(mine)
+                figures["bits"][0] += 1
+                shown[:] = [mine, fingerprint.msgspec.msgpack.encode((1 - rank, figures))]
+                return shown
+
+            stage.world.store.gather = gather
+            state.commit()
+            try:
+                state.commit()
+            except RanksDifferError as error:
+                return error
+            return None
+
+    assert others(lambda mine: mine) is None
+    error = others(lambda mine: [*mine[:2], mine[2] + 1, *mine[3:]])
+    assert "state.nets[0].module.0.bias is not the same on rank 1" in str(error)

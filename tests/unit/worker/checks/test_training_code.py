@@ -1,0 +1,323 @@
+"""What would train wrongly without a word is an error with the line to write; what is meant goes on in silence."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from worker_stage import Stage, on_stage
+
+from spark_elastic.data import ElasticDataLoader
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks import training_code
+from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.state.torch_state import TorchState
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with on_stage() as stage, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield stage
+    for hook in training_code._hooks:
+        hook.remove()
+    training_code._hooks.clear()
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Linear(2, 1)
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def backward(model: torch.nn.Module) -> None:
+    model(torch.ones(3, 2)).sum().backward()
+
+
+def step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_a_module_in_the_state_that_trains_and_is_not_wrapped_is_refused_at_the_first_step(stage: Stage) -> None:
+    model = net()
+    state = TorchState(net=model, optimizer=sgd(model))
+    stage.begin(state)
+    with pytest.raises(
+        TrainingCodeError, match=r"state\.net\.weight .* Write net = se\.DistributedDataParallel\(net\)"
+    ):
+        step(model, state.optimizer)
+
+
+def test_a_model_of_which_the_state_knows_nothing_is_refused_where_nothing_is_wrapped(stage: Stage) -> None:
+    model = net()
+    stage.begin(TorchState(epoch=0))
+    with pytest.raises(TrainingCodeError, match=r"model = se\.DistributedDataParallel\(model\)"):
+        step(model, sgd(model))
+
+
+def test_outside_a_job_a_bare_model_trains(stage: Stage) -> None:
+    model = net()
+    state = TorchState(model=model, optimizer=sgd(model))
+    stage.begin(TorchState(epoch=0))
+    stage.finished = True
+    step(model, state.optimizer)
+
+
+def test_averages_and_teachers_that_no_optimizer_steps_are_left_alone(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    state = TorchState(model=model, optimizer=sgd(model), ema=copy.deepcopy(model.module), teacher=[net()])
+    stage.begin(state)
+    for _ in range(3):
+        step(model, state.optimizer)
+        state.commit()
+
+
+def test_what_is_each_ranks_own_trains_as_it_likes(stage: Stage) -> None:
+    model, probe = DistributedDataParallel(net()), net()
+    state = TorchState(model=model, optimizer=sgd(model), local={"probe": probe, "probes": [sgd(probe)]})
+    stage.begin(state)
+    step(model, state.optimizer)
+    step(probe, state.probes[0])
+    step(probe, sgd(probe))
+
+
+def test_a_copy_that_learns_in_an_inner_loop_and_an_input_that_is_optimized_are_the_users_business(
+    stage: Stage,
+) -> None:
+    model = DistributedDataParallel(net())
+    state = TorchState(model=model, optimizer=sgd(model))
+    stage.begin(state)
+    learner = copy.deepcopy(model.module)
+    step(learner, sgd(learner))
+    noise = torch.zeros(3, 2, requires_grad=True)
+    model(noise).sum().backward()
+    torch.optim.SGD([noise], lr=0.1).step()
+
+
+def test_a_state_that_holds_the_inner_module_of_a_wrapped_one_is_right(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    state = TorchState(model=model.module, optimizer=sgd(model))
+    stage.begin(state)
+    step(model, state.optimizer)
+
+
+# ---------------------------------------------------------------- optimizers, scalers, schedulers
+
+
+class Holder:
+    def __init__(self, optimizer: Any) -> None:
+        self.inner = optimizer
+
+    def state_dict(self) -> Any:
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.inner.load_state_dict(state["inner"])
+
+
+@pytest.mark.parametrize("place", ["nowhere", "attribute", "list", "holder", "local"])
+def test_an_optimizer_of_a_wrapped_model_has_to_be_in_the_state_somehow(stage: Stage, place: str) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    held: dict[str, Any] = {
+        "nowhere": {},
+        "attribute": {"sgd": optimizer},
+        "list": {"optimizers": [{"a": optimizer}]},
+        "holder": {"holder": Holder(optimizer)},
+        "local": {"local": {"sgd": optimizer}},
+    }[place]
+    stage.begin(TorchState(model=model, **held))
+    if place == "nowhere":
+        with pytest.raises(TrainingCodeError, match=r"se\.TorchState\(…, optimizer=optimizer\)"):
+            step(model, optimizer)
+    else:
+        step(model, optimizer)
+
+
+def test_a_scheduler_in_the_state_does_not_stand_for_its_optimizer(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    stage.begin(TorchState(model=model, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1)))
+    with pytest.raises(TrainingCodeError, match=r"an optimizer \(SGD\) steps the parameters"):
+        step(model, optimizer)
+
+
+def test_a_scheduler_outside_the_state_is_one_warning(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = TorchState(model=model, optimizer=optimizer)
+    stage.begin(state)
+    with pytest.warns(UserWarning, match="scheduler=scheduler") as warned:
+        step(model, optimizer)
+    assert warned[0].filename == __file__
+    step(model, optimizer)
+    state.scheduler = scheduler
+    stage.begin(state)
+    step(model, optimizer)
+
+
+def test_a_scaler_outside_the_state_is_refused(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    scaler = torch.amp.GradScaler("cpu")
+    state = TorchState(model=model, optimizer=sgd(model))
+    stage.begin(state)
+    scaler.scale(model(torch.ones(3, 2)).sum()).backward()
+    with pytest.raises(TrainingCodeError, match="scaler=scaler"):
+        scaler.step(state.optimizer)
+
+
+# ---------------------------------------------------------------- commits
+
+
+def making(**objects: Any) -> tuple[Any, TorchState]:
+    model = DistributedDataParallel(net())
+    return model, TorchState(model=model, optimizer=sgd(model), **objects)
+
+
+def test_a_commit_between_backward_and_step_is_refused(stage: Stage) -> None:
+    model, state = making()
+    stage.begin(state)
+    backward(model)
+    with pytest.raises(TrainingCodeError, match=r"state\.commit\(\) after optimizer\.step\(\)"):
+        state.commit()
+    state.optimizer.step()
+    state.commit()
+    with model.no_sync():
+        backward(model)
+    with pytest.raises(TrainingCodeError):
+        state.commit()
+
+
+def test_gradients_that_stay_set_after_a_step_are_no_pending_ones(stage: Stage) -> None:
+    model, state = making()
+    stage.begin(state)
+    for _ in range(3):
+        step(model, state.optimizer)
+        state.commit()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_were_dropped_are_no_pending_ones(stage: Stage, to_none: bool) -> None:
+    model, state = making()
+    stage.begin(state)
+    backward(model)
+    state.optimizer.zero_grad(set_to_none=to_none)
+    state.commit()
+
+
+def test_a_step_that_a_scaler_skips_is_no_pending_one(stage: Stage) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    model, state = making(scaler=scaler)
+    stage.begin(state)
+    (scaler.scale(model(torch.ones(3, 2)).sum()) * float("inf")).backward()
+    scaler.step(state.optimizer)
+    scaler.update()
+    state.commit()
+
+
+def test_gradients_that_another_models_loss_leaves_behind_are_no_pending_ones(stage: Stage) -> None:
+    """Of a GAN's two optimizers each leaves gradients in the other's model."""
+    generator, critic = DistributedDataParallel(torch.nn.Linear(2, 2)), DistributedDataParallel(net())
+    state = TorchState(generator=generator, critic=critic, optimizers=[sgd(generator), sgd(critic)])
+    stage.begin(state)
+    for _ in range(2):
+        step(critic, state.optimizers[1])
+        state.optimizers[0].zero_grad()
+        critic(generator(torch.ones(3, 2))).sum().backward()
+        state.optimizers[0].step()
+        state.commit()
+
+
+def test_gradients_of_a_closure_are_no_pending_ones(stage: Stage) -> None:
+    model = DistributedDataParallel(net())
+    state = TorchState(model=model, optimizer=torch.optim.LBFGS(model.parameters(), max_iter=2))
+    stage.begin(state)
+
+    def closure() -> Any:
+        state.optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    state.optimizer.step(closure)
+    state.commit()
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_function_that_steps_and_never_commits_is_warned_of_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(training_code, "STEPS_WITHOUT_COMMIT", 4)
+    model, state = making()
+    stage.begin(state)
+
+    def train() -> None:
+        for _ in range(steps):
+            step(model, state.optimizer)
+        if steps < 4:
+            state._leave(stage.world)
+
+    with pytest.warns(UserWarning, match=r"Write state\.commit\(\)") as warned:
+        train()
+    assert len(warned) == 1
+
+
+def test_a_function_that_only_evaluates_returns_without_a_word(stage: Stage) -> None:
+    model, state = making()
+    stage.begin(state)
+    with torch.no_grad():
+        model(torch.ones(3, 2))
+    state._leave(stage.world)
+
+
+def test_after_the_elastic_function_nothing_of_torchs_is_watched(stage: Stage) -> None:
+    _, state = making()
+    stage.begin(state)
+    assert training_code._hooks
+    state._leave(stage.world)
+    assert not training_code._hooks
+
+
+# ---------------------------------------------------------------- loaders
+
+
+@pytest.fixture
+def loader() -> ElasticDataLoader:
+    return ElasticDataLoader([torch.ones(2)] * 16, global_batch_size=4)
+
+
+def test_a_loader_outside_the_state_that_trains_is_warned_of_once(stage: Stage, loader: ElasticDataLoader) -> None:
+    model, state = making()
+    stage.begin(state)
+
+    def train() -> None:
+        for _ in loader:
+            step(model, state.optimizer)
+            state.commit()
+
+    with pytest.warns(UserWarning, match=r"loader=loader") as warned:
+        train()
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_a_loader_outside_the_state_that_validates_is_nobodys_business(stage: Stage, loader: ElasticDataLoader) -> None:
+    model, state = making()
+    stage.begin(state)
+    for _ in range(3):
+        step(model, state.optimizer)
+        state.commit()
+        for batch in loader:
+            model(batch)

@@ -1,0 +1,144 @@
+"""Modules, optimizers and tensors in lists, tuples and dicts of a State: restored in place, never copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from worker_stage import on_stage
+
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.state.snapshot import StateDict
+from spark_elastic.worker.state.torch_state import TorchState
+
+
+def make(commit: str = "copy") -> TorchState:
+    torch.manual_seed(0)
+    models = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
+    optimizers = {
+        "all": [torch.optim.Adam(models[0].parameters(), lr=0.1)],
+        "rest": (torch.optim.Adam(models[1].parameters(), lr=0.1),),
+    }
+    return TorchState(models=[models], optimizers=optimizers, log=[1], commit=commit)
+
+
+def optimizers(state: TorchState) -> list[torch.optim.Optimizer]:
+    return [state.optimizers["all"][0], state.optimizers["rest"][0]]
+
+
+def step(state: TorchState) -> None:
+    for optimizer, model in zip(optimizers(state), state.models[0], strict=True):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+
+def values(state: TorchState) -> list[torch.Tensor]:
+    moments = [entry["exp_avg"] for optimizer in optimizers(state) for entry in optimizer.state.values()]
+    return [tensor.detach().clone() for tensor in [*state.models[0].parameters(), *moments]]
+
+
+@pytest.mark.parametrize("commit", ["copy", "host"])
+def test_after_a_restore_the_same_optimizers_step_the_same_models(commit: str) -> None:
+    state = make(commit)
+    step(state)
+    state.commit()
+    held, modules, owners = values(state), state.models[0], optimizers(state)
+    step(state)
+    state.restore()
+    assert state.models[0] is modules
+    assert all(one is other for one, other in zip(optimizers(state), owners, strict=True))
+    assert all(map(torch.equal, values(state), held))
+    step(state)
+    assert not torch.equal(values(state)[0], held[0]), "the weights would stand still"
+
+
+def test_containers_that_change_between_commits_travel_by_value_around_what_is_in_them() -> None:
+    state = make()
+    first = state.models[0]
+    state.commit()
+    state.log.append(2)
+    state.models.insert(0, "something else")
+    del state.optimizers["rest"]
+    state.optimizers["new"] = 3
+    state.restore()
+    assert (state.log, len(state.models), sorted(state.optimizers)) == ([1], 1, ["all", "rest"])
+    assert state.models[0] is first
+
+
+def test_an_object_that_was_taken_out_of_the_state_after_the_commit_comes_back() -> None:
+    state = make()
+    state.ema = torch.nn.Linear(1, 1)
+    ema = state.ema
+    state.commit()
+    state.ema = None
+    state.restore()
+    assert state.ema is ema
+
+
+def test_in_place_optimizers_in_containers_are_watched_and_their_weights_not_copied() -> None:
+    model = torch.nn.Linear(50, 50)
+    state = TorchState(models=[model], optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], commit="in_place")
+    state._begin(None)
+    state.commit()
+    assert sum(tensor.numel() for tensor in state._snapshots.current.buffer.views) == 0
+    model(torch.ones(1, 50)).sum().backward()
+    state.optimizers[0].step()
+    with pytest.raises(SparkElasticError, match="exactly one optimizer step"):
+        state.optimizers[0].step()
+
+
+def test_tensors_in_containers_are_restored_in_place_where_they_fit() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    state = TorchState(parts={"w": weight, "grown": torch.ones(1)})
+    state.commit()
+    with torch.no_grad():
+        weight.zero_()
+    state.parts["grown"] = torch.ones(5)
+    state.restore()
+    assert state.parts["w"] is weight
+    assert weight.tolist() == [1.0, 1.0]
+    assert state.parts["grown"].tolist() == [1.0]
+
+
+def test_a_newcomer_loads_into_what_it_has_at_the_same_places() -> None:
+    donor = make()
+    step(donor)
+    with on_stage() as stage:
+        state = make()
+        mine = optimizers(state)
+        objects: Any = {
+            "models": [StateDict(donor.models[0].state_dict())],
+            "optimizers": {
+                "all": [StateDict(optimizers(donor)[0].state_dict())],
+                "rest": (StateDict(optimizers(donor)[1].state_dict()),),
+            },
+            "log": [1, 2],
+        }
+        stage.arriving = {"steps": 4, "size": 1, "objects": objects}
+        stage.begin(state, rank=1, others=[CommitId(3, 4)])
+        assert all(map(torch.equal, values(state), values(donor)))
+        assert all(one is other for one, other in zip(optimizers(state), mine, strict=True))
+        assert state.log == [1, 2]
+
+
+def test_a_newcomer_without_the_object_names_its_place() -> None:
+    with on_stage() as stage:
+        state = TorchState(models=[])
+        objects = {"models": [StateDict(torch.nn.Linear(1, 1).state_dict())]}
+        stage.arriving = {"steps": 4, "size": 1, "objects": objects}
+        with pytest.raises(SparkElasticError, match=r"state.models\[0\] was saved with a state dict, but is NoneType"):
+            stage.begin(state, rank=1, others=[CommitId(3, 4)])
+
+
+class Holder:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_in_an_object_that_would_be_copied_by_value_is_refused() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(TypeError, match="a Holder in the State holds a SGD"):
+        TorchState(holder=Holder(optimizer)).commit()

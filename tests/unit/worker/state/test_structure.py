@@ -1,0 +1,224 @@
+"""Models and optimizers that change in mid-training: newcomers follow, survivors go back, and what cannot be told is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from worker_stage import Stage, on_stage
+
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.state.torch_state import TorchState
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(4, 2)
+        self.body = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        self.head = torch.nn.Linear(2, 3)
+        self.words.weight.requires_grad = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.words(x)))
+
+
+def make() -> TorchState:
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.Adam(model.module.body.parameters(), lr=0.1)
+    return TorchState(models=[model], optimizer=optimizer, step=0)
+
+
+def net(state: TorchState) -> Any:
+    return state.models[0].module
+
+
+def step(state: TorchState) -> None:
+    state.optimizer.zero_grad()
+    state.models[0](torch.arange(4)).square().sum().backward()
+    state.optimizer.step()
+
+
+def add_a_group(state: TorchState) -> None:
+    state.optimizer.add_param_group({"params": list(net(state).head.parameters()), "lr": 0.5})
+
+
+def replace_the_head(state: TorchState) -> None:
+    net(state).head = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 7))
+    add_a_group(state)
+
+
+def replace_the_optimizer(state: TorchState) -> None:
+    net(state).head = torch.nn.Linear(2, 9)
+    state.optimizer = torch.optim.Adam(state.models[0].parameters(), lr=0.3)
+
+
+def grow_the_embedding(state: TorchState) -> None:
+    old = net(state).words.weight
+    grown = torch.nn.Embedding(6, 2)
+    with torch.no_grad():
+        grown.weight[:4] = old
+    net(state).words = grown
+    state.optimizer.add_param_group({"params": [grown.weight]})
+
+
+def grow_the_parameter(state: TorchState) -> None:
+    net(state).words.weight.data = torch.randn(6, 2)
+    net(state).words.num_embeddings = 6
+
+
+def unfreeze(state: TorchState) -> None:
+    net(state).words.weight.requires_grad = True
+    state.optimizer.add_param_group({"params": [net(state).words.weight]})
+
+
+def change_the_dtype(state: TorchState) -> None:
+    net(state).head.double()
+
+
+CHANGES = [
+    add_a_group,
+    replace_the_head,
+    replace_the_optimizer,
+    grow_the_embedding,
+    grow_the_parameter,
+    unfreeze,
+    change_the_dtype,
+]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with on_stage() as stage:
+        yield stage
+
+
+def begun(stage: Stage) -> TorchState:
+    stage.models.clear()
+    state = make()
+    state._prepare()
+    stage.begin(state)
+    return state
+
+
+def sent(state: TorchState) -> tuple[Any, bytes | None]:
+    """What a holder sends."""
+    return state._snapshots.current.content(), state._tell()
+
+
+def same(one: TorchState, other: TorchState) -> None:
+    mine, others = net(one).state_dict(), net(other).state_dict()
+    assert list(mine) == list(others)
+    for name, tensor in mine.items():
+        assert tensor.dtype == others[name].dtype
+        assert torch.equal(tensor, others[name]), name
+    grads = [[p.requires_grad for p in net(state).parameters()] for state in (one, other)]
+    assert grads[0] == grads[1]
+    states = [state.optimizer.state_dict() for state in (one, other)]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for number, entries in states[0]["state"].items():
+        for key, tensor in entries.items():
+            assert torch.equal(tensor, states[1]["state"][number][key])
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_newcomer_follows_a_change_and_trains_on_like_the_others(
+    stage: Stage, change: Callable[[TorchState], None]
+) -> None:
+    survivor = begun(stage)
+    step(survivor)
+    survivor.commit()
+    change(survivor)
+    if change is not change_the_dtype:
+        step(survivor)
+    survivor.commit()
+    stage.arriving, stage.told = sent(survivor)
+    assert stage.told is not None
+    stage.control.commit = None
+    newcomer_models = stage.models[:]
+    stage.models.clear()
+    newcomer = make()
+    kept = newcomer.models[0], newcomer.optimizer, net(newcomer).body[0].weight
+    newcomer._prepare()
+    stage.begin(newcomer, rank=1, others=[CommitId(3, 4)])
+    same(newcomer, survivor)
+    assert kept[0] is newcomer.models[0]
+    assert kept[1] is newcomer.optimizer
+    assert kept[2] is net(newcomer).body[0].weight
+    assert net(newcomer).words.num_embeddings == net(survivor).words.num_embeddings
+    if change is change_the_dtype:
+        return
+    names = {id(p): n for n, p in net(newcomer).named_parameters()}
+    assert all(id(p) in names for group in newcomer.optimizer.param_groups for p in group["params"])
+    step(newcomer)
+    stage.models[:] = newcomer_models
+    stage.finished = True
+    step(survivor)
+    same(newcomer, survivor)
+
+
+def test_a_model_that_has_not_changed_is_not_told(stage: Stage) -> None:
+    state = begun(stage)
+    for _ in range(3):
+        step(state)
+        state.commit()
+    assert state._tell() is None
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_survivor_goes_back_to_what_it_was_before_a_change_that_no_commit_holds(
+    stage: Stage, change: Callable[[TorchState], None]
+) -> None:
+    state = begun(stage)
+    step(state)
+    state.commit()
+    shapes = {name: (p.shape, p.dtype) for name, p in net(state).named_parameters()}
+    held = {name: tensor.clone() for name, tensor in net(state).state_dict().items()}
+    optimizer, groups = state.optimizer, len(state.optimizer.param_groups)
+    change(state)
+    state.restore()
+    assert shapes == {name: (p.shape, p.dtype) for name, p in net(state).named_parameters()}
+    assert all(torch.equal(held[name], tensor) for name, tensor in net(state).state_dict().items())
+    assert state.optimizer is optimizer
+    assert len(optimizer.param_groups) == groups
+
+
+def bring_a_new_object(state: TorchState) -> None:
+    state.ema = torch.nn.Linear(1, 1)
+
+
+def change_the_kind(state: TorchState) -> None:
+    state.optimizer = torch.optim.SGD(state.models[0].parameters(), lr=0.1)
+
+
+def step_what_no_module_holds(state: TorchState) -> None:
+    state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+
+
+def hold_what_cannot_travel(state: TorchState) -> None:
+    net(state).head = torch.nn.Linear(2, 11)
+    net(state).head.entries = (entry for entry in ())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (bring_a_new_object, r"state\.ema, a Linear, has come into the State after the job began"),
+        (change_the_kind, r"state\.optimizer was a Adam when the job began and is a SGD"),
+        (step_what_no_module_holds, r"state\.optimizer steps new parameters that are in no module of the State"),
+        (hold_what_cannot_travel, r"state\.models\[0\] has changed since the job began, and the change cannot be told"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_told_is_an_error_at_the_commit(
+    stage: Stage, change: Callable[[TorchState], None], words: str
+) -> None:
+    state = begun(stage)
+    state.commit()
+    change(state)
+    with pytest.raises(TrainingCodeError, match=words):
+        state.commit()

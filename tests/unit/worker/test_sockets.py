@@ -1,0 +1,55 @@
+"""GroupSockets.traffic: bytes that arrive are counted, and a peer whose packets vanish without a word is seen to be silent."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from spark_elastic.worker.sockets import GroupSockets
+
+SECONDS = 30.0
+SO_ATTACH_FILTER = 26
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[GroupSockets, socket.socket, socket.socket]]:
+    """Two ends of a connection of a group, of which the group has noted the first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        mine = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    sockets = GroupSockets()
+    sockets._kept.append(mine)
+    yield sockets, mine, theirs
+    theirs.close()
+    sockets.close()
+
+
+def swallow(connection: socket.socket) -> None:
+    """Have the kernel drop all that comes in, also what would acknowledge it."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+
+
+def wait_for(sockets: GroupSockets, moved: int, silent: int) -> None:
+    end = time.monotonic() + SECONDS
+    while sockets.traffic() != (moved, silent):
+        assert time.monotonic() < end, sockets.traffic()
+        time.sleep(0.05)
+
+
+def test_what_has_come_and_what_has_arrived_counts_and_what_vanishes_is_told_by_its_silence(
+    ends: tuple[GroupSockets, socket.socket, socket.socket],
+) -> None:
+    sockets, mine, theirs = ends
+    before, _ = sockets.traffic()  # the kernel counts the connection's making as a byte
+    mine.sendall(b"12345")
+    theirs.sendall(b"123")
+    wait_for(sockets, before + 8, silent=0)
+    swallow(theirs)
+    mine.sendall(b"1234567")
+    wait_for(sockets, before + 8, silent=1)

@@ -1,0 +1,52 @@
+"""A user's traceback shows the user's code, and ours only where the error arose in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import spark_elastic as se
+from spark_elastic.worker.tracebacks import format_for_user
+
+
+def shown(act: Callable[[Any], None]) -> str:
+    """The traceback of what ``act`` raises inside an elastic function."""
+    with pytest.raises(Exception, match=r"\S") as caught:
+        se.elastic(act)(se.ObjectState(step=0))
+    return format_for_user(caught.value)
+
+
+def test_frames_that_led_to_the_users_code_are_left_out() -> None:
+    def look(state: Any) -> None:
+        raise ValueError("row 30 is poisoned")
+
+    text = shown(look)
+    assert text.startswith("Traceback (most recent call last):")
+    assert "in look" in text
+    assert "worker/elastic.py" not in text
+    assert text.endswith("ValueError: row 30 is poisoned\n")
+
+
+def test_frames_in_which_the_error_arose_stay() -> None:
+    def look(state: Any) -> None:
+        se.DistributedDataParallel("no module")
+
+    text = shown(look)
+    assert "in look" in text
+    assert "worker/ddp.py" in text
+    assert "worker/elastic.py" not in text
+
+
+def test_the_cause_of_an_error_is_shown_the_same_way() -> None:
+    def look(state: Any) -> None:
+        try:
+            se.elastic(lambda state: 1 / 0)(state)
+        except ZeroDivisionError as error:
+            raise ValueError("outer") from error
+
+    text = shown(look)
+    assert "ZeroDivisionError" in text
+    assert "direct cause" in text
+    assert "worker/elastic.py" not in text

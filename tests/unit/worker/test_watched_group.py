@@ -1,0 +1,118 @@
+"""WatchedGroup: what a rank has entered, and whether it waits, with real Gloo between threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from spark_elastic.worker.sockets import GroupSockets, listening_addresses
+from spark_elastic.worker.watched_group import COLLECTIVES, TRANSFERS, Watch, WatchedGroup
+
+SECONDS = 30
+
+
+@pytest.fixture
+def pair() -> Iterator[list[tuple[WatchedGroup, Watch]]]:
+    """Two ranks of one group."""
+    store, made, sockets = dist.HashStore(), {}, GroupSockets()
+    before = listening_addresses()
+
+    def build(rank: int) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=SECONDS)
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, options)
+        watch = Watch(in_order=False)
+        group = WatchedGroup(dist.PrefixStore("mine", store), rank, 2, {"cpu": gloo, "cuda": gloo}, watch)
+        made[rank] = (group, watch)
+
+    threads = [threading.Thread(target=build, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    sockets.addresses.update(address for inode, address in listening_addresses().items() if inode not in before)
+    sockets.capture()
+    yield [made[0], made[1]]
+    sockets.shut()  # or Gloo would wait for what is pending
+    sockets.close()
+
+
+def test_who_is_alone_in_a_collective_waits_until_the_other_has_come(pair: Any) -> None:
+    (one, of_one), (other, of_other) = pair
+    first, second = torch.ones(2), torch.ones(2)
+    work = one.allreduce([first])
+    assert (of_one.collectives, of_one.is_waiting()) == (1, True)
+    assert (of_other.collectives, of_other.is_waiting()) == (0, False)
+    other.allreduce([second]).wait()
+    work.wait()
+    assert not of_one.is_waiting()
+    assert not of_other.is_waiting()
+    assert first.tolist() == second.tolist() == [2.0, 2.0]
+
+
+def test_ranks_in_different_collectives_both_wait_though_both_have_entered_as_many(pair: Any) -> None:
+    (one, of_one), (other, of_other) = pair
+    works = [one.allreduce([torch.ones(2)]), other.barrier()]
+    assert (of_one.collectives, of_other.collectives) == (1, 1)
+    assert of_one.is_waiting()
+    assert of_other.is_waiting()
+    assert not any(work.is_completed() for work in works)
+
+
+def test_transfers_are_waited_for_and_not_counted(pair: Any) -> None:
+    (one, of_one), (other, of_other) = pair
+    got = torch.zeros(2)
+    work = one.recv([got], 1, 0)
+    assert (of_one.collectives, of_one.is_waiting()) == (0, True)
+    other.send([torch.ones(2)], 0, 0).wait()
+    work.wait()
+    assert not of_one.is_waiting()
+    assert (of_other.collectives, got.tolist()) == (0, [1.0, 1.0])
+
+
+def test_torch_knows_the_calls_that_are_watched() -> None:
+    """Those that newer versions alone have are left out in older ones; the commonest are in all."""
+    known = {name for name in (*COLLECTIVES, *TRANSFERS) if name in vars(WatchedGroup)}
+    assert {"allreduce", "broadcast", "allgather", "_allgather_base", "reduce_scatter", "barrier", "send"} <= known
+
+
+class Kernel:
+    """What is asked of a pending piece of work on a GPU, and how often."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.asked = 0
+
+    def is_completed(self) -> bool:
+        self.asked += 1
+        return self.is_done
+
+
+def test_a_gpu_is_asked_only_about_its_newest_work_and_only_once_that_is_no_news() -> None:
+    watch = Watch(in_order=True)
+    old, new = Kernel(), Kernel()
+    watch.entered(old)
+    watch.entered(new)
+    assert not watch.is_waiting()
+    assert (old.asked, new.asked) == (0, 0)
+    assert watch.is_waiting()
+    new.is_done = True
+    assert not watch.is_waiting()
+    assert (watch.collectives, old.asked) == (2, 0)
+
+
+def test_what_is_complete_is_not_kept() -> None:
+    watch = Watch(in_order=False)
+    for _ in range(5):
+        work = SimpleNamespace(is_completed=lambda: True)
+        watch.entered(work)
+    watch.entered(None)
+    assert watch._pending == []
