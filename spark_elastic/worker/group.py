@@ -146,8 +146,8 @@ class Group:
         self.watched = self.gloo = self.nccl = self._device = None
         self._nccl_subgroups.clear()
 
-    def drop(self) -> None:
-        """Free what a closed group holds, on a thread of its own: Gloo's destructor waits for Gloo's threads.
+    def drop(self) -> threading.Thread:
+        """Free what a closed group holds, on a thread of its own, which it returns: Gloo's destructor waits for Gloo's threads.
 
         It must not run on one of these, so this is called a generation after ``close``: callbacks of a communication hook, which
         may be the last to know the group, have then failed and are gone.
@@ -157,7 +157,9 @@ class Group:
             self._remains.clear()
             self._sockets.close()
 
-        threading.Thread(target=free, name="spark_elastic-drop", daemon=True).start()
+        dropping = threading.Thread(target=free, name="spark_elastic-drop", daemon=True)
+        dropping.start()
+        return dropping
 
     def _new_gloo(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         options = dist.ProcessGroupGloo._Options()

@@ -93,6 +93,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     yield made
     for group in made.groups:
         group.close()
+        group.drop().join()
 
 
 def call(address: tuple[str, int]) -> bool:
@@ -150,6 +151,7 @@ def test_nobody_connects_to_a_group_that_has_formed_and_new_groups_can_still_be_
     made.clear()
     for group in ranks.groups:
         group.close()
+        group.drop().join()
 
 
 def test_where_the_kernel_allows_no_filter_training_goes_on_and_says_so_once(
