@@ -37,7 +37,7 @@ class GpuCopy(PendingCopy):
         self._changed.wait_for(lambda: self._is_made)
 
     def _come(self) -> None:
-        if self._waits_for_all and self._group.lost and not self._group.is_nccl_aborted:
+        if self._waits_for_all and self._group.lost and not self._group.is_device_aborted:
             self._group.stuck.append(self.make)
         else:
             self.make()

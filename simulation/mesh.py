@@ -146,9 +146,9 @@ class Group:
         self.gloo = SimpleNamespace(allgather=self._allgather)
         self.nccl = None
         self.error = ""
-        # What NCCL's abort sets free.
+        # What the abort of the device's group sets free.
         self.stuck: list[Callable[[], None]] = []
-        self.is_nccl_aborted = False
+        self.is_device_aborted = False
         self._store = store
         self._timeout = timeout.total_seconds()
         self._entered = 0
@@ -195,15 +195,15 @@ class Group:
         self._is_aborted = True
         self._fail("connection closed by an abort")
 
-    def abort_nccl(self) -> None:
-        self.is_nccl_aborted = True
+    def abort_device(self) -> None:
+        self.is_device_aborted = True
         stuck, self.stuck = self.stuck, []
         for go_on in stuck:
             go_on()
 
     def give_up(self) -> None:
         self.abort()
-        self.abort_nccl()
+        self.abort_device()
 
     def close(self) -> None:
         self.give_up()
@@ -285,7 +285,7 @@ class Group:
         Who has given up connecting takes part in none.
         """
         groups = [] if self._mesh is None else self._mesh.groups.values()
-        return any(group.is_nccl_aborted and group._entered for group in groups)
+        return any(group.is_device_aborted and group._entered for group in groups)
 
     def connected(self) -> None:
         self.is_connected = True

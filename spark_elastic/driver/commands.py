@@ -50,8 +50,8 @@ class AbortWorld(msgspec.Struct, frozen=True):
     reason: str
 
 
-class AbortNccl(msgspec.Struct, frozen=True):
-    """All ranks that had not come back have answered ``AbortWorld``. Nothing to do in a world over Gloo alone."""
+class AbortDevice(msgspec.Struct, frozen=True):
+    """All ranks that had not come back have answered ``AbortWorld``. There is nothing to do in a world over Gloo alone."""
 
     generation: int
     workers: tuple[int, ...]
@@ -92,7 +92,7 @@ Command = (
     | FormWorld
     | InterruptWorld
     | AbortWorld
-    | AbortNccl
+    | AbortDevice
     | FinishWorld
     | LeaveJob
     | FinishJob

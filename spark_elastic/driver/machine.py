@@ -544,21 +544,21 @@ class DriverMachine:
             for number in silent:
                 self._lose(number, "its connections to the others were silent in two worlds in a row", now)
 
-    def _abort_nccl_if_all_answered(self) -> None:
-        """Have NCCL aborted once all have told what they had completed: that can complete others' collectives with nonsense.
+    def _abort_device_if_all_answered(self) -> None:
+        """Have the device's group aborted once all members have told what they had completed.
 
-        Who is ready has completed what it will.
+        An abort on one rank can complete the collectives of others with nonsense. A member that is ready has left its own.
         """
         world = self.world
-        if world is None or world.nccl_aborted or not world.answered:
+        if world is None or world.device_aborted or not world.answered:
             return
         members = self._living_members()
         inside = [worker for worker in members if worker.phase in (Phase.MEMBER, Phase.VOTED)]
         if all(worker.awaited_since is not None and worker.worker in world.answered for worker in inside):
-            world.nccl_aborted = True
+            world.device_aborted = True
             for worker in inside:
                 worker.awaited_since = self._now
-            self._commands.append(do.AbortNccl(world.generation, tuple(worker.worker for worker in members)))
+            self._commands.append(do.AbortDevice(world.generation, tuple(worker.worker for worker in members)))
 
     def _all_members_lost(self, world: World) -> None:
         what = f"all {len(world.members)} workers of generation {world.generation} were lost"
@@ -608,7 +608,7 @@ class DriverMachine:
             return
         if self._elastic_since is None and self._finish_plain(now):
             return
-        self._abort_nccl_if_all_answered()
+        self._abort_device_if_all_answered()
         self._dismiss_drained_if_sealed()
         self._interrupt_if_planned(now)
         self._form_if_ready(now)

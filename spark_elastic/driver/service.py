@@ -109,7 +109,7 @@ class SparkDriverService:
         self._pings = 0
         self._next_ping = time.monotonic()
         self._backend: str | None = settings.backend
-        self._uses_nccl = False
+        self._has_device_group = False
         self._timer: asyncio.TimerHandle | None = None
         self._deciding: asyncio.Handle | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -490,7 +490,7 @@ class SparkDriverService:
                 self._store.open_generation(generation)
                 self._ranks.update({member.worker: member.rank for member in members})
                 backend = self._choose_backend(members)
-                self._uses_nccl = backend == "nccl"
+                self._has_device_group = backend != "gloo"
                 self._to_workers(
                     tuple(member.worker for member in members),
                     m.FormWorld(generation, members, previous_size, backend),
@@ -498,9 +498,9 @@ class SparkDriverService:
             case do.AbortWorld(generation, workers, reason):
                 self._store.close_generation(generation)
                 self._to_workers(workers, m.AbortWorld(generation, reason))
-            case do.AbortNccl(generation, workers):
-                if self._uses_nccl:
-                    self._to_workers(workers, m.AbortNccl(generation))
+            case do.AbortDevice(generation, workers):
+                if self._has_device_group:
+                    self._to_workers(workers, m.AbortDevice(generation))
             case do.InterruptWorld(generation, workers):
                 self._to_workers(workers, m.InterruptWorld(generation))
             case do.FinishWorld(generation, workers):

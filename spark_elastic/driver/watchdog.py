@@ -234,8 +234,8 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
         return
     limit = max(seen.settings.ready_timeout, _time_without_progress(seen, seen.world))
     called = [worker for worker in seen.members if worker.awaited_since is not None]
-    # Over NCCL nobody can come back before all have answered: until then only those who have not are late.
-    suspects = [worker for worker in called if seen.world.nccl_aborted or worker.worker not in seen.world.answered]
+    # Over a device's group nobody can come back before all have answered: until then only those who have not are late.
+    suspects = [worker for worker in called if seen.world.device_aborted or worker.worker not in seen.world.answered]
     awaited = {
         worker.worker: seen.now - worker.awaited_since
         for worker in suspects

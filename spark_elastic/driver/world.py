@@ -58,11 +58,11 @@ class World:
     since: float
     phase: WorldPhase = WorldPhase.FORMING
     acknowledged: set[int] = field(default_factory=set)
-    # Who has answered the abort, and whether NCCL has been aborted after that.
+    # Who has answered the abort, and whether the device's group has been aborted after that.
     answered: set[int] = field(default_factory=set)
     # Of those, who can go back to their last commit.
     holding: set[int] = field(default_factory=set)
-    nccl_aborted: bool = False
+    device_aborted: bool = False
     raised: set[int] = field(default_factory=set)
     # Whether an explicit commit of this generation is known.
     progressed: bool = False

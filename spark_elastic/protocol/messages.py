@@ -316,14 +316,17 @@ class FormWorld(Message, frozen=True):
 
 
 class AbortWorld(Message, frozen=True):
-    """The generation is over: abort Gloo's collectives at once, and say which commit is whole."""
+    """The generation is over: abort the collectives of the host's group at once, and say which commit is whole."""
 
     generation: int
     reason: str
 
 
-class AbortNccl(Message, frozen=True):
-    """Every rank has said so: abort NCCL's collectives. That can complete those of other ranks, with nonsense."""
+class AbortDevice(Message, frozen=True):
+    """Every rank has answered ``AbortWorld``: abort the collectives of the device's group, where there is one beside Gloo.
+
+    An abort on one rank can complete the collectives of other ranks, with nonsense.
+    """
 
     generation: int
 
@@ -381,4 +384,4 @@ ToDriver = (
     | Pong
 )
 ToTask = Welcome | Refused | StartWorker | KillWorker | RestartTask | ReleaseTask | Ping
-ToWorker = FormWorld | AbortWorld | AbortNccl | InterruptWorld | FinishWorld | LeaveJob | StoreReply | Chunk
+ToWorker = FormWorld | AbortWorld | AbortDevice | InterruptWorld | FinishWorld | LeaveJob | StoreReply | Chunk

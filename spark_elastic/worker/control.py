@@ -62,7 +62,7 @@ class ControlClient:
         self.beats = 0
         # Set by the world that is being built or used.
         self.abort_world: Callable[[int], None] = lambda generation: None
-        self.abort_nccl: Callable[[int], None] = lambda generation: None
+        self.abort_device: Callable[[int], None] = lambda generation: None
         self.activity: Callable[[], m.Activity] = m.Activity
         self.is_stuck: Callable[[], bool] = lambda: False
         # Set by the state: whether this worker can go back to the commit that it holds.
@@ -267,8 +267,8 @@ class ControlClient:
             self.abort_world(message.generation)
             held = self.commit if self.can_restore() else None
             connection.send(m.WorkerAborted(message.generation, held))
-        elif isinstance(message, m.AbortNccl):
-            self.abort_nccl(message.generation)
+        elif isinstance(message, m.AbortDevice):
+            self.abort_device(message.generation)
 
     async def _beat(self, connection: Connection) -> None:
         while True:

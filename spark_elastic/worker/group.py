@@ -40,7 +40,7 @@ NCCL_BACKEND = "elastic_nccl"
 class Group:
     """The process group of a generation, over Gloo, with NCCL beside it where ``backend`` is "nccl".
 
-    ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort``, ``abort_nccl`` and ``is_broken``
+    ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort``, ``abort_device`` and ``is_broken``
     may be called from any thread, at any time.
     """
 
@@ -116,7 +116,7 @@ class Group:
         self._aborted.set()
         self._sockets.shut()
 
-    def abort_nccl(self) -> list[threading.Thread]:
+    def abort_device(self) -> list[threading.Thread]:
         """End those of NCCL's, without an error and with nonsense in their results, also of peers that have not aborted yet.
 
         Returns the threads that do so.
@@ -133,7 +133,7 @@ class Group:
     def give_up(self) -> list[threading.Thread]:
         """Abort both, where no other rank may still have something to complete. Return the threads that abort NCCL."""
         self.abort()
-        return self.abort_nccl()
+        return self.abort_device()
 
     def close(self) -> None:
         """End the group's use. Its connections are shut, so whatever is pending on them fails; ``drop`` frees the rest."""

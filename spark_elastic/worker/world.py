@@ -62,7 +62,7 @@ class World:
         """Connect to the other ranks and become torch's default group. Raises ``WorkerLostError`` if that fails."""
         faults.reached(Point.FORM, rank=self.rank, generation=self.generation)
         self._control.abort_world = self._abort_if_mine
-        self._control.abort_nccl = self._abort_nccl_if_mine
+        self._control.abort_device = self._abort_device_if_mine
         self._control.activity = self.group.activity
         self._control.is_stuck = self.is_stuck
         build_on_thread(self.group, self._control.notify, self._wait_while_alive)
@@ -144,7 +144,7 @@ class World:
 
     def close(self) -> None:
         """Leave the generation for good."""
-        self._control.abort_world = self._control.abort_nccl = lambda generation: None
+        self._control.abort_world = self._control.abort_device = lambda generation: None
         self._control.activity = Activity
         self._control.is_stuck = lambda: False
         self._pending = None
@@ -160,9 +160,9 @@ class World:
                 self._copy.look()
             self.group.abort()
 
-    def _abort_nccl_if_mine(self, generation: int) -> None:
+    def _abort_device_if_mine(self, generation: int) -> None:
         if generation >= self.generation:
-            self.group.abort_nccl()
+            self.group.abort_device()
 
     def _wait_while_alive(self, is_done: Any) -> bool:
         alive = self._control.wait(

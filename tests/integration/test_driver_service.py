@@ -316,7 +316,7 @@ def test_a_job_of_one_worker_runs_from_registration_to_its_result(service: Spark
 
 
 @pytest.mark.parametrize(("backend", "is_told"), [("nccl", True), ("gloo", False)])
-def test_nccl_is_aborted_when_all_ranks_have_answered_and_nothing_is_where_there_is_none(
+def test_the_devices_group_is_aborted_when_all_ranks_have_answered_and_nothing_is_where_there_is_none(
     log: Log, backend: str, is_told: bool
 ) -> None:
     async def scene(task: Any, worker: Any) -> Any:
@@ -334,7 +334,7 @@ def test_nccl_is_aborted_when_all_ranks_have_answered_and_nothing_is_where_there
             assert (await expect(rank, m.AbortWorld)).reason == "rank 1 reports: a connection ended"
             rank.send(m.WorkerAborted(1, None))
         if is_told:
-            assert [await rank.receive() for rank in ranks] == [m.AbortNccl(1)] * 2
+            assert [await rank.receive() for rank in ranks] == [m.AbortDevice(1)] * 2
         for rank in ranks:
             rank.send(m.WorkerReady(1, None, "a rank was lost"))
         return [type(await rank.receive()) for rank in ranks]

@@ -33,7 +33,7 @@ SOON_NOTICED = {
     "the state is not restored after a loss",
     "the loader does not go back",
     "a copy on a GPU counts although an abort has met it",
-    "NCCL is not aborted",
+    "the devices' groups are not aborted",
 }
 
 

@@ -312,7 +312,7 @@ class Script:
                         process = self.processes[member.worker]
                         process.generation, process.phase, process.collectives = command.generation, "forming", 0
                         process.waiting, process.moved = False, 0
-                case do.AbortNccl(generation, workers):
+                case do.AbortDevice(generation, workers):
                     assert generation == self.generation
                     answered = self.machine.world.answered  # type: ignore[union-attr]
                     assert all(w in answered or self.processes[w].phase == "ready" for w in workers)

@@ -148,38 +148,38 @@ def test_an_abort_answered_by_a_commit_of_another_generation_is_ignored() -> Non
     assert script.worlds[-1].members[0].commit == CommitId(1, 0)
 
 
-def test_nccl_is_aborted_once_when_all_ranks_have_told_what_they_had_completed() -> None:
+def test_the_devices_group_is_aborted_once_when_all_ranks_have_told_what_they_had_completed() -> None:
     """The abort of one could complete a reduction of another with nonsense, before that one has looked."""
     script = running("a", "b", "c")
     script.kill(2)
     commit = CommitId(1, 0)
-    assert script.send(ev.WorkerAborted(0, 1, commit)).of(do.AbortNccl) == []
-    assert script.send(ev.WorkerAborted(1, 1, commit)).of(do.AbortNccl) == [do.AbortNccl(1, (0, 1))]
-    assert script.send(ev.WorkerAborted(1, 1, commit)).of(do.AbortNccl) == []
+    assert script.send(ev.WorkerAborted(0, 1, commit)).of(do.AbortDevice) == []
+    assert script.send(ev.WorkerAborted(1, 1, commit)).of(do.AbortDevice) == [do.AbortDevice(1, (0, 1))]
+    assert script.send(ev.WorkerAborted(1, 1, commit)).of(do.AbortDevice) == []
 
 
-def test_nccl_is_not_aborted_where_nothing_has_broken() -> None:
+def test_the_devices_group_is_not_aborted_where_nothing_has_broken() -> None:
     script = running("a", "b")
     told = script.since(lambda: [script.send(ev.WorkerAborted(worker, 1, CommitId(1, 0))) for worker in (0, 1)])
     assert told.commands == []
 
 
-def test_for_the_abort_of_nccl_nobody_waits_for_ranks_that_are_lost_or_ready() -> None:
+def test_the_abort_of_the_devices_group_does_not_wait_for_ranks_that_are_lost_or_ready() -> None:
     script = running("a", "b", "c", "d")
     script.kill(3)
     script.ready(2, "a connection broke")
     script.send(ev.WorkerAborted(0, 1, CommitId(1, 0)))
-    assert script.since(lambda: script.kill(1)).of(do.AbortNccl) == [do.AbortNccl(1, (0, 2))]
+    assert script.since(lambda: script.kill(1)).of(do.AbortDevice) == [do.AbortDevice(1, (0, 2))]
 
 
-def test_nccl_is_aborted_for_voters_that_a_planned_interrupt_calls_back() -> None:
+def test_the_devices_group_is_aborted_for_voters_that_a_planned_interrupt_calls_back() -> None:
     """What they had enqueued last may wait for ranks that have been interrupted."""
     script = running("a", "b")
     script.vote(0)
     script.drain(1)
     script.ready(1)
     told = script.send(ev.WorkerAborted(0, 1, CommitId(1, 0)))
-    assert told.of(do.AbortNccl) == [do.AbortNccl(1, (0, 1))]
+    assert told.of(do.AbortDevice) == [do.AbortDevice(1, (0, 1))]
 
 
 def test_a_rank_that_cannot_get_ready_before_the_abort_says_that_its_world_is_broken() -> None:
@@ -1022,7 +1022,7 @@ def test_a_worker_that_was_fenced_is_not_said_to_have_run_out_of_memory() -> Non
     assert "could not connect" in script.machine.book.failures[2].cause
 
 
-def test_who_waits_for_the_abort_of_nccl_is_not_late_and_what_it_holds_counts() -> None:
+def test_a_rank_that_waits_for_the_abort_of_the_devices_group_is_not_late_and_what_it_holds_counts() -> None:
     """Found by the simulation: one was killed, one stopped for ever, and the third could not come back before that answered."""
     script = running("a", "b", "c", hang_timeout=50)
     script.commit()
@@ -1030,7 +1030,7 @@ def test_who_waits_for_the_abort_of_nccl_is_not_late_and_what_it_holds_counts() 
     script.send(ev.WorkerAborted(0, script.generation, CommitId(script.generation, 1)))
     told = script.since(lambda: script.pass_time(62))
     assert told.of(do.KillWorker) == [do.KillWorker(2, 2)]
-    assert len(told.of(do.AbortNccl)) == 1
+    assert len(told.of(do.AbortDevice)) == 1
     assert script.since(lambda: script.pass_time(50)).of(do.KillWorker) == []
     script.come_back(0)
     assert script.ranks == [0]

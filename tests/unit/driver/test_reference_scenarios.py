@@ -479,7 +479,7 @@ def test_a_drained_worker_that_alone_holds_the_newest_commit_waits_for_others_to
     script.drain(1, deadline=script.now)
     script.send(ev.Tick())
     script.kill(0)
-    assert [type(command) for command in script.since(script.come_back).commands] == [do.AbortNccl]
+    assert [type(command) for command in script.since(script.come_back).commands] == [do.AbortDevice]
     script.join("c")
     assert script.ranks == [1, 3]
 

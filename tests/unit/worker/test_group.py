@@ -43,7 +43,7 @@ def test_an_abort_of_nccl_reaches_the_groups_of_user_code_and_does_not_wait(grou
     groups = [group.nccl, subgroup(group)]
     for each in groups:
         each.kernels.clear()
-    threads = group.abort_nccl()
+    threads = group.abort_device()
     assert not any(each.is_aborted for each in groups)
     for each in groups:
         each.kernels.set()
@@ -71,4 +71,4 @@ def test_a_group_is_destroyed_after_nccl_has_been_aborted(group: Group, monkeypa
     monkeypatch.setattr(dist, "destroy_process_group", lambda: seen.append(nccl.is_aborted))
     group.close()
     assert seen == [True]
-    assert group.abort_nccl() == []
+    assert group.abort_device() == []

@@ -239,7 +239,7 @@ class Group:
         self.seen.append(("gloo", self._copy.was_made))
         self._copy.make()
 
-    def abort_nccl(self) -> None:
+    def abort_device(self) -> None:
         self.seen.append(("nccl", self._copy.was_made))
 
 
@@ -258,7 +258,7 @@ def test_an_end_is_looked_at_ahead_of_gloos_abort_and_of_nccls(monkeypatch: pyte
     made.watch(copy)
     for generation in (2, 3):
         made._abort_if_mine(generation)
-        made._abort_nccl_if_mine(generation)
+        made._abort_device_if_mine(generation)
     assert group.seen == [("gloo", False), ("nccl", False)]
     assert not made.wait_for(copy)
 
