@@ -12,6 +12,7 @@ from simulation import threads
 from simulation.clock import ProcessLoop
 from spark_elastic.protocol import messages as m
 from spark_elastic.task import service as task_service
+from spark_elastic.task.supervisor import HostFaultError
 from spark_elastic.worker import main as worker_module
 from spark_elastic.worker.job import current_job
 
@@ -250,7 +251,7 @@ class Supervisor:
         if self.task.is_alive and not self.broken.done():
             if self.current is not None:
                 self.current.kill()
-            self.broken.set_exception(task_service.HostFaultError("the warm parent ended"))
+            self.broken.set_exception(HostFaultError("the warm parent ended"))
 
     # ------------------------------------------------------------------ inside
 

@@ -12,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from simulation import checkpoints, mesh, network, processes, threads
 from simulation.invariants import WatchedMachine
 from spark_elastic.data import tracker
+from spark_elastic.data.order import EpochOrder
 from spark_elastic.driver import service
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.task import service as task_service
@@ -81,11 +84,11 @@ def installed(clock: Any) -> Iterator[None]:
         run_coroutine_threadsafe=threads.run_coroutine_threadsafe,
     )
     of_driver = _asyncio(new_event_loop=lambda: clock().driver.loop)
-    real_order, real_failed, real_ready = tracker.EpochOrder, control.ControlClient.failed, control.ControlClient.ready
+    real_order, real_failed, real_ready = EpochOrder, control.ControlClient.failed, control.ControlClient.ready
 
     @functools.lru_cache(maxsize=1000)
     def orders(rows: bytes, epoch: int, spec: Any) -> Any:
-        return real_order(tracker.np.frombuffer(rows, tracker.np.int64), epoch, spec)
+        return real_order(np.frombuffer(rows, np.int64), epoch, spec)
 
     replacements: list[tuple[Any, str, Any]] = [
         (control, "asyncio", of_worker),
@@ -102,7 +105,7 @@ def installed(clock: Any) -> Iterator[None]:
         (worker_main, "_reseed", lambda: None),
         (worker_main, "set_pin", lambda pin: None),
         (worker_main, "CheckpointWriter", checkpoints.Writer),
-        (worker_main.logging, "basicConfig", lambda **_: None),
+        (logging, "basicConfig", lambda **_: None),
         (faults, "reached", _reached),
         (tracker, "EpochOrder", lambda rows, epoch, spec: orders(rows.tobytes(), epoch, spec)),
         (service, "asyncio", of_driver),

@@ -88,8 +88,8 @@ class Model(torch.nn.Module):
     def state_dict(self, *_: Any, **__: Any) -> Any:
         return {"weights": self.weights}
 
-    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
-        self.weights = state["weights"]
+    def load_state_dict(self, state_dict: Any, *_: Any, **__: Any) -> Any:
+        self.weights = state_dict["weights"]
 
     def parameters(self, recurse: bool = True) -> Any:
         return iter(())
@@ -100,7 +100,7 @@ class Model(torch.nn.Module):
     def named_buffers(self, *_: Any, **__: Any) -> Any:
         return iter(())
 
-    def modules(self) -> Any:
+    def modules(self, remove_duplicate: bool = True) -> Any:
         return iter(())
 
     def named_modules(self, *_: Any, **__: Any) -> Any:

@@ -175,7 +175,7 @@ class Batches(keras.utils.PyDataset):
         super().__init__()
         self._convert = convert
         self._iterator = iter(loader)
-        self._steps = loader.steps_left
+        self._steps: int = loader.steps_left
         self._given = 0
         self._shown: tuple[Any, ...] | None = None
 

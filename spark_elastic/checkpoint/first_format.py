@@ -65,7 +65,7 @@ class TensorRoom:
         for dtype, _, shape in self._specs:
             flat = torch.empty(math.prod(shape), dtype=dtype)
             self.tensors.append(shaped(flat, shape))
-            yield memoryview(raw(flat).numpy())
+            yield raw(flat).numpy().data
 
 
 def rebuild(skeleton: Any, tensors: Sequence[torch.Tensor], objects: Sequence[Any] | None) -> Any:

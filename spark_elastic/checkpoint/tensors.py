@@ -78,7 +78,7 @@ class TensorRoom:
         for name, dtype, shape in _parse(bytes(header), room):
             flat = torch.empty(math.prod(shape), dtype=dtype)
             self.tensors[name] = shaped(flat, shape)
-            yield memoryview(raw(flat).numpy())
+            yield raw(flat).numpy().data
 
 
 def load_file(path: str) -> dict[str, torch.Tensor]:

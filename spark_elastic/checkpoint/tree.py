@@ -55,7 +55,7 @@ class TreeEncoder:
             return self._tensor(value.detach().contiguous(), str(value.device), path)
         if kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
             content = torch.empty(value.nbytes, dtype=torch.uint8)
-            memoryview(content.numpy())[:] = value.tobytes()
+            content.numpy().data[:] = value.tobytes()
             return {"$array": self._keep(content, path), "dtype": value.dtype.str, "shape": list(value.shape)}
         if isinstance(value, numpy.generic) and value.dtype.kind in _NUMPY_KINDS and kind is value.dtype.type:
             return {"$scalar": _text(value.tobytes()), "dtype": value.dtype.str}

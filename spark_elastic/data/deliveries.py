@@ -164,9 +164,9 @@ def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
     """
     try:
         values = tensor.values() if tensor.is_nested else tensor
-        start = values.storage_offset() * values.element_size()
+        start = int(values.storage_offset()) * values.element_size()
         spans = (stride * (length - 1) for stride, length in zip(values.stride(), values.shape, strict=True) if length)
-        return int(values.untyped_storage()._cdata), start, start + (sum(spans) + 1) * values.element_size()
+        return int(values.untyped_storage()._cdata), start, start + int(sum(spans) + 1) * values.element_size()
     except (NotImplementedError, RuntimeError):  # sparse tensors and such have none
         return id(tensor), 0, 1
 

@@ -278,7 +278,7 @@ def _read_unischema(location: Location) -> bytes:
             metadata = read_footer(handle).metadata.metadata
     except (pa.ArrowException, OSError) as failure:
         raise DataError(f"{path} cannot be read as Parquet: {failure}") from failure
-    return (metadata or {}).get(UNISCHEMA_KEY, b"")
+    return bytes((metadata or {}).get(UNISCHEMA_KEY, b""))
 
 
 class _ListLengths:

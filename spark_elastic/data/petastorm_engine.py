@@ -167,7 +167,7 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
 
 
-class _KeyedCache(CacheBase):  # type: ignore[misc]
+class _KeyedCache(CacheBase):
     """A cache whose entries are of one dataset, as listed, and of one choice of columns, rows and transform.
 
     Petastorm's own keys name the place of a row group only.
@@ -184,7 +184,7 @@ class _KeyedCache(CacheBase):  # type: ignore[misc]
         self._cache.cleanup()
 
 
-class _WatchedPool(ProcessPool):  # type: ignore[misc]
+class _WatchedPool(ProcessPool):
     """Petastorm's process pool, which waits for workers that boot slowly and not for ones that have died."""
 
     _results_receiver_poller: Any

@@ -244,7 +244,8 @@ def _same_headers(field: Field, column: pa.Array) -> np.ndarray | None:
     data = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(len(column), -1)
     if (data[:, :header] != data[0, :header]).any():
         return None
-    return np.ascontiguousarray(data[:, header:]).view(first.dtype).reshape(len(column), *first.shape)
+    values: np.ndarray = np.ascontiguousarray(data[:, header:]).view(first.dtype)
+    return values.reshape(len(column), *first.shape)
 
 
 def _tensors(values: np.ndarray) -> pa.Array:

@@ -119,7 +119,7 @@ def _make_bar() -> Any:
     else:
         from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc, valid-type]
+    class Bar(tqdm):  # type: ignore[misc]
         monitor_interval = 0  # or tqdm would start a thread that outlives the job
         head = tail = ""
 

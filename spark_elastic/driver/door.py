@@ -164,7 +164,7 @@ class Door:
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         def protocol() -> asyncio.StreamReaderProtocol:
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._accepted)  # type: ignore[arg-type]
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._accepted)
 
         await self._loop.connect_accepted_socket(
             protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, Evaluator, MulticlassClassificationEvaluator
 from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
 
 from spark_elastic._saved_names import saved_as
@@ -15,7 +15,8 @@ from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
 
-METRICS = ("accuracy", "f1", "weightedPrecision", "weightedRecall")
+Metric = Literal["accuracy", "f1", "weightedPrecision", "weightedRecall"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds):
@@ -88,13 +89,15 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
     def _metadata(self, name: str) -> dict[str, Any]:
         return self.label_metadata if name == self.value("predictionCol") else {}
 
-    def _evaluators(self, columns: Mapping[str, str]) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
+        found: dict[str, Evaluator] = {
             name: MulticlassClassificationEvaluator(metricName=name, **columns) for name in METRICS
         }
         if self.value("probabilityCol"):
             found["logLoss"] = MulticlassClassificationEvaluator(
-                metricName="logLoss", probabilityCol=self.value("probabilityCol"), **columns
+                metricName="logLoss",  # type: ignore[arg-type]  # Spark has it, its annotation does not
+                probabilityCol=self.value("probabilityCol"),
+                **columns,
             )
         if self.numClasses == 2 and self.value("rawPredictionCol"):
             binary = {key: value for key, value in columns.items() if key != "predictionCol"}

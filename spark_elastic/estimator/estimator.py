@@ -54,7 +54,7 @@ from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import not_a_class, train
 
 
-class ElasticEstimator(Estimator, TrainingParams, MLReadable, MLWritable):
+class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["ElasticEstimator"], MLWritable):
     """Trains a torch network on a DataFrame, elastically. Subclasses say which columns have which roles."""
 
     # ------------------------------------------------------------------ for subclasses

@@ -43,7 +43,7 @@ def _first_bad(values: Any) -> int | None:
         if not flat.is_floating_point() or bool(flat.isfinite().all()):
             return None
         first = int((~flat.isfinite().reshape(len(flat), -1).all(1)).nonzero()[0])
-        return int(torch.searchsorted(values.offsets(), first, right=True)) - 1
+        return int(torch.searchsorted(values.offsets(), first, right=True)) - 1  # type: ignore[attr-defined]
     if isinstance(values, torch.Tensor):
         if not values.is_floating_point() or bool(values.isfinite().all()):
             return None

@@ -157,7 +157,7 @@ def _relation(frame: DataFrame, relation: Any) -> Any:
         or _class(relation.location()) != _LISTED
     ):
         return None
-    hadoop = frame.sparkSession._jsparkSession.sessionState().newHadoopConfWithOptions(relation.options())  # type: ignore[attr-defined]
+    hadoop = frame.sparkSession._jsparkSession.sessionState().newHadoopConfWithOptions(relation.options())
     files = []
     for listed in _each(relation.location().allFiles()):
         path = listed.getPath()
@@ -174,7 +174,7 @@ def _relation(frame: DataFrame, relation: Any) -> Any:
 def _settings(frame: DataFrame) -> list[Any]:
     """The settings that may change what is read and computed."""
     session = frame.sparkSession
-    entries = _each(session._jsparkSession.conf().getAll())  # type: ignore[attr-defined]
+    entries = _each(session._jsparkSession.conf().getAll())
     given = {entry._1(): entry._2() for entry in entries}
     ours = {
         name: value for name, value in given.items() if name.startswith("spark.sql.") or not name.startswith("spark.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from spark_elastic.estimator.params import FitParams, boolean, names, param, tex
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _STRUCT = "__spark_elastic_prediction"
 
 
-class ElasticModel(Model, FitParams, MLReadable, MLWritable):
+class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable):
     """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses say what they make of outputs.
 
     model: the network, on the CPU. history: a dict for each epoch: epoch, loss, val_loss, metrics, rows, seconds, sizes of the
@@ -49,7 +52,7 @@ class ElasticModel(Model, FitParams, MLReadable, MLWritable):
         self._udf: tuple[Any, PredictionUdf] | None = None
         super().__init__(**params)
 
-    def describe(self, **facts: Any) -> Any:
+    def describe(self, **facts: Any) -> Self:
         """Set what training found out: layout, shapes, widths, history, …"""
         for name, value in facts.items():
             setattr(self, name, value)

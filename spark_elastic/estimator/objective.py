@@ -68,10 +68,11 @@ class Objective:
     def loss(self, pairs: Sequence[tuple[Any, Any, Any]], weight: torch.Tensor | None) -> torch.Tensor:
         """Return the weighted sum of the losses: each the mean over rows, or the mean weighted by ``weight`` [rows]."""
         factors = self.weights if len(self.weights) == len(pairs) else (1.0,) * len(pairs)
-        total: Any = 0.0
+        total: torch.Tensor | float = 0.0
         for factor, (loss, output, label) in zip(factors, pairs, strict=True):
             value = loss(output, label) if weight is None else _weighted_mean(loss, output, label, weight)
             total = total + factor * (value if value.dim() == 0 else value.mean())
+        assert isinstance(total, torch.Tensor), "a network has at least one loss"
         return total
 
     def measure(
@@ -126,10 +127,10 @@ def moved(value: Any, device: torch.device) -> Any:
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         cells = tuple(types.CellType(entry if entry is value else moved(entry, device)) for entry in closed)
         defaults = moved(value.__defaults__, device)
-        copied = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
-        copied.__kwdefaults__ = moved(value.__kwdefaults__, device)
-        copied.__dict__.update(value.__dict__)
-        return copied
+        function = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        function.__kwdefaults__ = moved(value.__kwdefaults__, device)
+        function.__dict__.update(value.__dict__)
+        return function
     if hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)) and callable(value):
         copied = copy.copy(value)
         vars(copied).update(moved(dict(vars(value)), device))
@@ -143,6 +144,7 @@ def can_weight(loss: Any) -> bool:
 
 
 def _weighted_mean(loss: Any, output: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    values: torch.Tensor
     if hasattr(loss, "reduction"):
         each = copy.copy(loss)
         each.reduction = "none"

@@ -158,6 +158,7 @@ def first_rows(layout: Layout, data: DataPlan) -> dict[str, torch.Tensor]:
 
 
 def _network(params: Parameterized) -> torch.nn.Module:
+    model: torch.nn.Module | None
     model, make = params.value("model"), params.value("modelFn")
     if (model is None) == (make is None):
         raise ValueError("give exactly one of model and modelFn")

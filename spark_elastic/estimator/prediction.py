@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from pyspark.ml.evaluation import Evaluator
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
     HasLabelCol,
@@ -68,5 +69,5 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         finally:
             found.unpersist()
 
-    def _evaluators(self, columns: Mapping[str, str]) -> dict[str, Any]:
+    def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
         raise NotImplementedError

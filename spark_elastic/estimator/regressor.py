@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.evaluation import Evaluator, RegressionEvaluator
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.model import Flat
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 
-METRICS = ("rmse", "mse", "mae", "r2")
+Metric = Literal["rmse", "mse", "mae", "r2"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @saved_as("spark_elastic.estimator")
@@ -42,5 +43,5 @@ class TorchRegressionModel(PredictionModel):
     def _finish(self, outputs: Mapping[str, int]) -> Any:
         return Flat(tuple(outputs.items()))
 
-    def _evaluators(self, columns: Mapping[str, str]) -> dict[str, Any]:
+    def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
         return {name: RegressionEvaluator(metricName=name, **columns) for name in METRICS}

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.ml.functions import predict_batch_udf, vector_to_array
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.functions import PandasUDFType, pandas_udf
 from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, StructType
 
 from spark_elastic.errors import SparkElasticError
@@ -200,7 +201,7 @@ def _ragged_udf(
 
     if len(names) == 1:
         predict.__annotations__ = {"batches": Iterator["pd.Series"], "return": Iterator["pd.DataFrame"]}  # type: ignore[name-defined]  # noqa: F821
-    udf: Callable[..., Column] = f.pandas_udf(predict, kind, f.PandasUDFType.SCALAR_ITER)
+    udf: Callable[..., Column] = pandas_udf(predict, kind, PandasUDFType.SCALAR_ITER)  # type: ignore[call-overload]
     return udf
 
 

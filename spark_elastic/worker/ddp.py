@@ -430,7 +430,7 @@ def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:
     def mark(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
-                value = Boundary.apply(value, (call, weighting), is_leaving, 1.0)
+                value = Boundary.apply(value, (call, weighting), is_leaving, 1.0)  # type: ignore[no-untyped-call]
             if is_leaving and call.delivery is not None:
                 call.delivery.knows([value])
             return value

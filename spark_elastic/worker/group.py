@@ -162,7 +162,7 @@ class Group:
         return dropping
 
     def _new_gloo(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
         options._timeout = timeout
         options._threads = 2

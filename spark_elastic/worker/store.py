@@ -82,11 +82,12 @@ class MeshStore(Store):
         self.addresses: set[Address] = set()
         self.secret = b""
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes | str) -> None:
+        value = value.encode() if isinstance(value, str) else bytes(value)
         if len(self._may_be) > 1:  # user code has opened a listener meanwhile
-            self.address = next((one for one in self._may_be if is_published(one, bytes(value))), self.address)
+            self.address = next((one for one in self._may_be if is_published(one, value)), self.address)
         # The value comes last: it ends alike on all ranks, which ``pack`` makes use of.
-        mine = msgspec.msgpack.encode((key, self.address, self._mine, bytes(value)))
+        mine = msgspec.msgpack.encode((key, self.address, self._mine, value))
         for entry in self._store.gather(key.rstrip("0123456789"), mine, self._size):
             published, address, secret, content = msgspec.msgpack.decode(entry, type=tuple[str, Address, bytes, bytes])
             self._values[published] = content

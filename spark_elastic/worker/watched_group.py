@@ -78,7 +78,7 @@ class WatchedGroup(dist.ProcessGroup):
     """Hands all calls on to ``backends``, by the device of their tensors. Torch's C++ (DDP's reducer) comes this way, too."""
 
     def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, Any], watch: Watch) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
         self._watch = watch
         self._inner = dist.ProcessGroup(store, rank, size)
         kinds = {

@@ -106,7 +106,8 @@ class Boundary(torch.autograd.Function):
         factor = ctx.factor * (relative if ctx.is_leaving else 1.0 / relative)
         if factor == 1.0 and not torch.is_grad_enabled():
             return gradients[0], None, None, None
-        return Boundary.apply(gradients[0], ctx.owner, not ctx.is_leaving, factor), None, None, None
+        weighted = Boundary.apply(gradients[0], ctx.owner, not ctx.is_leaving, factor)  # type: ignore[no-untyped-call]
+        return weighted, None, None, None
 
 
 # The one of this process, as torch's default group is.

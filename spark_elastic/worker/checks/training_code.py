@@ -11,7 +11,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ class TrainingChecks:
             self._check_beside(optimizer, shared)
         return bool(trained)
 
-    def _check_bare(self, bare: list[torch.Tensor], is_shared: bool, is_any_wrapped: bool) -> None:
+    def _check_bare(self, bare: Sequence[torch.Tensor], is_shared: bool, is_any_wrapped: bool) -> None:
         """Parameters that train and that no wrapper averages: those of the State, or all that the function trains."""
         names = self._state._parameter_names()
         name = next((names[id(p)] for p in bare if id(p) in names), None)
@@ -268,7 +268,7 @@ def find_optimizers(tree: Any) -> list[torch.optim.Optimizer]:
     return [value for value in _reachable(tree) if isinstance(value, torch.optim.Optimizer)]
 
 
-def _averaged_by_torch(parameters: list[torch.Tensor]) -> bool:
+def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether torch's own wrapper, made by hand in this generation, averages their gradients."""
     wanted = {id(parameter) for parameter in parameters}
     wrappers = [value for value in gc.get_objects() if type(value) is torch.nn.parallel.DistributedDataParallel]

@@ -20,7 +20,7 @@ def why_unsupported(value: Any) -> str | None:
         return None
     if kind.__name__ == "DTensor" and isinstance(value, getattr(sys.modules.get(kind.__module__), "DTensor", ())):
         return "a DTensor, as FSDP and tensor parallelism make them"
-    if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(value):
         return "a parameter that has no shape before the model's first call"
     if value.is_nested:
         return "a nested tensor"

@@ -66,7 +66,8 @@ def tell(objects: Objects, first: dict[str, Any]) -> bytes | None:
     }
     optimizers = {place: now[place][1] for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
     try:
-        return cloudpickle.dumps(({place: _hollow(module) for place, module in modules.items()}, optimizers))
+        told: bytes = cloudpickle.dumps(({place: _hollow(module) for place, module in modules.items()}, optimizers))
+        return told
     except Exception as error:
         raise TrainingCodeError(
             f"{' and '.join(f'state.{place}' for place in modules)} has changed since the job began, and the change cannot be "
@@ -110,7 +111,7 @@ def outline(objects: Sequence[Any]) -> list[int]:
 def remember(objects: list[Any]) -> Callable[[], None]:
     """Return what puts modules and parameter groups back into the places where they are now, and optimizers' parameters."""
     modules = [
-        (part, dict(part._modules), dict(part._parameters), dict(part._buffers))
+        (part, [dict(registered) for registered in _registered(part)])
         for value in objects
         if isinstance(value, torch.nn.Module)
         for part in value.modules()
@@ -122,8 +123,8 @@ def remember(objects: list[Any]) -> Callable[[], None]:
     ]
 
     def put_back() -> None:
-        for part, *kept in modules:
-            for present, was in zip((part._modules, part._parameters, part._buffers), kept, strict=True):
+        for part, kept in modules:
+            for present, was in zip(_registered(part), kept, strict=True):
                 if _differ(present, was):
                     present.clear()
                     present.update(was)
@@ -133,6 +134,10 @@ def remember(objects: list[Any]) -> Callable[[], None]:
                 group["params"] = list(parameters)
 
     return put_back
+
+
+def _registered(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._modules, module._parameters, module._buffers
 
 
 def _differ(present: dict[str, Any], was: dict[str, Any]) -> bool:

@@ -113,7 +113,7 @@ class TorchState(ObjectState):
     def _compared(self) -> Named:
         names = self._parameter_names()
         objects = find_objects(self._values(shared=True)).values()
-        compared = [
+        compared: list[tuple[str, torch.Tensor]] = [
             (names[id(parameter)], parameter)
             for value in objects
             if isinstance(value, torch.nn.Module)
