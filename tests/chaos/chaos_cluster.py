@@ -25,6 +25,8 @@ class Cluster:
         self.disk = folder / "disk"
         # The end of each host's cable on this machine, by its address.
         self.cables: dict[str, str] = {}
+        # What runs a command on each host, by its address.
+        self._prefixes: dict[str, list[str]] = {}
         self.spark: Any = None
         self._folder = folder
         self._hosts = hosts
@@ -47,6 +49,16 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @property
+    def addresses(self) -> list[str]:
+        """The hosts' own addresses, in the order of the hosts."""
+        return list(self._prefixes)
+
+    def block(self, host: str, other: str) -> None:
+        """Cut two hosts off from each other; both reach the driver and all other hosts as before."""
+        for here, there in ((host, other), (other, host)):
+            _root(*self._prefixes[here], "ip", "route", "add", "blackhole", f"{there}/32")
 
     def _start_driver(self, url: str, host: str) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -99,7 +111,7 @@ class Cluster:
         except OSError as error:
             self.missing["network"] = str(error)
             return []
-        self.cables = cables
+        self.cables, self._prefixes = cables, dict(places)
         return places
 
 
