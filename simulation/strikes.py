@@ -37,7 +37,7 @@ class Strikes:
         self._hung: set[WorkerProcess] = set()
         self._stopped: set[WorkerProcess] = set()
 
-    def strike(self, fault: Fault, here: WorkerProcess | None) -> None:
+    def strike(self, fault: Fault, here: WorkerProcess | None) -> None:  # noqa: C901
         """Let a fault strike the worker that has come to its point, or one that is picked."""
         simulation = self.simulation
         if simulation.is_over:

@@ -46,6 +46,7 @@ class Listing:
 
     @property
     def newest_first(self) -> list[CheckpointName]:
+        """Return the names of the complete checkpoints, the newest first."""
         return sorted(self.complete, reverse=True)
 
     @property

@@ -28,7 +28,7 @@ _NUMPY_KINDS = "biufcmMSU"
 
 @dataclass(frozen=True, slots=True)
 class OpaqueObject:
-    """Stands for an object that only code could bring back: an instance of a class, a generator …"""
+    """Stands for an object that only code could bring back: an instance of a class, or a generator."""
 
     kind: str
     number: int
@@ -147,6 +147,7 @@ class TreeDecoder:
         self._device = device
 
     def decode(self, node: Any) -> Any:
+        """Return the value that a node of the JSON tree stands for."""
         if type(node) is list:
             return [self.decode(entry) for entry in node]
         if type(node) is not dict:

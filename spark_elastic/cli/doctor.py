@@ -38,6 +38,8 @@ Version = tuple[int, ...]
 
 
 class Level(str, Enum):
+    """How much a finding matters."""
+
     FINE = "fine"
     WARNING = "warning"
     FAULT = "fault"

@@ -28,6 +28,7 @@ class Script:
     folder: str
 
     def __call__(self) -> None:
+        """Run the file as ``__main__``."""
         enter_folder(self.folder)
         sys.argv = [self.path, *self.arguments]
         sys.path.insert(0, os.path.dirname(self.path))
@@ -47,6 +48,7 @@ class Module:
     folder: str
 
     def __call__(self) -> None:
+        """Run the module as ``__main__``."""
         enter_folder(self.folder)
         sys.argv = [self.name, *self.arguments]
         sys.path.insert(0, os.getcwd())
@@ -64,6 +66,7 @@ class Function:
     folder: str
 
     def __call__(self) -> None:
+        """Call the function."""
         enter_folder(self.folder)
         sys.argv = [self.name, *self.arguments]
         self.function()

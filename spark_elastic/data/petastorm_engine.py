@@ -138,6 +138,7 @@ class IdentifiedArrowWorker(ArrowReaderWorker):
     """Petastorm's worker for plain Parquet, publishing tables with two more columns. ``keep``: the rows to read."""
 
     def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: Any) -> None:
+        """Read one row group, of which ``keep`` names the rows that are wanted."""
         self._keep = keep
         _identified(super().process, self, piece_index, None, shuffle_row_drop_partition)
 
@@ -149,6 +150,7 @@ class IdentifiedDictWorker(PyDictReaderWorker):
     """Petastorm's worker for its own datasets, publishing dicts with two more keys. ``keep``: the rows to read."""
 
     def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: Any) -> None:
+        """Read one row group, of which ``keep`` names the rows that are wanted."""
         self._keep = keep
         _identified(super().process, self, piece_index, None, shuffle_row_drop_partition)
 

@@ -9,11 +9,15 @@ from spark_elastic.protocol.messages import Member
 
 
 class StartWorker(msgspec.Struct, frozen=True):
+    """Have the host start a training process."""
+
     host: int
     worker: int
 
 
 class KillWorker(msgspec.Struct, frozen=True):
+    """Have the host kill its training process."""
+
     host: int
     worker: int
 
@@ -26,6 +30,8 @@ class RestartTask(msgspec.Struct, frozen=True):
 
 
 class ReleaseTask(msgspec.Struct, frozen=True):
+    """Have the task end well: its slot is needed no more."""
+
     host: int
 
 
@@ -34,17 +40,23 @@ class YieldSlots(msgspec.Struct, frozen=True):
 
 
 class FormWorld(msgspec.Struct, frozen=True):
+    """Tell the members that they form the next world."""
+
     generation: int
     members: tuple[Member, ...]
     previous_size: int
 
 
 class InterruptWorld(msgspec.Struct, frozen=True):
+    """Have the workers leave the world at their next commit."""
+
     generation: int
     workers: tuple[int, ...]
 
 
 class AbortWorld(msgspec.Struct, frozen=True):
+    """Have the workers leave the world at once, in the midst of a collective if need be."""
+
     generation: int
     workers: tuple[int, ...]
     reason: str
@@ -58,11 +70,15 @@ class AbortDevice(msgspec.Struct, frozen=True):
 
 
 class FinishWorld(msgspec.Struct, frozen=True):
+    """Tell the workers that all of them have left the elastic function."""
+
     generation: int
     workers: tuple[int, ...]
 
 
 class LeaveJob(msgspec.Struct, frozen=True):
+    """Have the worker end: the job goes on, or ends, without it."""
+
     worker: int
 
 
@@ -73,6 +89,8 @@ class FinishJob(msgspec.Struct, frozen=True):
 
 
 class FailJob(msgspec.Struct, frozen=True):
+    """End the job with an error."""
+
     error: SparkElasticError
 
 

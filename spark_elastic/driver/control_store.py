@@ -82,6 +82,7 @@ class ControlStore:
         self._spaces[generation] = _Space()
 
     def close_generation(self, generation: int) -> None:
+        """Forget a generation's keys, and refuse those who wait for one of them."""
         space = self._spaces.pop(generation, _Space())
         for waiter in itertools.chain(*space.waiting.values(), *space.gathering.values()):
             waiter.answer(StoreReply(waiter.request.number, gone=True))

@@ -46,6 +46,7 @@ class WaitingLine(Generic[T]):
         return self._count
 
     def join(self, address: str, who: T) -> T | None:
+        """Let somebody wait at the end of its address's line. Returns who has to go because there are too many."""
         self._by_address.setdefault(address, []).append(who)
         self._count += 1
         if self._count <= self._limit:
@@ -91,6 +92,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop
 
     def open(self) -> None:
+        """Listen. Called on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._knocked)

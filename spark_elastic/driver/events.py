@@ -20,10 +20,14 @@ class TaskRegistered(msgspec.Struct, frozen=True):
 
 
 class TaskHeard(msgspec.Struct, frozen=True):
+    """A task has been heard from."""
+
     host: int
 
 
 class TaskLost(msgspec.Struct, frozen=True):
+    """The connection to a task broke, or its slot ended."""
+
     host: int
     reason: str
 
@@ -49,6 +53,8 @@ class HostsListed(msgspec.Struct, frozen=True):
 
 
 class WorkerConnected(msgspec.Struct, frozen=True):
+    """A training process has connected to the driver."""
+
     worker: int
 
 
@@ -84,6 +90,8 @@ class WorkerReady(msgspec.Struct, frozen=True):
 
 
 class WorkerAborted(msgspec.Struct, frozen=True):
+    """A worker has aborted its world, and tells its last commit."""
+
     worker: int
     generation: int
     commit: CommitId | None
@@ -105,6 +113,8 @@ class GroupFormed(msgspec.Struct, frozen=True):
 
 
 class WorkerReturned(msgspec.Struct, frozen=True):
+    """A worker has returned from the elastic function."""
+
     worker: int
     generation: int
     commit: CommitId | None
@@ -128,11 +138,15 @@ class ResultFlowed(msgspec.Struct, frozen=True):
 
 
 class ResultArrived(msgspec.Struct, frozen=True):
+    """A worker's return value is here."""
+
     worker: int
     elastic: bool
 
 
 class WorkerHeard(msgspec.Struct, frozen=True):
+    """A worker's heartbeat has arrived."""
+
     worker: int
     generation: int
     activity: Activity

@@ -45,6 +45,7 @@ class FailureBook:
     _counted: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, failure: WorkerFailure) -> None:
+        """Remember how a worker failed."""
         self.failures[failure.worker] = failure
         while len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
@@ -58,9 +59,11 @@ class FailureBook:
         self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
 
     def count_exception(self, generation: int, place: str, error: str) -> None:
+        """Count an exception of user code at this place."""
         self._counted.append((generation, f"{error.split(':', 1)[0]} at {place}"))
 
     def count_exit(self, generation: int, code: int) -> None:
+        """Count a process's exit, unless its code says that the cluster ended it."""
         if code not in _CLUSTERS_DOING:
             self._counted.append((generation, ""))
 
@@ -79,4 +82,5 @@ class FailureBook:
         return None
 
     def story(self) -> tuple[WorkerFailure, ...]:
+        """Return the failures that are remembered."""
         return tuple(self.failures.values())

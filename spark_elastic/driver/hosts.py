@@ -61,15 +61,19 @@ class HostManager:
         return len(self._hosts)
 
     def get(self, host: int) -> Host | None:
+        """Return a host by its number, or None."""
         return self._hosts.get(host)
 
     def add(self, host: Host) -> None:
+        """Admit a host."""
         self._hosts[host.host] = host
 
     def remove(self, host: int) -> Host | None:
+        """Forget a host and return it."""
         return self._hosts.pop(host, None)
 
     def draining(self) -> set[int]:
+        """Return the numbers of the hosts that drain."""
         return {host.host for host in self._hosts.values() if host.draining}
 
     def worker_failed(self, place: str, now: float) -> bool:

@@ -19,6 +19,7 @@ class HostListing:
     _known: set[str] = field(default_factory=set)
 
     def update(self, slots: Mapping[str, int | None]) -> None:
+        """Take what the discovery script lists now: slots by host, None where it does not say how many."""
         self.slots = slots
         self._known.update(slots)
 

@@ -157,6 +157,7 @@ class DriverMachine:
 
     @property
     def generation(self) -> int:
+        """The number of the present world, or of the last one."""
         return self._generation
 
     @property

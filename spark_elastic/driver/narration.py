@@ -53,17 +53,7 @@ class Narrator:
             case "state_lost":
                 return logging.WARNING, f"{fields['reason']}; the next world begins from the newest durable checkpoint"
             case "newcomers_paused":
-                again = f"it is tried again in {fields['seconds']:g} s"
-                if fields["host"] is not None:
-                    return (
-                        logging.WARNING,
-                        f"newcomers on {fields['host']} are left out: {fields['reason']}; training goes on without them, {again}",
-                    )
-                return (
-                    logging.WARNING,
-                    f"newcomers have broken {fields['failures']} worlds in a row, the last time because {fields['reason']}; "
-                    f"training goes on without newcomers, {again}",
-                )
+                return logging.WARNING, _describe_pause(fields)
             case "driver_paused":
                 return logging.WARNING, f"the driver stood still for {fields['seconds']:g} s"
             case "host_draining":
@@ -72,3 +62,13 @@ class Narrator:
                     f"host {fields['host']} on {fields['name']} drains; its worker leaves at the next commit",
                 )
         return None
+
+
+def _describe_pause(fields: Mapping[str, Any]) -> str:
+    again = f"it is tried again in {fields['seconds']:g} s"
+    if fields["host"] is not None:
+        return f"newcomers on {fields['host']} are left out: {fields['reason']}; training goes on without them, {again}"
+    return (
+        f"newcomers have broken {fields['failures']} worlds in a row, the last time because {fields['reason']}; "
+        f"training goes on without newcomers, {again}"
+    )

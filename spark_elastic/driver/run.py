@@ -74,6 +74,8 @@ def run(
         fn: called in each worker; travels with its arguments by cloudpickle. With a function decorated by ``@elastic``
             inside, training survives resets; without, ``fn`` runs once in each of ``num_proc`` workers, which know nothing of
             each other (see ``elastic`` for those that do).
+        args: positional arguments of ``fn``.
+        kwargs: keyword arguments of ``fn``.
         num_proc: workers to wait for before the first generation; default ``min_np``.
         min_np: with fewer workers, training waits.
         max_np: slots asked of Spark. Unset, ``min_np`` and ``max_np`` come from the Spark configuration: with dynamic

@@ -340,7 +340,7 @@ class SparkDriverService:
         else:
             raise ConnectionLostError(f"a task may not send {type(message).__name__}")
 
-    def _worker_said(self, link: _WorkerLink, message: Any) -> None:
+    def _worker_said(self, link: _WorkerLink, message: Any) -> None:  # noqa: C901  # a case for each message
         worker = link.worker
         match message:
             case m.Heartbeat():
@@ -464,7 +464,7 @@ class SparkDriverService:
                 task.connection.send_encoded(ping)
         self._handle(ev.Tick())
 
-    def _execute(self, command: do.Command) -> None:
+    def _execute(self, command: do.Command) -> None:  # noqa: C901  # a case for each command
         match command:
             case do.Record(kind, fields):
                 told = self._narrator.tell(kind, fields)
@@ -517,7 +517,7 @@ class SparkDriverService:
                     self.outcome.set_exception(error)
 
     def _choose_backend(self, members: tuple[m.Member, ...]) -> str:
-        """nccl where every worker of the world has a GPU that no other has, else gloo."""
+        """Return nccl where every worker of the world has a GPU that no other has, else gloo."""
         if self._backend is not None:
             return self._backend
         gpus = []

@@ -10,6 +10,7 @@ from typing import Any
 
 
 def check_session(spark: Any) -> None:
+    """Raise ``TypeError`` where ``spark`` is no session with a SparkContext that lives."""
     if getattr(spark, "sparkContext", None) is None:
         raise TypeError(f"spark must be a SparkSession with its SparkContext (not of Spark Connect), not {spark!r}")
 

@@ -31,12 +31,16 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class HostSilent:
+    """A host has to be given up: its task was not heard from."""
+
     host: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHung:
+    """A worker has to be replaced: it does not get on."""
+
     worker: int
     cause: str
 
@@ -74,6 +78,7 @@ Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | CollectivesS
 
 
 def silent_hosts(seen: Situation) -> Iterator[Finding]:
+    """Find hosts whose task was not heard from for too long."""
     limit = seen.settings.heartbeat_timeout
     silent = {
         host.host: seen.now - host.heard
@@ -134,17 +139,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
         # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
     elif late := find_late(inside, is_awaited):
-        numbers = {worker.worker for worker in late}
-        if last_holders(seen, numbers):
-            # It may wait itself, for ranks that were lost after they had left: an abort frees it, and nobody is given up.
-            yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
-            return
-        for worker in late:
-            yield WorkerHung(
-                worker.worker,
-                f"hung: all others had waited for it in a collective for {limit:g} s "
-                "(hang_timeout; call state.heartbeat() in long code)",
-            )
+        yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
         yield CollectivesStuck(_describe_stuck(limit), find_silent(seen, inside))
     elif not world.progressed:
@@ -152,6 +147,20 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
             f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
             "and state.heartbeat() in long code before it"
+        )
+
+
+def _replace_late(seen: Situation, world: World, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
+    numbers = {worker.worker for worker in late}
+    if last_holders(seen, numbers):
+        # It may wait itself, for ranks that were lost after they had left: an abort frees it, and nobody is given up.
+        yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
+        return
+    for worker in late:
+        yield WorkerHung(
+            worker.worker,
+            f"hung: all others had waited for it in a collective for {limit:g} s "
+            "(hang_timeout; call state.heartbeat() in long code)",
         )
 
 
@@ -303,6 +312,7 @@ def _time_without_progress(seen: Situation, world: World) -> float:
 
 
 def slow_forming(seen: Situation) -> Iterator[Finding]:
+    """Find a world whose ranks have not connected to each other in time."""
     world, limit = seen.world, seen.settings.form_timeout
     if world is None or world.phase is not WorldPhase.FORMING or seen.now - world.since <= limit:
         return
@@ -311,6 +321,7 @@ def slow_forming(seen: Situation) -> Iterator[Finding]:
 
 
 def overdue_drains(seen: Situation) -> Iterator[Finding]:
+    """Find hosts that drain and whose worker has not left in time."""
     if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
         return
     hosts = {host.host: host for host in seen.hosts}

@@ -21,6 +21,8 @@ class Phase(Enum):
 
 
 class WorldPhase(Enum):
+    """How far a world has come."""
+
     FORMING = auto()
     RUNNING = auto()
     INTERRUPTING = auto()
@@ -30,6 +32,8 @@ class WorldPhase(Enum):
 
 @dataclass(slots=True)
 class Worker:
+    """What the driver knows of one training process."""
+
     worker: int
     host: int
     host_name: str
@@ -53,6 +57,8 @@ class Worker:
 
 @dataclass(slots=True)
 class World:
+    """One generation: its members, and how far it has come."""
+
     generation: int
     members: tuple[Member, ...]
     since: float
@@ -79,4 +85,5 @@ class World:
 
     @property
     def workers(self) -> tuple[int, ...]:
+        """The numbers of the members, in rank order."""
         return tuple(self.ranks)

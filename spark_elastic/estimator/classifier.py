@@ -115,6 +115,7 @@ class Classes:
         self.roles, self.thresholds, self.is_probability = dict(roles), thresholds, is_probability
 
     def __call__(self, values: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the output columns, by name."""
         raw = values[0].reshape(len(values[0]), -1).astype(np.float64)
         if self.is_probability:
             raw = probability = np.hstack([1 - raw, raw]) if raw.shape[1] == 1 else raw

@@ -47,6 +47,7 @@ class Split:
 
     @property
     def is_wanted(self) -> bool:
+        """Whether any rows are to be held back."""
         return self.fraction > 0 or self.indicator is not None
 
     def __str__(self) -> str:
@@ -69,10 +70,12 @@ class Dataset:
 
     @property
     def training_url(self) -> str:
+        """The folder of the rows to train on."""
         return f"{self.url}/{_SPLIT}=0"
 
     @property
     def validation_url(self) -> str | None:
+        """The folder of the rows that are held back; None where there are none."""
         return f"{self.url}/{_SPLIT}=1" if self.validation_rows else None
 
 

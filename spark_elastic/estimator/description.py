@@ -54,6 +54,7 @@ class _Description:
         return self._known[id(value)][1]
 
     def _composed(self, value: Any) -> Any:
+        """Describe a value by what it is made of."""
         if isinstance(value, Mapping):
             return {str(key): self.of(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
@@ -69,6 +70,10 @@ class _Description:
         if isinstance(value, torch.optim.Optimizer):
             groups = [{**group, "params": len(group["params"])} for group in value.param_groups]
             return [self._class(type(value)), self.of(groups)]
+        return self._code(value)
+
+    def _code(self, value: Any) -> Any:
+        """Describe what can be called, a class or a module; anything else by its attributes."""
         if isinstance(value, functools.partial):
             return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
         if isinstance(value, types.MethodType):

@@ -47,6 +47,7 @@ def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
 
 
 def is_vector(kind: DataType) -> bool:
+    """Whether a column holds Spark ML's vectors."""
     return isinstance(kind, VectorUDT)
 
 

@@ -20,10 +20,12 @@ class HadoopFiles:
             self._fs = self._path(url).getFileSystem(context._jsc.hadoopConfiguration())
 
     def exists(self, url: str) -> bool:
+        """Whether there is a file or folder at the URL."""
         with _as_os_errors(url):
             return bool(self._fs.exists(self._path(url)))
 
     def read(self, url: str) -> bytes:
+        """Return the content of a file."""
         with _as_os_errors(url):
             stream = self._fs.open(self._path(url))
             try:
@@ -76,6 +78,7 @@ class HadoopFiles:
             self._fs.copyFromLocalFile(False, True, self._path(f"file://{local}"), self._path(url))
 
     def download(self, url: str, local: str) -> None:
+        """Copy a file to this machine."""
         with _as_os_errors(url):
             self._fs.copyToLocalFile(False, self._path(url), self._path(f"file://{local}"), True)
 

@@ -117,6 +117,7 @@ def ordered(names: Sequence[str], layout: Layout) -> list[str]:
 
 
 def unique(names: Iterable[str]) -> list[str]:
+    """Return names once each, in the order in which they first appear."""
     return list(dict.fromkeys(names))
 
 

@@ -53,12 +53,13 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable):
         super().__init__(**params)
 
     def describe(self, **facts: Any) -> Self:
-        """Set what training found out: layout, shapes, widths, history, …"""
+        """Set what training found out, such as layout, shapes, widths and history."""
         for name, value in facts.items():
             setattr(self, name, value)
         return self
 
     def copy(self, extra: Any = None) -> Any:
+        """Copy the Params; the network is shared."""
         copied = super().copy(extra)
         copied._udf = None
         return copied
@@ -191,6 +192,7 @@ class Flat:
         self.outputs = outputs
 
     def __call__(self, values: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the output columns, by name."""
         return {
             name: value.reshape(len(value), -1).astype(np.float64) if width else value.reshape(-1).astype(np.float64)
             for (name, width), value in zip(self.outputs, values, strict=False)

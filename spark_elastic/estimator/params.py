@@ -117,18 +117,22 @@ def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = F
 
 
 def boolean(value: Any) -> bool:
+    """Convert a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"must be True or False, not {value!r}")
     return value
 
 
 def text(value: Any) -> str:
+    """Convert a string."""
     if not isinstance(value, str):
         raise TypeError(f"must be a string, not {value!r}")
     return value
 
 
 def one_of(*choices: str) -> Converter:
+    """Make a converter that takes one of these strings."""
+
     def convert(value: Any) -> str:
         if value not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
@@ -146,6 +150,7 @@ def names(value: Any) -> list[str]:
 
 
 def numbers(value: Any) -> list[float]:
+    """Convert a list of numbers."""
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"must be a list of numbers, not {value!r}")
     return [number()(entry) for entry in value]
@@ -171,12 +176,14 @@ def json_dict(value: Any) -> dict[str, Any]:
 
 
 def keywords(value: Any) -> dict[str, Any]:
+    """Convert a dict of keyword arguments."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(f"must be a dict of keyword arguments, not {value!r}")
     return dict(value)
 
 
 def function(value: Any) -> Any:
+    """Convert a callable."""
     if not callable(value):
         raise TypeError(f"must be callable, not {value!r}")
     return value
@@ -218,6 +225,7 @@ def inputs(value: Any) -> dict[str, Any]:
 
 
 def store(value: Any) -> Store:
+    """Convert a Store, or the URL of one."""
     if isinstance(value, str):
         return Store.create(value)
     if not isinstance(value, Store):
@@ -226,6 +234,7 @@ def store(value: Any) -> Store:
 
 
 def callback_list(value: Any) -> list[Any]:
+    """Convert a callback or a list of callbacks."""
     listed = list(value) if isinstance(value, Sequence) else [value]
     for entry in listed:
         if not callable(getattr(entry, "on_epoch_end", None)):
@@ -234,6 +243,7 @@ def callback_list(value: Any) -> list[Any]:
 
 
 def optimizer(value: Any) -> Any:
+    """Convert an optimizer: a class, an instance, or a function of parameters."""
     import torch
 
     if not callable(value) and not isinstance(value, torch.optim.Optimizer):
@@ -242,6 +252,7 @@ def optimizer(value: Any) -> Any:
 
 
 def module(value: Any) -> Any:
+    """Convert a network."""
     import torch
 
     if not isinstance(value, torch.nn.Module):

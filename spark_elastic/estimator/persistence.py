@@ -47,6 +47,7 @@ class EstimatorWriter(MLWriter):
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
+        """Write metadata, Params, tensors and the rest into the folder."""
         plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
             written = _write_objects(folder, {"params": other, **self._objects()})
@@ -99,6 +100,7 @@ class EstimatorReader(MLReader[Any]):
         self.cls = cls
 
     def load(self, path: str) -> Any:
+        """Read an instance from a folder. Raises where it is damaged, or of another class."""
         metadata = _read_metadata(path, _context(self))
         found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:

@@ -44,6 +44,7 @@ class DataPlan:
 
     @property
     def training(self) -> dict[str, Any]:
+        """Return what two runs have to share so that one may go on from the other."""
         return {
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,

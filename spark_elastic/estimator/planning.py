@@ -96,6 +96,7 @@ def plan_lesson(params: Parameterized, layout: Layout, default_loss: Any) -> Les
 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
+    """Return how rows are split for validation. Raises ValueError where the Params contradict each other."""
     split = Split(params.value("validationFraction"), indicator, params.value("seed"))
     if split.fraction and split.indicator:
         raise ValueError(f"give validationFraction={split.fraction} or validationIndicatorCol={indicator!r}, not both")

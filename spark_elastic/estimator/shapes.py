@@ -33,6 +33,7 @@ class ClassificationLoss:
     reduction = "mean"
 
     def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        """Return the loss, reduced as ``reduction`` says."""
         if output.dim() == 1:
             return functional.binary_cross_entropy_with_logits(output, label.to(output.dtype), reduction=self.reduction)
         return functional.cross_entropy(output, label.long(), reduction=self.reduction)

@@ -81,9 +81,11 @@ class Store:
         return f"{self.url}/runs/{run_id}"
 
     def checkpoint_url(self, run_id: str) -> str:
+        """Return the folder of a run's checkpoints."""
         return f"{self.run_url(run_id)}/checkpoints"
 
     def log_url(self, run_id: str) -> str:
+        """Return the folder of a run's logs."""
         return f"{self.run_url(run_id)}/logs"
 
     def spark_url(self, url: str | None = None) -> str:

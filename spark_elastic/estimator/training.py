@@ -104,6 +104,7 @@ class Trainer:
         )
 
     def run(self, state: Any) -> None:
+        """Train from where the state is to the end."""
         self.not_finite, self._losses = None, LossWatch()
         if not isinstance(state.history, bytes):  # of a checkpoint of an earlier release
             state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in state.history)
@@ -401,6 +402,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
 
 def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> Any:
+    """Make the learning rate scheduler, if there is to be one."""
     return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
 
 
@@ -419,6 +421,7 @@ def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> No
 
 
 def not_a_class(name: str, value: float) -> str:
+    """Return what to say of a label that is no class index."""
     return f"column {name!r} has the label {value:g}; the loss takes class indexes, which are whole numbers from 0 on"
 
 

@@ -53,15 +53,18 @@ class Connection:
 
     @property
     def local_address(self) -> str:
+        """The address of this end."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     @property
     def peer_address(self) -> str:
+        """The address of the other end."""
         peer = self._writer.get_extra_info("peername")
         return str(peer[0]) if peer else "unknown"
 
     @property
     def descriptor(self) -> int:
+        """The number of the socket's file descriptor."""
         return int(self._writer.get_extra_info("socket").fileno())
 
     @property
@@ -71,6 +74,7 @@ class Connection:
 
     @property
     def open(self) -> bool:
+        """Whether nobody has closed the connection yet."""
         return not self._writer.is_closing()
 
     def send(self, message: Message) -> None:
@@ -78,6 +82,7 @@ class Connection:
         self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
+        """Send a frame that is encoded already; nothing where the connection is closed."""
         if not self._writer.is_closing():
             self._writer.write(frame)
 

@@ -25,6 +25,8 @@ class Point(Enum):
 
 
 class Action(Enum):
+    """What an injected fault does to its worker."""
+
     KILL = "kill"
     EXIT = "exit"
     SEGFAULT = "segfault"

@@ -55,6 +55,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stream(Enum):
+    """Which of its two outputs a worker has written to."""
+
     OUT = "stdout"
     ERR = "stderr"
 
@@ -73,6 +75,8 @@ class Ping(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
+    """The answer to a ping, with its number."""
+
     number: int
 
 
@@ -94,6 +98,8 @@ class TaskHello(Message, frozen=True):
 
 
 class WorkerStarted(Message, frozen=True):
+    """The task has started the training process, which has this pid."""
+
     worker: int
     pid: int
 

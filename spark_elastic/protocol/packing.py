@@ -14,12 +14,14 @@ import msgspec
 
 
 def pack(values: Sequence[bytes]) -> bytes:
+    """Pack values in little room when their ends are alike."""
     end = _common_end(values)
     own = [value.removesuffix(end) for value in values]
     return zlib.compress(msgspec.msgpack.encode((own, end)))
 
 
 def unpack(packed: bytes) -> tuple[bytes, ...]:
+    """Return what was packed, in its order."""
     own, end = msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[list[bytes], bytes])
     return tuple(value + end for value in own)
 

@@ -37,6 +37,7 @@ class OutputForwarder:
 
     @property
     def is_open(self) -> bool:
+        """Whether more may come."""
         return self._reading >= 0
 
     def start(self) -> None:

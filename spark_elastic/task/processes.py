@@ -60,6 +60,7 @@ class ExitSign:
             return False  # it is gone, which is another matter
 
     def close(self) -> None:
+        """Close the descriptor."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -183,6 +183,7 @@ def _end() -> NoReturn:
 
 
 def send(connection: socket.socket, packet: dict[str, Any], descriptors: list[int] | None = None) -> None:
+    """Send one packet, with open files."""
     try:
         socket.send_fds(connection, [json.dumps(packet).encode()], descriptors or [])
     except (BrokenPipeError, ConnectionResetError):
@@ -204,6 +205,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
 
 
 def encode_ticket(ticket: Ticket) -> dict[str, Any]:
+    """Return a ticket as what JSON can hold."""
     return {
         "run_id": ticket.run_id,
         "addresses": ticket.addresses,
@@ -214,6 +216,7 @@ def encode_ticket(ticket: Ticket) -> dict[str, Any]:
 
 
 def decode_ticket(packet: dict[str, Any]) -> Ticket:
+    """Return the ticket that was encoded."""
     return Ticket(
         run_id=packet["run_id"],
         addresses=tuple((host, port) for host, port in packet["addresses"]),

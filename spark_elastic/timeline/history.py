@@ -29,6 +29,8 @@ class Doing(Enum):
 
 @dataclass(frozen=True)
 class Span:
+    """What one worker did from ``start`` to ``end``."""
+
     doing: Doing
     start: float
     end: float
@@ -48,6 +50,8 @@ class WorkerLine:
 
 @dataclass(frozen=True)
 class Generation:
+    """One world, from its first step to its end."""
+
     generation: int
     size: int
     start: float
@@ -137,54 +141,77 @@ def _outcome(events: Sequence[Event]) -> str:
 
 
 def _worker_lines(events: Sequence[Event]) -> list[WorkerLine]:
-    lines: dict[int, WorkerLine] = {}
-    now: dict[int, tuple[Doing, float, int]] = {}
-    members: list[int] = []
-    generation = 0
-
-    def change(worker: int, doing: Doing | None, time: float) -> None:
-        if worker in now:
-            before, since, of = now.pop(worker)
-            lines[worker].spans.append(Span(before, since, time, of))
-        if doing is not None and worker in lines:
-            now[worker] = (doing, time, generation)
-
+    lines = _Lines()
     for event in events:
-        time = event["time"]
+        if "worker" in event:
+            lines.see_worker(event)
+        else:
+            lines.see_world(event)
+    lines.end(events[-1]["time"])
+    return list(lines.lines.values())
+
+
+class _Lines:
+    """Follows what each worker does, event by event."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, WorkerLine] = {}
+        # What each worker does now, since when, and in which generation.
+        self._now: dict[int, tuple[Doing, float, int]] = {}
+        self._members: list[int] = []
+        self._generation = 0
+
+    def see_worker(self, event: Event) -> None:
+        """Take in what happened to one worker."""
+        worker, time = event["worker"], event["time"]
         match event["event"]:
             case "worker_starting":
-                lines[event["worker"]] = WorkerLine(event["worker"], event["name"])
-                change(event["worker"], Doing.BOOTING, time)
+                self.lines[worker] = WorkerLine(worker, event["name"])
+                self._change(worker, Doing.BOOTING, time)
             case "worker_ready":
-                change(event["worker"], Doing.WAITING, time)
-            case "world_forming":
-                generation, members = event["generation"], event["workers"]
-                for rank, worker in enumerate(members):
-                    change(worker, Doing.SYNCING, time)
-                    lines[worker].ranks[generation] = rank
-            case "entered" if event["worker"] in now:
-                change(event["worker"], Doing.TRAINING, time)
-            case "world_broken":
-                for worker in members:
-                    if now.get(worker, (None,))[0] in (Doing.TRAINING, Doing.SYNCING):
-                        change(worker, Doing.LEAVING, time)
-            case "world_finished":
-                for worker in members:
-                    change(worker, Doing.FINISHING, time)
+                self._change(worker, Doing.WAITING, time)
+            case "entered" if worker in self._now:
+                self._change(worker, Doing.TRAINING, time)
             case "worker_lost":
-                change(event["worker"], None, time)
-                lines[event["worker"]].cause = event["cause"]
+                self._change(worker, None, time)
+                self.lines[worker].cause = event["cause"]
             case "worker_exited":
-                change(event["worker"], None, time)
-                if lines[event["worker"]].cause in VAGUE:
-                    lines[event["worker"]].cause = event["meaning"]
+                self._change(worker, None, time)
+                if self.lines[worker].cause in VAGUE:
+                    self.lines[worker].cause = event["meaning"]
             case "result_arrived":
-                if not generation:  # a function without an elastic part
-                    now[event["worker"]] = (Doing.TRAINING, *now[event["worker"]][1:])
-                change(event["worker"], None, time)
-    for worker in list(now):
-        change(worker, None, events[-1]["time"])
-    return list(lines.values())
+                if not self._generation:  # a function without an elastic part
+                    self._now[worker] = (Doing.TRAINING, *self._now[worker][1:])
+                self._change(worker, None, time)
+
+    def see_world(self, event: Event) -> None:
+        """Take in what happened to all members of a world."""
+        time = event["time"]
+        match event["event"]:
+            case "world_forming":
+                self._generation, self._members = event["generation"], event["workers"]
+                for rank, worker in enumerate(self._members):
+                    self._change(worker, Doing.SYNCING, time)
+                    self.lines[worker].ranks[self._generation] = rank
+            case "world_broken":
+                for worker in self._members:
+                    if self._now.get(worker, (None,))[0] in (Doing.TRAINING, Doing.SYNCING):
+                        self._change(worker, Doing.LEAVING, time)
+            case "world_finished":
+                for worker in self._members:
+                    self._change(worker, Doing.FINISHING, time)
+
+    def end(self, time: float) -> None:
+        """End what workers still do when the log ends."""
+        for worker in list(self._now):
+            self._change(worker, None, time)
+
+    def _change(self, worker: int, doing: Doing | None, time: float) -> None:
+        if worker in self._now:
+            before, since, generation = self._now.pop(worker)
+            self.lines[worker].spans.append(Span(before, since, time, generation))
+        if doing is not None and worker in self.lines:
+            self._now[worker] = (doing, time, self._generation)
 
 
 def _generations(events: Sequence[Event]) -> list[Generation]:

@@ -15,6 +15,8 @@ FAULT_SECONDS = 1.0
 
 
 class Kind(Enum):
+    """Why a world ended."""
+
     LOSS = "loss"
     JOIN = "join"
     DRAIN = "drain"

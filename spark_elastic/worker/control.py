@@ -87,6 +87,7 @@ class ControlClient:
 
     @property
     def run_id(self) -> str:
+        """The name of the run."""
         return self._ticket.run_id
 
     @property
@@ -120,6 +121,7 @@ class ControlClient:
         self._send(m.Reported(kind, self.generation, values))  # type: ignore[arg-type]
 
     def claim_fault(self, fault: int) -> bool:
+        """Ask the driver whether this injected fault is still to strike, here."""
         number = next(self._numbers)
         return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
 
@@ -152,10 +154,12 @@ class ControlClient:
                 raise WorkerLostError(self._abort_reason)
 
     def is_aborted(self, generation: int) -> bool:
+        """Whether the driver has given the generation up."""
         return self._aborted >= generation
 
     @property
     def abort_reason(self) -> str:
+        """Why the last generation was given up."""
         return self._abort_reason
 
     @property
@@ -169,6 +173,7 @@ class ControlClient:
             return self._changed.wait_for(condition, seconds)
 
     def notify(self) -> None:
+        """Wake those who wait for a change."""
         with self._changed:
             self._changed.notify_all()
 

@@ -44,7 +44,8 @@ class RowSource(Protocol):
     """A loader that knows how many rows of the present global batch each rank has."""
 
     @property
-    def batch_rows(self) -> Sequence[int]: ...
+    def batch_rows(self) -> Sequence[int]:
+        """The rows of the last batch on each rank."""
 
 
 class _Inner(nn.parallel.DistributedDataParallel):
@@ -259,7 +260,7 @@ class DistributedDataParallel(nn.Module):
         self._keep(_row_source=source)
 
     def set_rows(self, rows: float) -> None:
-        """Say what this rank's part of a global batch weighs: unmasked rows, tokens of a token mean, …
+        """Say what this rank's part of a global batch weighs: unmasked rows, or tokens of a token mean.
 
         A small collective: all ranks call it. It counts for the forwards after it, until the next call or the next commit, and
         for one before it that has had no call of its own and no ``backward`` yet. Zero is allowed where not all ranks say so.
@@ -315,20 +316,9 @@ class DistributedDataParallel(nn.Module):
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
         inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        call = None
-        if torch.is_grad_enabled():
-            if not self._content.is_current():
-                self._keep(_content=_Content(self.module))
-                if self._content.trainable and not self._content.is_reduced_as(self._reduced):
-                    self._build()
-                    self.compare([self])
-            if self._content.trainable:
-                call = _Call(self, inputs, world)
-                weighting.begin(call)
-                if any(value.requires_grad for value in inputs):
-                    args, kwargs = _mark((args, kwargs), call, False)
-        else:
-            deliveries.see(inputs)
+        call = self._begin(inputs, world)
+        if call is not None and any(value.requires_grad for value in inputs):
+            args, kwargs = _mark((args, kwargs), call, False)
         if self._ddp is None or (call is None and torch.is_grad_enabled()):
             self._read_agreement()
             return self.module(*args, **kwargs)
@@ -345,6 +335,22 @@ class DistributedDataParallel(nn.Module):
         if self._syncs:
             self._keep(_pass=-1)
         return _mark(outputs, call, True)
+
+    def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
+        """Begin a forward that gradients may come back through; None where there are none."""
+        if not torch.is_grad_enabled():
+            deliveries.see(inputs)
+            return None
+        if not self._content.is_current():
+            self._keep(_content=_Content(self.module))
+            if self._content.trainable and not self._content.is_reduced_as(self._reduced):
+                self._build()
+                self.compare([self])
+        if not self._content.trainable:
+            return None
+        call = _Call(self, inputs, world)
+        weighting.begin(call)
+        return call
 
     def _read_agreement(self) -> None:
         if self._agreement is not None:

@@ -106,6 +106,7 @@ class Job:
             models[0].compare(models)
 
     def add_model(self, model: DistributedDataParallel) -> None:
+        """Have a wrapped model belong to the worlds of this job."""
         if self.world is not None and self.is_fixed:
             broadcast_from_first(model)
             model.attach(self.world)
@@ -129,6 +130,7 @@ _job: Job | None = None
 
 
 def current_job() -> Job | None:
+    """Return the job of this process; None outside a job."""
     return _job
 
 

@@ -63,6 +63,8 @@ class RestartOnChange:
     named: tuple[str, ...] = ()
 
     def __call__(self) -> None:
+        """Run the script as a process in each generation, until it ends well on all ranks."""
+
         @elastic
         def supervise(state: ObjectState) -> None:
             job = current_job()

@@ -158,6 +158,7 @@ class Door:
         self._lock = threading.Lock()
 
     def shut(self) -> None:
+        """Refuse connections, unless somebody is in ``opened`` right now."""
         with self._lock:
             if not self._guests:
                 self._each(_refuse_connections)

@@ -50,6 +50,7 @@ class Watch:
         self._known: Any = None
 
     def entered(self, work: Any, is_collective: bool = True) -> None:
+        """Note that this rank has entered a collective."""
         with self._lock:
             self.collectives += is_collective
             kept = [] if self._in_order else _incomplete(self._pending)
@@ -66,6 +67,7 @@ class Watch:
             return bool(self._pending)
 
     def forget(self) -> None:
+        """Drop the works, and with them what they hold."""
         with self._lock:
             self._pending, self._known = [], None
 

@@ -47,10 +47,12 @@ class World:
 
     @property
     def rank(self) -> int:
+        """The rank of this worker."""
         return self.me.rank
 
     @property
     def size(self) -> int:
+        """The number of workers."""
         return len(self.members)
 
     @property

@@ -73,6 +73,7 @@ class TrainingChecks:
     # ------------------------------------------------------------------ steps
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look closely at an optimizer's first step in a generation."""
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
         self._steps += 1
@@ -186,6 +187,7 @@ class TrainingChecks:
         self._is_pending = False
 
     def before_return(self) -> None:
+        """Warn of what only shows when the elastic function returns."""
         if self._steps and not self._state._index:
             self._warn(
                 f"the elastic function returned after {self._steps} optimizer steps without a commit: a lost worker would "

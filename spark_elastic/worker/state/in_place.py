@@ -54,10 +54,12 @@ class SmallPart:
 
 
 def is_kept_in_place(value: Any) -> bool:
+    """Whether commits leave a value where it is, instead of copying it."""
     return isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
 
 
 def small_part(value: Any) -> SmallPart:
+    """Return what is small enough to be copied at each commit."""
     if isinstance(value, torch.nn.Module):
         return SmallPart([frozen_names(value), *value.buffers()])
     return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])
@@ -86,9 +88,11 @@ class WholeCopies:
 
     @property
     def current(self) -> Snapshot:
+        """The last commit of what is copied."""
         return self._small.current
 
     def lend(self) -> Snapshot:
+        """Return a whole copy for a newcomer to read."""
         whole = self._copy()
         whole.wait()
         return whole

@@ -171,6 +171,7 @@ def constant(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_constant(tensor: torch.Tensor) -> bool:
+    """Whether nobody changes the tensor: see ``constant``."""
     return getattr(tensor, "is_constant", False)
 
 
@@ -303,7 +304,8 @@ class Lender(Protocol):
         """Give the last commit away for reading; it stays as it is until ``take_back``, which any thread may call."""
         ...
 
-    def take_back(self) -> None: ...
+    def take_back(self) -> None:
+        """Forget the reader."""
 
 
 class SnapshotPair:
@@ -323,11 +325,13 @@ class SnapshotPair:
 
     @property
     def current(self) -> Snapshot:
+        """The last commit."""
         assert not self.is_empty, "nothing has been saved yet"
         return self._current
 
     @property
     def spare(self) -> Snapshot:
+        """Return the buffers that the next commit is written into."""
         if self._spare is self._lent:
             self._spare, self._third = self._third or self._new(), self._spare
         return self._spare
@@ -339,6 +343,7 @@ class SnapshotPair:
             snapshot.wait()
 
     def switch(self) -> None:
+        """Make what was written the last commit."""
         self._spare.wait()
         self._current, self._spare = self._spare, self._current
         self.is_empty = False
@@ -350,6 +355,7 @@ class SnapshotPair:
         return self._lent
 
     def take_back(self) -> None:
+        """Forget the reader."""
         self._lent = None
 
     def _new(self) -> Snapshot:

@@ -73,6 +73,7 @@ class TorchState(ObjectState):
             self._keep_first()
 
     def commit(self, durable: bool = False) -> None:
+        """Save, then check for changes of the world."""
         if self._checks is not None:
             self._checks.before_commit()
         super().commit(durable)
@@ -82,6 +83,7 @@ class TorchState(ObjectState):
     commit.__doc__ = State.commit.__doc__
 
     def save(self) -> None:
+        """Copy the objects."""
         super().save()
         if self._guard is not None:
             # The weights have changed: there is no commit before this one to go back to.
@@ -89,6 +91,7 @@ class TorchState(ObjectState):
             self._guard.dirty = False
 
     def restore(self) -> None:
+        """Put the objects back to the last commit, or on to the next one that others have made."""
         if self._guard is not None and self._guard.dirty:
             if self._job is None:
                 raise SparkElasticError(
