@@ -36,6 +36,6 @@ def test_a_host_whose_peers_cannot_be_reached_does_not_cost_the_others_their_job
     assert found["lost"]
     assert not set(found["first"]) & set(found["lost"])
     assert found["kinds"].count("world_broken") >= 3
-    assert found["kinds"][-1] == "job_finished"
+    assert "job_finished" in found["kinds"]
     assert len(found["results"]) == 2
     assert all(steps == weight > 0 for steps, weight in found["results"])
