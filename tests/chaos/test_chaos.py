@@ -18,7 +18,7 @@ def run_script(name: str, *arguments: str) -> str:
     paths = [str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(HERE / name), *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
