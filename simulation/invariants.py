@@ -12,8 +12,9 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
 from spark_elastic.driver.machine import DriverMachine
+from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.driver.world import Phase, World, WorldPhase
+from spark_elastic.driver.world import World
 from spark_elastic.errors import (
     JobCancelledError,
     NotEnoughHostsError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # Workers that the machine counts on.
-_COUNTED = (Phase.READY, Phase.MEMBER, Phase.VOTED)
+_COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
 
 def _held_by(worker: WorkerProcess) -> CommitId | None:
@@ -203,7 +204,7 @@ class Invariants:
             fail(f"{len(members)} members; min_np={settings.min_np}, max_np={settings.max_np}")
         self._check_nobody_trains(order.generation)
         newest: CommitId | None = max((member.commit for member in members if member.commit is not None), default=None)
-        for worker in self._living(*Phase):
+        for worker in self._living(*WorkerPhase):
             commit = _held_by(worker)
             if commit is not None and (newest is None or commit > newest):
                 fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
@@ -241,7 +242,7 @@ class Invariants:
                     f"generation {world.generation} is said to have formed, {process} is not connected"
                 )
 
-    def _living(self, *phases: Phase) -> list[WorkerProcess]:
+    def _living(self, *phases: WorkerPhase) -> list[WorkerProcess]:
         """Living processes that the machine believes to be in one of these phases."""
         processes = self.simulation.workers
         found = []

@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "survivors that are not ready are not waited for",
         _MACHINE + "_form_if_ready",
-        "if any(worker.phase is not Phase.READY for worker in self._living_members()):",
+        "if any(worker.phase is not WorkerPhase.READY for worker in self._living_members()):",
         "if False:",
     ),
     Mutant("survivors are not aborted", _MACHINE + "_break", "if fresh:", "if False:"),
@@ -285,7 +285,7 @@ MUTANTS = (
     Mutant(
         "what members of a broken world hold is taken for known",
         _WATCHDOG + "last_holders",
-        "and (worker.phase is Phase.READY or not is_broken or worker.worker in holding)",
+        "and (worker.phase is WorkerPhase.READY or not is_broken or worker.worker in holding)",
         "",
         "tests.unit.driver.test_machine:test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state",
     ),

@@ -1,15 +1,7 @@
 """DriverMachine: turns what happened (events) into what to do (commands).
 
 It does no I/O, starts nothing and reads no clock, so that every schedule of faults can be replayed. Each formed world is a
-*generation*; a reset takes a world through these phases:
-
-    FORMING ──all ranks acknowledged──▶ RUNNING ──all voted──▶ FINISHING ──all results──▶ (job finished)
-       │                                 │   │
-       │ loss                       loss │   │ newcomers are ready, or a host drains
-       ▼                                 ▼   ▼
-    BREAKING ◀───────────loss──────── INTERRUPTING
-       │                                 │
-       └──── every living member ready ──┴──▶ FORMING of the next generation
+*generation*. ``phases`` has the table of what a world and a worker go through.
 """
 
 from __future__ import annotations
@@ -22,11 +14,13 @@ from spark_elastic.driver import watchdog
 from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.failures import FailureBook, describe_exit
 from spark_elastic.driver.forming import choose_replaced
+from spark_elastic.driver.history import History
 from spark_elastic.driver.hosts import Host, HostManager
 from spark_elastic.driver.listing import HostListing
+from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks, choose_members
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
+from spark_elastic.driver.world import Worker, World
 from spark_elastic.errors import (
     NotEnoughHostsError,
     RanksDifferError,
@@ -67,6 +61,7 @@ class DriverMachine:
         self.over = False
         self.resets = 0
         self.book = FailureBook()
+        self._history = History()
         self._commands: list[do.Command] = []
         self._next_worker = 0
         self._generation = 0
@@ -126,16 +121,23 @@ class DriverMachine:
             self._paused += gap - TICK_SECONDS
             self._record("driver_paused", seconds=round(gap, 3))
         self._seen = now
-        if self.over:
-            self._after_the_end(event)
-        else:
-            self._handlers[type(event)](event, now - self._paused)
+        self._history.happened(event, now)
+        try:
+            if self.over:
+                self._after_the_end(event)
+            else:
+                self._handlers[type(event)](event, now - self._paused)
+        except Exception as error:
+            raise self._history.fault(error) from error
         return self._take_commands()
 
     def decide(self) -> list[do.Command]:
         """Do whatever has become possible by what was noted; return what to do, in order."""
-        if not self.over:
-            self._advance(self._now)
+        try:
+            if not self.over:
+                self._advance(self._now)
+        except Exception as error:
+            raise self._history.fault(error) from error
         return self._take_commands()
 
     def cancel(self, error: SparkElasticError) -> list[do.Command]:
@@ -214,7 +216,7 @@ class DriverMachine:
         host.draining = True
         self._record("host_draining", host=host.host, name=host.name)
         worker = self.workers.get(host.worker) if host.worker is not None else None
-        if worker is not None and worker.phase is not Phase.DONE and not self.is_member(worker.worker):
+        if worker is not None and worker.phase is not WorkerPhase.DONE and not self.is_member(worker.worker):
             self._leave(worker)
 
     def _release_drained(self) -> None:
@@ -228,16 +230,16 @@ class DriverMachine:
 
     def _worker_connected(self, event: ev.WorkerConnected, now: float) -> None:
         worker = self.workers.get(event.worker)
-        if worker is not None and worker.phase is Phase.STARTING:
-            worker.phase = Phase.BOOTING
+        if worker is not None and worker.phase is WorkerPhase.STARTING:
+            worker.enter(WorkerChange.CONNECTED)
             worker.heard = now
-        elif worker is not None and worker.phase is Phase.LEAVING:
+        elif worker is not None and worker.phase is WorkerPhase.LEAVING:
             self._commands.append(do.LeaveJob(event.worker))
 
     def _worker_seen(self, event: ev.WorkerSeen, now: float) -> None:
         """A process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
         worker = self.workers.get(event.worker)
-        if worker is not None and worker.phase is not Phase.STARTING:
+        if worker is not None and worker.phase is not WorkerPhase.STARTING:
             worker.heard = now
 
     def _worker_heard(self, event: ev.WorkerHeard, now: float) -> None:
@@ -258,7 +260,7 @@ class DriverMachine:
 
     def _worker_ready(self, event: ev.WorkerReady, now: float) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None or worker.phase in (Phase.LEAVING, Phase.DONE):
+        if worker is None or worker.phase in (WorkerPhase.LEAVING, WorkerPhase.DONE):
             return
         worker.heard = now
         if not self.is_member(event.worker) and event.commit is not None:
@@ -279,7 +281,7 @@ class DriverMachine:
                     self._break(reason, now)
                 if event.worker not in self.workers:
                     return
-        worker.phase = Phase.READY
+        worker.enter(WorkerChange.STOOD_READY)
         worker.ready_at = worker.active_at = now
         worker.awaited_since = None
         worker.commit = event.commit
@@ -311,7 +313,7 @@ class DriverMachine:
         if event.worker in world.ranks:
             world.acknowledged.add(event.worker)
         if world.phase is WorldPhase.FORMING and len(world.acknowledged) == len(world.members):
-            world.phase = WorldPhase.RUNNING
+            self._change_world(WorldChange.CONNECTED)
             world.was_formed = True
             self._unformed = 0
             for worker in self._living_members():
@@ -328,15 +330,20 @@ class DriverMachine:
     def _worker_returned(self, event: ev.WorkerReturned, now: float) -> None:
         worker = self.workers.get(event.worker)
         world = self.world
-        if worker is None or world is None or event.generation != world.generation or worker.phase is not Phase.MEMBER:
+        if (
+            worker is None
+            or world is None
+            or event.generation != world.generation
+            or worker.phase is not WorkerPhase.MEMBER
+        ):
             return
         self._note_commit(worker, event.commit)
         worker.active_at = now
-        worker.phase = Phase.VOTED
+        worker.enter(WorkerChange.RETURNED)
 
     def _worker_raised(self, event: ev.WorkerRaised, now: float) -> None:
         worker = self.workers.get(event.worker)
-        if worker is None or worker.phase is Phase.LEAVING:
+        if worker is None or worker.phase is WorkerPhase.LEAVING:
             return
         world = self.world
         failure = WorkerFailure(
@@ -366,9 +373,9 @@ class DriverMachine:
             host.worker = None
         worker = self.workers.get(event.worker)
         if worker is not None:
-            if worker.phase is Phase.DONE:
+            if worker.phase is WorkerPhase.DONE:
                 return
-            if worker.phase is Phase.LEAVING:
+            if worker.phase is WorkerPhase.LEAVING:
                 del self.workers[event.worker]
                 return
             if self._is_telling(event.worker):
@@ -410,8 +417,10 @@ class DriverMachine:
                 )
             )
             return
+        if worker.phase is WorkerPhase.DONE:
+            return
         worker.active_at = now
-        worker.phase = Phase.DONE
+        worker.enter(WorkerChange.DELIVERED)
         self._record("result_arrived", worker=event.worker)
 
     # ------------------------------------------------------------------ losing a worker
@@ -419,13 +428,13 @@ class DriverMachine:
     def _lose(self, number: int, cause: str, now: float) -> None:
         """Take a worker out of the job. It is fenced from here on: whatever it still sends is ignored."""
         worker = self.workers.get(number)
-        if worker is None or worker.phase is Phase.DONE or self.over:
+        if worker is None or worker.phase is WorkerPhase.DONE or self.over:
             return
         del self.workers[number]
         host = self.hosts.get(worker.host)
         if host is None or host.worker == number:
             self._commands.append(do.KillWorker(worker.host, number))
-        if worker.phase is Phase.LEAVING:
+        if worker.phase is WorkerPhase.LEAVING:
             return
         world = self.world
         rank = self._rank_of(number)
@@ -446,7 +455,7 @@ class DriverMachine:
             )
             return
         self._forgive_the_blamed(world)
-        if worker.phase is not Phase.READY:  # who has left its collectives leaves nobody hanging
+        if worker.phase is not WorkerPhase.READY:  # who has left its collectives leaves nobody hanging
             if is_joining:
                 self._newcomers_failed(worker, cause, now)
             self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now)
@@ -505,7 +514,7 @@ class DriverMachine:
         world = self.world
         assert world is not None
         if world.phase is not WorldPhase.BREAKING:
-            world.phase = WorldPhase.BREAKING
+            self._change_world(WorldChange.BROKE)
             world.broken_by = reason
             self.resets += 1
             self._record("world_broken", generation=world.generation, reason=reason)
@@ -519,7 +528,9 @@ class DriverMachine:
                     )
                 )
                 return
-        waiting = [worker for worker in self._living_members() if worker.phase in (Phase.MEMBER, Phase.VOTED)]
+        waiting = [
+            worker for worker in self._living_members() if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)
+        ]
         fresh = [worker for worker in waiting if worker.awaited_since is None]
         for worker in fresh:
             worker.awaited_since = now
@@ -554,7 +565,7 @@ class DriverMachine:
         if world is None or world.device_aborted or not world.answered:
             return
         members = self._living_members()
-        inside = [worker for worker in members if worker.phase in (Phase.MEMBER, Phase.VOTED)]
+        inside = [worker for worker in members if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)]
         if all(worker.awaited_since is not None and worker.worker in world.answered for worker in inside):
             world.device_aborted = True
             for worker in inside:
@@ -567,13 +578,13 @@ class DriverMachine:
             pass  # nobody holds anything: all of it runs again
         elif world.raised >= set(world.workers):
             self._fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", self.book.story()))
-        elif any(worker.phase is Phase.READY and worker.commit is not None for worker in self.workers.values()):
+        elif any(worker.phase is WorkerPhase.READY and worker.commit is not None for worker in self.workers.values()):
             pass  # a drained one that had not been let go yet
         elif world.was_formed or self._newest_seen is not None:
             self._lose_state(what)
         else:
             # Nobody had begun to train: the next world starts from the beginning.
-            self.world = None
+            self._drop_world(WorldChange.LOST)
             self._give_up_if_pointless()
 
     def _lose_state(self, what: str) -> None:
@@ -586,8 +597,7 @@ class DriverMachine:
             return
         self._lost_worlds += 1
         self._record("state_lost", generation=self._generation, reason=what)
-        self.world = None
-        self._newest_seen = None
+        self._drop_world(WorldChange.LOST)
         self._give_up_if_pointless()
 
     # ------------------------------------------------------------------ moving on
@@ -603,8 +613,10 @@ class DriverMachine:
             return
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
             if all(
-                worker in self.workers and self.workers[worker].phase is Phase.DONE for worker in self.world.workers
+                worker in self.workers and self.workers[worker].phase is WorkerPhase.DONE
+                for worker in self.world.workers
             ):
+                self._change_world(WorldChange.DELIVERED)
                 self._finish(self.world.workers)
             return
         if self._elastic_since is None and self._finish_plain(now):
@@ -618,19 +630,18 @@ class DriverMachine:
     def _run_again(self, world: World) -> None:
         """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
         for worker in self._living_members():
-            if worker.phase is Phase.DONE:
+            if worker.phase is WorkerPhase.DONE:
                 del self.workers[worker.worker]  # its result is of no use without the others'
             else:
-                worker.phase = Phase.LEAVING
+                worker.enter(WorkerChange.DISMISSED)
                 self._commands.append(do.KillWorker(worker.host, worker.worker))
         self._record("run_again", generation=world.generation)
-        self.world = None
-        self._newest_seen = None
+        self._drop_world(WorldChange.REPEATED)
 
     def _start_workers(self, now: float) -> None:
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
             return
-        served = {worker.host for worker in self.workers.values() if worker.phase is Phase.DONE}
+        served = {worker.host for worker in self.workers.values() if worker.phase is WorkerPhase.DONE}
         for host in self.hosts.startable(now):
             if host.host in served:
                 continue
@@ -649,8 +660,8 @@ class DriverMachine:
         if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
             return
         members = [self.workers.get(number) for number in world.workers]
-        if all(worker is not None and worker.phase is Phase.VOTED for worker in members):
-            world.phase = WorldPhase.FINISHING
+        if all(worker is not None and worker.phase is WorkerPhase.VOTED for worker in members):
+            self._change_world(WorldChange.VOTED)
             self._commands.append(do.FinishWorld(world.generation, world.workers))
             self._record("world_finished", generation=world.generation, size=len(world.members))
             for worker in list(self.workers.values()):
@@ -658,10 +669,10 @@ class DriverMachine:
                     self._leave(worker)
         elif world.phase is WorldPhase.INTERRUPTING:
             # Some ranks left the function, others the world: those that left have to enter it again.
-            voted = [worker for worker in members if worker is not None and worker.phase is Phase.VOTED]
-            if voted and any(worker is not None and worker.phase is Phase.READY for worker in members):
+            voted = [worker for worker in members if worker is not None and worker.phase is WorkerPhase.VOTED]
+            if voted and any(worker is not None and worker.phase is WorkerPhase.READY for worker in members):
                 for worker in voted:
-                    worker.phase = Phase.MEMBER
+                    worker.enter(WorkerChange.CALLED_BACK)
                     worker.awaited_since = now
                 self._commands.append(
                     do.AbortWorld(
@@ -676,7 +687,7 @@ class DriverMachine:
             target = self.settings.num_proc
             if now - self._started >= self.settings.start_timeout and self.settings.min_np <= len(self.workers):
                 target = self._plain_target = min(len(self.workers), target)
-        done = [worker.worker for worker in self.workers.values() if worker.phase is Phase.DONE]
+        done = [worker.worker for worker in self.workers.values() if worker.phase is WorkerPhase.DONE]
         if len(done) < target:
             return False
         self._finish(tuple(sorted(done)[:target]))
@@ -687,7 +698,7 @@ class DriverMachine:
         if world is None or world.phase is not WorldPhase.RUNNING or not self.settings.elastic:
             return
         members = self._living_members()
-        if any(worker.phase is Phase.VOTED for worker in members):
+        if any(worker.phase is WorkerPhase.VOTED for worker in members):
             return
         draining = self.hosts.draining()
         staying = [worker for worker in members if worker.host not in draining]
@@ -698,7 +709,7 @@ class DriverMachine:
         elif due is not None and now >= due:
             reason = "workers arrived"
         if reason:
-            world.phase = WorldPhase.INTERRUPTING
+            self._change_world(WorldChange.INTERRUPTED)
             self._commands.append(do.InterruptWorld(world.generation, world.workers))
             self._record("world_interrupted", generation=world.generation, reason=reason)
 
@@ -712,11 +723,11 @@ class DriverMachine:
         if world is None or world.phase is not WorldPhase.RUNNING or not newcomers:
             return None
         members = self._living_members()
-        if len(members) >= self.settings.max_np or any(worker.phase is Phase.VOTED for worker in members):
+        if len(members) >= self.settings.max_np or any(worker.phase is WorkerPhase.VOTED for worker in members):
             return None
         since = [max(worker.ready_at, self.admission.opens_at(worker.place)) for worker in newcomers]
         latest = min(since) + self.settings.join_patience
-        if any(worker.phase in (Phase.STARTING, Phase.BOOTING) for worker in self.workers.values()):
+        if any(worker.phase in (WorkerPhase.STARTING, WorkerPhase.BOOTING) for worker in self.workers.values()):
             return latest
         return min(latest, max(time for time in since if time <= latest) + self.settings.join_window)
 
@@ -725,11 +736,11 @@ class DriverMachine:
         if world is not None:
             if world.phase not in (WorldPhase.INTERRUPTING, WorldPhase.BREAKING):
                 return
-            if any(worker.phase is not Phase.READY for worker in self._living_members()):
+            if any(worker.phase is not WorkerPhase.READY for worker in self._living_members()):
                 return
             if world.phase is WorldPhase.BREAKING and self._give_up_if_pointless():
                 return
-        ready = [worker for worker in self.workers.values() if worker.phase is Phase.READY]
+        ready = [worker for worker in self.workers.values() if worker.phase is WorkerPhase.READY]
         newest = max((worker.commit for worker in ready if worker.commit is not None), default=None)
         if newest is None and self._newest_seen is not None:
             # Those who are left have not got it yet, or, committing in place, were caught between step and commit.
@@ -755,7 +766,7 @@ class DriverMachine:
 
     def _dismiss_drained(self, kept: Collection[int]) -> None:
         for worker in list(self.workers.values()):
-            if worker.phase is Phase.READY and self._is_draining(worker) and worker.worker not in kept:
+            if worker.phase is WorkerPhase.READY and self._is_draining(worker) and worker.worker not in kept:
                 self._leave(worker)
 
     def _dismiss_drained_if_sealed(self) -> None:
@@ -771,6 +782,8 @@ class DriverMachine:
         self._generation += 1
         self._sizes[self._generation] = len(members)
         previous_size = self._sizes[newest.generation] if newest is not None else 0
+        if self.world is not None:
+            self._change_world(WorldChange.FOLLOWED)
         self.world = World(self._generation, members, since=now)
         self._unformed += 1
         if self._unformed > UNFORMED_LIMIT:
@@ -784,7 +797,7 @@ class DriverMachine:
             return
         for member in members:
             worker = self.workers[member.worker]
-            worker.phase = Phase.MEMBER
+            worker.enter(WorkerChange.CHOSEN)
             worker.activity = Activity()
             worker.active_at = now
             worker.awaited_since = None
@@ -852,7 +865,7 @@ class DriverMachine:
     def _note_shortage(self, now: float) -> None:
         """Keep track of since when there are too few to train, whoever is missing."""
         if self._generation == 0:
-            served = {worker.host for worker in self.workers.values() if worker.phase is Phase.DONE}
+            served = {worker.host for worker in self.workers.values() if worker.phase is WorkerPhase.DONE}
             have = len(served | {host.host for host in self.hosts if not host.draining})
         else:
             have = len(self._living_members()) + len(self._newcomers())
@@ -890,7 +903,7 @@ class DriverMachine:
         # Nobody can tell a long plain function from one that never reaches its elastic part: until a worker has shown that
         # there is one, only hosts count.
         elif self._elastic_since is not None and now - self._elastic_since >= settings.start_timeout:
-            ready = sum(worker.phase is Phase.READY for worker in self.workers.values())
+            ready = sum(worker.phase is WorkerPhase.READY for worker in self.workers.values())
             if ready < settings.min_np:
                 what = f"{ready} of min_np={settings.min_np} workers had reached the elastic function"
         if what:
@@ -905,8 +918,6 @@ class DriverMachine:
         self._yield_at = None
         self._yield_after *= 2
         self._record("slots_yielded", hosts=len(self.hosts))
-        for worker in list(self.workers.values()):
-            worker.phase = Phase.LEAVING
         self._commands.append(do.YieldSlots())
         for host in self.hosts:
             self._commands.append(do.ReleaseTask(host.host))
@@ -944,8 +955,24 @@ class DriverMachine:
         return [
             worker
             for worker in self.workers.values()
-            if worker.phase is Phase.READY and worker.worker not in members and not self._is_draining(worker)
+            if worker.phase is WorkerPhase.READY and worker.worker not in members and not self._is_draining(worker)
         ]
+
+    def _change_world(self, change: WorldChange) -> None:
+        """Move the newest world on to the phase that follows a change."""
+        assert self.world is not None, change
+        before = self.world.phase
+        self.world.enter(change)
+        self._history.changed(
+            f"generation {self.world.generation}: {before.name} → {self.world.phase.name}", self._seen
+        )
+
+    def _drop_world(self, change: WorldChange) -> None:
+        """End the newest world; the next one begins from what it finds, as the first one does."""
+        if self.world is not None:
+            self._change_world(change)
+        self.world = None
+        self._newest_seen = None
 
     def is_member(self, number: int) -> bool:
         """Whether a worker belongs to the newest world."""
@@ -959,8 +986,8 @@ class DriverMachine:
         return host is not None and host.draining
 
     def _leave(self, worker: Worker) -> None:
-        connected = worker.phase is not Phase.STARTING
-        worker.phase = Phase.LEAVING
+        connected = worker.phase is not WorkerPhase.STARTING
+        worker.enter(WorkerChange.DISMISSED)
         self._commands.append(do.LeaveJob(worker.worker) if connected else do.KillWorker(worker.host, worker.worker))
 
     def _is_telling(self, number: int) -> bool:

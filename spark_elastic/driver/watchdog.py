@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from spark_elastic.driver.hosts import Host
+from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.driver.world import Phase, Worker, World, WorldPhase
+from spark_elastic.driver.world import Worker, World
 
 # Who has been silent for longer may have done anything since.
 HEARD_SECONDS = 3.0
@@ -101,9 +102,9 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
     limit = settings.heartbeat_timeout
     needed = last_holders(seen, {worker.worker for worker in seen.workers if seen.now - worker.heard > limit})
     for worker in seen.workers:
-        is_starting = worker.phase is Phase.STARTING
+        is_starting = worker.phase is WorkerPhase.STARTING
         patience = to_start if is_starting else _patience(seen, limit, worker.worker in needed)
-        if worker.phase is not Phase.DONE and seen.now - worker.heard > patience:
+        if worker.phase is not WorkerPhase.DONE and seen.now - worker.heard > patience:
             what = "did not start" if is_starting else "its process was silent"
             yield WorkerHung(worker.worker, f"hung: {what} for {patience:g} s")
 
@@ -121,8 +122,8 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
         return
     if not all(_is_heard(seen, worker) for worker in seen.members):
         return  # who entered what is not known, and silence is judged elsewhere
-    inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
-    outside = [worker for worker in seen.members if worker.phase is not Phase.MEMBER]
+    inside = [worker for worker in seen.members if worker.phase is WorkerPhase.MEMBER]
+    outside = [worker for worker in seen.members if worker.phase is not WorkerPhase.MEMBER]
     if not inside:
         return
     fewest = min(worker.activity.collectives for worker in inside)
@@ -169,12 +170,12 @@ def _missed_in_fixed_world(seen: Situation, world: World) -> Iterator[Finding]:
     limit = seen.settings.hang_timeout
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
-    inside = [worker for worker in seen.members if worker.phase is Phase.MEMBER]
+    inside = [worker for worker in seen.members if worker.phase is WorkerPhase.MEMBER]
     most = max((worker.activity.collectives for worker in inside), default=0)
     missed = [
         world.ranks[worker.worker]
         for worker in seen.members
-        if worker.phase is Phase.VOTED and worker.activity.collectives < most
+        if worker.phase is WorkerPhase.VOTED and worker.activity.collectives < most
     ]
     if missed:
         yield Pointless(
@@ -227,7 +228,7 @@ def missing_results(seen: Situation) -> Iterator[Finding]:
         return
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
-    missing = [worker for worker in seen.members if worker.phase is not Phase.DONE]
+    missing = [worker for worker in seen.members if worker.phase is not WorkerPhase.DONE]
     if len(missing) < len(seen.members) or any(worker.activity.waiting for worker in missing):
         for worker in missing:
             yield WorkerHung(
@@ -274,7 +275,8 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
     candidates = [
         worker
         for worker in seen.workers
-        if worker.phase not in (Phase.LEAVING, Phase.DONE) and (worker.commit is not None or worker.worker in members)
+        if worker.phase not in (WorkerPhase.LEAVING, WorkerPhase.DONE)
+        and (worker.commit is not None or worker.worker in members)
     ]
     newest = max((worker.commit for worker in candidates if worker.commit is not None), default=None)
     is_broken = seen.world is not None and seen.world.phase is WorldPhase.BREAKING
@@ -283,7 +285,7 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
         for worker in candidates
         if worker.commit == newest
         and _is_heard(seen, worker)
-        and (worker.phase is Phase.READY or not is_broken or worker.worker in holding)
+        and (worker.phase is WorkerPhase.READY or not is_broken or worker.worker in holding)
     }
     return set() if known - suspects else {worker.worker for worker in candidates}
 

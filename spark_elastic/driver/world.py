@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
+from spark_elastic.driver.phases import (
+    WORKER,
+    WORLD,
+    IllegalTransition,
+    WorkerChange,
+    WorkerPhase,
+    WorldChange,
+    WorldPhase,
+)
 from spark_elastic.protocol.messages import Activity, CommitId, Member
-
-
-class Phase(Enum):
-    """Where a worker stands."""
-
-    STARTING = auto()
-    BOOTING = auto()
-    READY = auto()
-    MEMBER = auto()
-    VOTED = auto()
-    LEAVING = auto()
-    DONE = auto()
-
-
-class WorldPhase(Enum):
-    """How far a world has come."""
-
-    FORMING = auto()
-    RUNNING = auto()
-    INTERRUPTING = auto()
-    BREAKING = auto()
-    FINISHING = auto()
 
 
 @dataclass(slots=True)
@@ -40,7 +26,7 @@ class Worker:
     place: str
     # When its process was last known to run: by its own word, or, once it has connected, by its task's.
     heard: float
-    phase: Phase = Phase.STARTING
+    phase: WorkerPhase = WorkerPhase.STARTING
     commit: CommitId | None = None
     activity: Activity = field(default_factory=Activity)
     beats: int = 0
@@ -53,6 +39,13 @@ class Worker:
     # Whether it has been in a world that formed, and whether it has made a commit there.
     has_connected: bool = False
     has_progressed: bool = False
+
+    def enter(self, change: WorkerChange) -> None:
+        """Go on to the phase that follows; raises ``IllegalTransition``. Nothing else sets ``phase``."""
+        following = WORKER.get((self.phase, change))
+        if following is None:
+            raise IllegalTransition(f"worker {self.worker}", self.phase, change)
+        self.phase = following
 
 
 @dataclass(slots=True)
@@ -82,6 +75,13 @@ class World:
 
     def __post_init__(self) -> None:
         self.ranks = {member.worker: member.rank for member in self.members}
+
+    def enter(self, change: WorldChange) -> None:
+        """Go on to the phase that follows; raises ``IllegalTransition``. Nothing else sets ``phase``."""
+        following = WORLD.get((self.phase, change))
+        if following is None:
+            raise IllegalTransition(f"generation {self.generation}", self.phase, change)
+        self.phase = following
 
     @property
     def workers(self) -> tuple[int, ...]:

@@ -1,0 +1,144 @@
+"""The phases of a world and of a worker, and every way from one to another.
+
+Worlds and workers change their phase in ``World.enter`` and ``Worker.enter``, which look it up here and raise
+``IllegalTransition`` where the tables have no entry. ``python -m spark_elastic.driver.phases`` prints the tables as
+docs/architecture.md shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, unique
+from typing import TypeVar
+
+Phase = TypeVar("Phase", bound=Enum)
+Change = TypeVar("Change", bound=Enum)
+
+
+class IllegalTransition(AssertionError):
+    """A change that the tables do not have for the phase in which ``who`` is. It is a fault of ours, never the user's."""
+
+    def __init__(self, who: str, phase: Enum, change: Enum) -> None:
+        super().__init__(f"{who} is {phase.name}, where {change.name} ({change.value}) cannot happen")
+
+
+class _Told(Enum):
+    """An enum whose values are what people read. Its members are keys that the driver looks up for each of many workers."""
+
+    __hash__ = object.__hash__  # runs in C, several times as fast as that of Enum
+
+
+@unique
+class WorldPhase(_Told):
+    """Where the newest world stands."""
+
+    FORMING = "the ranks connect to each other"
+    RUNNING = "all ranks are in the elastic function"
+    INTERRUPTING = "the ranks are to leave the function at the same commit"
+    BREAKING = "the ranks abort their collectives and come back to the elastic loop"
+    FINISHING = "all ranks have left the function; the driver waits for their results"
+    OVER = "the world has ended: another one follows, or the job has finished"
+
+
+@unique
+class WorldChange(_Told):
+    """What ends a phase of a world."""
+
+    CONNECTED = "all ranks have connected"
+    BROKE = "a rank is lost or stuck, or cannot reach another"
+    INTERRUPTED = "newcomers are ready, or a host drains"
+    VOTED = "all ranks have returned from the function"
+    FOLLOWED = "all living ranks are ready, and the next world forms"
+    LOST = "all its ranks are lost, or nobody holds the state any more"
+    REPEATED = "the function runs again from its beginning, in a fixed world"
+    DELIVERED = "all results have arrived"
+
+
+@unique
+class WorkerPhase(_Told):
+    """Where a worker stands."""
+
+    STARTING = "its process is being started"
+    BOOTING = "it imports, and runs the user's code up to the elastic function"
+    READY = "it waits at the elastic function for a world"
+    MEMBER = "it is in a world"
+    VOTED = "it has returned from the function and waits for the other ranks"
+    LEAVING = "it has been told to end"
+    DONE = "its result is there"
+
+
+@unique
+class WorkerChange(_Told):
+    """What ends a phase of a worker."""
+
+    CONNECTED = "it connects to the driver"
+    STOOD_READY = "it says that it is ready"
+    CHOSEN = "a world forms with it"
+    RETURNED = "it returns from the function"
+    CALLED_BACK = "other ranks were interrupted: it has to enter the function again"
+    DELIVERED = "its result arrives"
+    DISMISSED = "it is told to end"
+
+
+# A world begins in FORMING. A job that fails leaves its world in whatever phase it was.
+WORLD: Mapping[tuple[WorldPhase, WorldChange], WorldPhase] = {
+    (WorldPhase.FORMING, WorldChange.CONNECTED): WorldPhase.RUNNING,
+    (WorldPhase.FORMING, WorldChange.BROKE): WorldPhase.BREAKING,
+    (WorldPhase.RUNNING, WorldChange.INTERRUPTED): WorldPhase.INTERRUPTING,
+    (WorldPhase.RUNNING, WorldChange.BROKE): WorldPhase.BREAKING,
+    (WorldPhase.RUNNING, WorldChange.VOTED): WorldPhase.FINISHING,
+    (WorldPhase.INTERRUPTING, WorldChange.FOLLOWED): WorldPhase.OVER,
+    (WorldPhase.INTERRUPTING, WorldChange.LOST): WorldPhase.OVER,
+    (WorldPhase.INTERRUPTING, WorldChange.BROKE): WorldPhase.BREAKING,
+    (WorldPhase.INTERRUPTING, WorldChange.VOTED): WorldPhase.FINISHING,
+    (WorldPhase.BREAKING, WorldChange.FOLLOWED): WorldPhase.OVER,
+    (WorldPhase.BREAKING, WorldChange.LOST): WorldPhase.OVER,
+    (WorldPhase.BREAKING, WorldChange.REPEATED): WorldPhase.OVER,
+    # An elastic job fails when a rank is lost after the vote; a fixed world begins anew.
+    (WorldPhase.FINISHING, WorldChange.BROKE): WorldPhase.BREAKING,
+    (WorldPhase.FINISHING, WorldChange.DELIVERED): WorldPhase.OVER,
+}
+
+# A worker begins in STARTING. One that is lost is forgotten, in whatever phase it was.
+WORKER: Mapping[tuple[WorkerPhase, WorkerChange], WorkerPhase] = {
+    (WorkerPhase.STARTING, WorkerChange.CONNECTED): WorkerPhase.BOOTING,
+    (WorkerPhase.STARTING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+    (WorkerPhase.BOOTING, WorkerChange.STOOD_READY): WorkerPhase.READY,
+    # The user's function has no elastic function, or has not shown it yet.
+    (WorkerPhase.BOOTING, WorkerChange.DELIVERED): WorkerPhase.DONE,
+    (WorkerPhase.BOOTING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+    (WorkerPhase.READY, WorkerChange.STOOD_READY): WorkerPhase.READY,
+    (WorkerPhase.READY, WorkerChange.CHOSEN): WorkerPhase.MEMBER,
+    # It had come back although all ranks had returned, and returns again.
+    (WorkerPhase.READY, WorkerChange.DELIVERED): WorkerPhase.DONE,
+    (WorkerPhase.READY, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+    (WorkerPhase.MEMBER, WorkerChange.STOOD_READY): WorkerPhase.READY,
+    (WorkerPhase.MEMBER, WorkerChange.RETURNED): WorkerPhase.VOTED,
+    (WorkerPhase.MEMBER, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+    (WorkerPhase.VOTED, WorkerChange.STOOD_READY): WorkerPhase.READY,
+    (WorkerPhase.VOTED, WorkerChange.CALLED_BACK): WorkerPhase.MEMBER,
+    (WorkerPhase.VOTED, WorkerChange.DELIVERED): WorkerPhase.DONE,
+    (WorkerPhase.VOTED, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+    # Its host drains twice, or its result was under way when it was told to end.
+    (WorkerPhase.LEAVING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+    (WorkerPhase.LEAVING, WorkerChange.DELIVERED): WorkerPhase.DONE,
+    # It had returned before another worker showed that there is an elastic function.
+    (WorkerPhase.DONE, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
+}
+
+
+def document() -> str:
+    """The two tables as text: each phase, what goes on in it, and the changes that end it."""
+    return f"A world\n\n{_listed(WorldPhase, WORLD)}\nA worker\n\n{_listed(WorkerPhase, WORKER)}"
+
+
+def _listed(phases: type[Phase], table: Mapping[tuple[Phase, Change], Phase]) -> str:
+    lines = []
+    for phase in phases:
+        lines.append(f"{phase.name:<13} {phase.value}")
+        lines += [f"    → {then.name:<12} {change.value}" for (now, change), then in table.items() if now is phase]
+    return "".join(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    print(document(), end="")
