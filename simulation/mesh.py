@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.threads import Condition, current
 from spark_elastic.protocol.messages import Activity
+from spark_elastic.worker.backends import BACKENDS
 
 if TYPE_CHECKING:
     from simulation.job import Simulation
@@ -144,7 +145,7 @@ class Group:
         self.size = size
         self.condition = Condition()
         self.gloo = SimpleNamespace(allgather=self._allgather)
-        self.nccl = None
+        self.runs_ahead = BACKENDS[backend].runs_ahead
         self.error = ""
         # What the abort of the device's group sets free.
         self.stuck: list[Callable[[], None]] = []

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from spark_elastic.errors import WorldChanged
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
+from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND
 from spark_elastic.worker.job import Job
 from spark_elastic.worker.torchrun import rank_variables
 from spark_elastic.worker.world import World
@@ -64,10 +65,10 @@ def _accept_init_process_group(world: World) -> None:
                 raise ValueError(
                     f"init_process_group({name}={kwargs[name]}) was called, but this world has {name}={ours}; leave it out"
                 )
-        if backend == "nccl" != world.backend:
+        if backend in BACKENDS and backend not in (HOST_BACKEND, world.backend):
             raise ValueError(
-                f"init_process_group('nccl') was called, but run() has formed this world with {world.backend!r}, as not every "
-                "worker has a GPU of its own; have Spark give each task one, or call init_process_group('gloo')"
+                f"init_process_group({backend!r}) was called, but run() has formed this world with {world.backend!r}, as not "
+                "every worker has a GPU of its own; have Spark give each task one, or call init_process_group('gloo')"
             )
 
     dist.init_process_group = init_process_group

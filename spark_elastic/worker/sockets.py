@@ -26,6 +26,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+import psutil
+
 logger = logging.getLogger("spark_elastic")
 
 Address = tuple[str, int]
@@ -229,6 +231,14 @@ def listening_addresses() -> dict[int, Address]:
                 host, port = duplicate.getsockname()[:2]
                 found[os.fstat(duplicate.fileno()).st_ino] = (host, port)
     return found
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this address."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.split("%")[0] == address for entry in entries):
+            return str(name)
+    return None
 
 
 def _descriptors() -> list[int]:

@@ -1,6 +1,6 @@
 """WatchedGroup: torch's default group of a generation, of which one can tell whether it waits for something.
 
-Neither Gloo nor NCCL says which collectives are not complete, and a rank that waits in one for ever looks like one that computes
+No library says which of its collectives are not complete, and a rank that waits in one for ever looks like one that computes
 for long. So torch gets a group of ours: it hands each call on to the real one and keeps what comes back until it is complete.
 """
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from spark_elastic.worker.backends.backend import Backend
 
 # What all ranks have to call, in the same order; and what only some do, which is not counted.
 COLLECTIVES = (
@@ -79,21 +81,15 @@ def _incomplete(works: list[Any]) -> list[Any]:
 class WatchedGroup(dist.ProcessGroup):
     """Hands all calls on to ``backends``, by the device of their tensors. Torch's C++ (DDP's reducer) comes this way, too."""
 
-    def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, Any], watch: Watch) -> None:
+    def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, Backend], watch: Watch) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
         self._watch = watch
         self._inner = dist.ProcessGroup(store, rank, size)
-        kinds = {
-            device: dist.ProcessGroup.BackendType.NCCL
-            if type(backend).__name__ == "ProcessGroupNCCL"
-            else dist.ProcessGroup.BackendType.GLOO
-            for device, backend in backends.items()
-        }
         # What this class does not override goes to the backends from here, and is not watched.
         for group in (self._inner, self):
-            group._set_default_backend(kinds["cpu"])
+            group._set_default_backend(backends["cpu"].kind)
             for device, backend in backends.items():
-                group._register_backend(torch.device(device), kinds[device], backend)
+                group._register_backend(torch.device(device), backend.kind, backend.group)
 
 
 def _handing_on(name: str, is_collective: bool) -> Callable[..., Any]:

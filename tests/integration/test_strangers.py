@@ -23,7 +23,7 @@ from test_mesh_store import GENERATION, Control
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker import sockets
-from spark_elastic.worker.group import GLOO_BACKEND, Group, build_on_thread
+from spark_elastic.worker.group import Group, build_on_thread
 from spark_elastic.worker.store import MeshStore, WorldStore
 
 SIZE = 3
@@ -80,11 +80,11 @@ class Ranks:
     def subgroup(self, rank: int, name: str) -> Any:
         """As ``new_group`` in user code makes one."""
         store = dist.PrefixStore(name, self.groups[rank]._store)
-        return self.groups[rank].subgroup(GLOO_BACKEND, SimpleNamespace(store=store, group_rank=rank, group_size=SIZE))
+        return self.groups[rank].subgroup("gloo", SimpleNamespace(store=store, group_rank=rank, group_size=SIZE))
 
     @property
     def addresses(self) -> set[tuple[str, int]]:
-        return self.groups[0]._sockets.addresses
+        return self.groups[0]._host.sockets.addresses
 
 
 @pytest.fixture

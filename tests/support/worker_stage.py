@@ -66,7 +66,9 @@ class Stage:
             watch=lambda copy: World.watch(self.world, copy),
             wait_for=lambda copy: World.wait_for(self.world, copy),
             store=SimpleNamespace(),
-            group=SimpleNamespace(is_broken=lambda: self.broken, abort=lambda: setattr(self, "broken", True)),
+            group=SimpleNamespace(
+                runs_ahead=True, is_broken=lambda: self.broken, abort=lambda: setattr(self, "broken", True)
+            ),
             _control=SimpleNamespace(is_aborted=lambda generation: self.aborted),
             _copy=None,
             _waiting=nullcontext,

@@ -1,4 +1,4 @@
-"""NCCL's part of a process group, with stand-ins for what needs GPUs."""
+"""Group: what becomes of the device's part, with stand-ins for what needs GPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from spark_elastic.driver.settings import BACKENDS as SETTINGS
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.worker.group import NCCL_BACKEND, Group
+from spark_elastic.worker.backends import BACKENDS
+from spark_elastic.worker.backends.nccl import Nccl
+from spark_elastic.worker.group import Group
 
 
-class Nccl:
-    """An abort takes until ``kernels`` have ended."""
+class OfGpus:
+    """Stands for NCCL's process group. An abort takes until ``kernels`` have ended."""
 
     def __init__(self) -> None:
         self.kernels = threading.Event()
@@ -29,18 +32,22 @@ class Nccl:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
-    made: Any = Group(None, 0, 1, "127.0.0.1", "nccl", timedelta(seconds=1))  # type: ignore[arg-type]
-    made.nccl = Nccl()
-    monkeypatch.setattr(made, "_new_nccl", lambda *args: Nccl())
-    return made  # type: ignore[no-any-return]
+    monkeypatch.setattr(Nccl, "_new", lambda *args: OfGpus())
+    made = Group(None, 0, 1, "127.0.0.1", "nccl", timedelta(seconds=1))  # type: ignore[arg-type]
+    of_device(made).group = OfGpus()
+    return made
+
+
+def of_device(group: Group) -> Any:
+    return group._device
 
 
 def subgroup(group: Group) -> Any:
-    return group.subgroup(NCCL_BACKEND, SimpleNamespace(store=None, group_rank=0, group_size=1))
+    return group.subgroup("nccl", SimpleNamespace(store=None, group_rank=0, group_size=1))
 
 
-def test_an_abort_of_nccl_reaches_the_groups_of_user_code_and_does_not_wait(group: Group) -> None:
-    groups = [group.nccl, subgroup(group)]
+def test_the_abort_of_the_device_reaches_the_groups_of_user_code_and_does_not_wait(group: Group) -> None:
+    groups = [of_device(group).group, subgroup(group)]
     for each in groups:
         each.kernels.clear()
     threads = group.abort_device()
@@ -52,10 +59,10 @@ def test_an_abort_of_nccl_reaches_the_groups_of_user_code_and_does_not_wait(grou
     assert all(each.is_aborted for each in groups)
 
 
-def test_the_abort_of_gloo_leaves_nccl_alone(group: Group) -> None:
+def test_the_abort_of_the_host_leaves_the_device_alone(group: Group) -> None:
     group.abort()
     assert group.is_broken()
-    assert not group.nccl.is_aborted
+    assert not of_device(group).group.is_aborted
 
 
 def test_a_group_that_user_code_makes_after_the_abort_is_refused(group: Group) -> None:
@@ -64,11 +71,21 @@ def test_a_group_that_user_code_makes_after_the_abort_is_refused(group: Group) -
         subgroup(group)
 
 
-def test_a_group_is_destroyed_after_nccl_has_been_aborted(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_destroyed_after_the_devices_has_been_aborted(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch waits for kernels there, which may wait for ranks that are gone."""
-    nccl, seen = group.nccl, []
+    device, seen = of_device(group).group, []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: seen.append(nccl.is_aborted))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: seen.append(device.is_aborted))
     group.close()
     assert seen == [True]
     assert group.abort_device() == []
+
+
+def test_over_gloo_alone_there_is_nothing_of_a_device_to_abort() -> None:
+    group = Group(None, 0, 1, "127.0.0.1", "gloo", timedelta(seconds=1))  # type: ignore[arg-type]
+    assert group.abort_device() == []
+    assert not group.runs_ahead
+
+
+def test_every_backend_that_a_job_may_name_is_in_the_table() -> None:
+    assert tuple(BACKENDS) == SETTINGS

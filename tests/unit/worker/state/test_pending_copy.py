@@ -229,18 +229,18 @@ class Group:
 
     def __init__(self, copy: Copy) -> None:
         self.seen: list[tuple[str, bool | None]] = []
-        self.broken = True
+        self.broken = self.runs_ahead = True
         self._copy = copy
 
     def is_broken(self) -> bool:
         return self.broken
 
     def abort(self) -> None:
-        self.seen.append(("gloo", self._copy.was_made))
+        self.seen.append(("host", self._copy.was_made))
         self._copy.make()
 
     def abort_device(self) -> None:
-        self.seen.append(("nccl", self._copy.was_made))
+        self.seen.append(("device", self._copy.was_made))
 
 
 def formed(monkeypatch: pytest.MonkeyPatch, copy: Copy) -> tuple[world.World, Group]:
@@ -252,14 +252,14 @@ def formed(monkeypatch: pytest.MonkeyPatch, copy: Copy) -> tuple[world.World, Gr
     return world.World(control, order, 7, "127.0.0.1", 1.0), group
 
 
-def test_an_end_is_looked_at_ahead_of_gloos_abort_and_of_nccls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_is_looked_at_ahead_of_the_aborts_of_the_host_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = Copy()
     made, group = formed(monkeypatch, copy)
     made.watch(copy)
     for generation in (2, 3):
         made._abort_if_mine(generation)
         made._abort_device_if_mine(generation)
-    assert group.seen == [("gloo", False), ("nccl", False)]
+    assert group.seen == [("host", False), ("device", False)]
     assert not made.wait_for(copy)
 
 
@@ -282,11 +282,13 @@ def test_a_rank_is_stuck_while_it_waits_for_a_copy_and_a_peer_is_gone(monkeypatc
     assert found == [True, False]
 
 
-def test_over_gloo_a_copy_is_whole_whenever_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host has waited for the reductions before it."""
+def test_where_the_host_waits_for_its_reductions_a_copy_is_whole_whenever_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo's reductions before it had succeeded when the host went on."""
     copy = Copy()
-    made, _group = formed(monkeypatch, copy)
-    made.backend = "gloo"
+    made, group = formed(monkeypatch, copy)
+    group.runs_ahead = False
     made.watch(copy)
     made._abort_if_mine(3)
     assert made.wait_for(copy)

@@ -1,0 +1,74 @@
+"""Nccl: groups of NVIDIA GPUs, whose collectives an abort completes with nonsense."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spark_elastic.worker.backends.backend import COLLECTIVE_TIMEOUT, Backend
+from spark_elastic.worker.sockets import interface_of
+from spark_elastic.worker.store import WorldStore
+
+
+class Nccl(Backend):
+    """NCCL's groups of a generation. Collectives run on the GPU's streams, behind the host."""
+
+    devices = ("cuda",)
+    kind = dist.ProcessGroup.BackendType.NCCL
+    in_order = True
+    runs_ahead = True
+
+    def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None:
+        self.group: Any = None
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._address = address
+        self._subgroups: list[Any] = []
+        # Of closed groups, for ``drop``.
+        self._remains: list[Any] = []
+
+    def build(self) -> None:
+        self.group = self._new(dist.PrefixStore("nccl", self._store), self._rank, self._size)
+
+    def subgroup(self, store: Any, rank: int, size: int) -> Any:
+        group = self._new(store, rank, size)
+        self._subgroups.append(group)
+        return group
+
+    def abort(self) -> list[threading.Thread]:
+        """End collectives without an error and with nonsense in their results, also of peers that have not aborted yet."""
+        groups = [group for group in (self.group, *self._subgroups) if group is not None]
+        # NCCL's abort may wait for kernels; the caller may be the control thread and must not.
+        aborting = [
+            threading.Thread(target=group.abort, name="spark_elastic-nccl-abort", daemon=True) for group in groups
+        ]
+        for thread in aborting:
+            thread.start()
+        return aborting
+
+    def close(self) -> None:
+        self._remains = [self.group, *self._subgroups]
+        self.group = None
+        self._subgroups.clear()
+
+    def drop(self) -> None:
+        self._remains.clear()
+
+    def _new(self, store: Any, rank: int, size: int) -> Any:
+        # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        interface = interface_of(self._address)
+        if interface is not None:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        group = dist.ProcessGroupNCCL(store, rank, size, options)
+        # Connect now: a communicator that is built at the first collective could hold the user's thread with a dead peer.
+        group.eager_connect_single_device(torch.device("cuda", 0))
+        return group
