@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
+
+if TYPE_CHECKING:
+    import torch
 
 
 @saved_as("spark_elastic.estimator")
@@ -26,7 +29,7 @@ class EpochContext:
     epoch: int
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
-    model: Any
+    model: torch.nn.Module
     run_id: str
     log_url: str | None = None
     stopped: bool = field(default=False, init=False)

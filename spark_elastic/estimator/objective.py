@@ -15,8 +15,12 @@ import torch
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import ClassificationLoss, meet, takes_classes
 
+# In place of a weight of zero.
 TINY = 1e-30
-"""In place of a weight of zero."""
+
+Loss = Callable[..., torch.Tensor]
+# A loss with the output and the label that it is called with.
+Pair = tuple[Loss, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Objective:
     objects with ``update``, ``compute`` and ``reset`` (torchmetrics). count: how many pairs of output and label there are.
     """
 
-    losses: tuple[Callable[..., Any], ...]
+    losses: tuple[Loss, ...]
     weights: tuple[float, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     count: int = 1
@@ -39,7 +43,7 @@ class Objective:
         metrics = {name: moved(metric, device) for name, metric in self.metrics.items()}
         return replace(self, losses=tuple(moved(loss, device) for loss in self.losses), metrics=metrics)
 
-    def pairs(self, layout: Layout, outputs: Any, batch: Mapping[str, torch.Tensor]) -> list[tuple[Any, Any, Any]]:
+    def pairs(self, layout: Layout, outputs: Any, batch: Mapping[str, torch.Tensor]) -> list[Pair]:
         """Return (loss, output, label) in the shapes in which they meet, one for each loss.
 
         One loss and one output with several labels of one number each get the labels side by side.
@@ -65,7 +69,7 @@ class Objective:
         pairs = zip(layout.labels, losses, strict=True)
         return tuple(name for name, loss in pairs if isinstance(loss, ClassificationLoss) or takes_classes(loss))
 
-    def loss(self, pairs: Sequence[tuple[Any, Any, Any]], weight: torch.Tensor | None) -> torch.Tensor:
+    def loss(self, pairs: Sequence[Pair], weight: torch.Tensor | None) -> torch.Tensor:
         """Return the weighted sum of the losses: each the mean over rows, or the mean weighted by ``weight`` [rows]."""
         factors = self.weights if len(self.weights) == len(pairs) else (1.0,) * len(pairs)
         total: torch.Tensor | float = 0.0
@@ -75,9 +79,7 @@ class Objective:
         assert isinstance(total, torch.Tensor), "a network has at least one loss"
         return total
 
-    def measure(
-        self, layout: Layout, pairs: Sequence[tuple[Any, Any, Any]], but: Collection[str] = ()
-    ) -> dict[str, float]:
+    def measure(self, layout: Layout, pairs: Sequence[Pair], but: Collection[str] = ()) -> dict[str, float]:
         """Return the value of each metric for one batch, except those in ``but``."""
         values = {}
         for name, (metric, place) in (self.metrics_of(layout) if pairs else {}).items():
@@ -96,7 +98,7 @@ class Objective:
         places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
         return {f"{label}_{name}": (metric, place) for place, label in places for name, metric in self.metrics.items()}
 
-    def accumulators(self, layout: Layout, device: Any) -> dict[str, tuple[Any, int]]:
+    def accumulators(self, layout: Layout, device: torch.device) -> dict[str, tuple[Any, int]]:
         """Return fresh copies of the metrics that keep a state, by name, with the place of their label."""
         kept = {name: entry for name, entry in self.metrics_of(layout).items() if _has_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
@@ -143,7 +145,7 @@ def can_weight(loss: Any) -> bool:
     return hasattr(loss, "reduction") or _takes_reduction(loss)
 
 
-def _weighted_mean(loss: Any, output: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     values: torch.Tensor
     if hasattr(loss, "reduction"):
         each = copy.copy(loss)

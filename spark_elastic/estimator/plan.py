@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective
 
@@ -29,7 +32,7 @@ class DataPlan:
     readers: int | None = None
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     check: bool = False
-    transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -44,7 +47,7 @@ class DataPlan:
 
     @property
     def training(self) -> dict[str, Any]:
-        """Return what two runs have to share so that one may go on from the other."""
+        """Arguments of the loader of the rows to train on."""
         return {
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,
@@ -62,16 +65,16 @@ class StepPlan:
     parameters of the model that travels with it. scheduler: a class or function of the optimizer.
     """
 
-    optimizer: Any
+    optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer
     optimizer_arguments: Mapping[str, Any]
-    scheduler: Any = None
+    scheduler: Callable[..., LRScheduler] | None = None
     scheduler_arguments: Mapping[str, Any] = field(default_factory=dict)
     scheduler_interval: str = "epoch"
     passes: int = 1
     clip_norm: float | None = None
     clip_value: float | None = None
     precision: str | None = None
-    train_step: Callable[..., Any] | None = None
+    train_step: Callable[..., torch.Tensor | tuple[torch.Tensor, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ class TrainingPlan:
     """
 
     run_id: str
-    model: Any
+    model: torch.nn.Module
     layout: Layout
     objective: Objective
     data: DataPlan

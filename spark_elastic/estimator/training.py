@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import pickle
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
 
 import spark_elastic as se
 from spark_elastic import _saved_names
 from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.estimator.callbacks import EpochContext
+from spark_elastic.estimator.callbacks import Callback, EpochContext
 from spark_elastic.estimator.finite import check_finite
 from spark_elastic.estimator.layout import plain
-from spark_elastic.estimator.objective import TINY
+from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 from spark_elastic.worker.state.snapshot import constant
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class FitState(se.TorchState):
+    """What a fit has to keep through resets, beside model, optimizer and loader. All ranks hold the same.
+
+    epoch, step: the next ones, from 0. names, sums: what is measured, and its sums over the epoch so far, by the rows' weights;
+    the last one is that of the weights. sizes: of the worlds that the epoch has seen. history: a line of JSON for each epoch that
+    has ended. stopped: the number of epochs that were wanted when a callback ended training, else 0. best: the weights that a
+    callback has kept. started: when the epoch began. callbacks: pickled. callbacks_given: says which they were at first.
+    """
+
+    epoch: int
+    step: int
+    names: list[str]
+    sums: torch.Tensor | None
+    sizes: list[int]
+    history: bytes
+    stopped: int
+    best: dict[str, Any] | None
+    started: float
+    callbacks: bytes
+    callbacks_given: str
 
 
 @dataclass(frozen=True)
@@ -38,15 +61,15 @@ class StepContext:
     epoch: int
     step: int
     rows: int
-    device: Any
-    optimizer: Any
+    device: torch.device
+    optimizer: torch.optim.Optimizer
 
 
 def train(plan: TrainingPlan) -> Trained | None:
     """Train and return rank 0's result, None on the other ranks. Inside a job of ``spark_elastic.run``, or as a world of one."""
     torch.manual_seed(plan.seed)
     trainer = Trainer(plan)
-    state: Any = trainer.make_state()
+    state = trainer.make_state()
     se.elastic(trainer.run)(state)
     if se.rank() != 0:
         return None
@@ -76,16 +99,16 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
         self.objective = plan.objective.to(self.device)
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
-        self._callbacks: tuple[bytes, list[Any]] = (b"", [])
+        self._callbacks: tuple[bytes, list[Callback]] = (b"", [])
         # Where a loss was no finite number, in words; the fit ends there. And the epoch for which this has been said.
         self.not_finite: str | None = None
         self._complained: int | None = None
         self._losses = LossWatch()
 
-    def make_state(self) -> se.TorchState:
-        """Everything that has to survive: of sums and lists too, all ranks hold the same."""
-        optional = {"scheduler": self.scheduler, "scaler": self.scaler}
-        return se.TorchState(
+    def make_state(self) -> FitState:
+        """Everything that has to survive, as it is before the first step."""
+        optional: dict[str, Any] = {"scheduler": self.scheduler, "scaler": self.scaler}
+        return FitState(
             model=self.model,
             optimizer=self.optimizer,
             loader=self.loader,
@@ -103,11 +126,12 @@ class Trainer:
             callbacks_given=self.plan.callbacks_given,
         )
 
-    def run(self, state: Any) -> None:
+    def run(self, state: FitState) -> None:
         """Train from where the state is to the end."""
         self.not_finite, self._losses = None, LossWatch()
         if not isinstance(state.history, bytes):  # of a checkpoint of an earlier release
-            state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in state.history)
+            earlier: list[dict[str, Any]] = state.history
+            state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in earlier)
         if state.best is not None:
             state.best = kept_weights(state.best)
         if state.callbacks_given != self.plan.callbacks_given:  # the run goes on with others
@@ -128,25 +152,26 @@ class Trainer:
 
     # ------------------------------------------------------------------ steps
 
-    def _train_epoch(self, state: Any) -> None:
+    def _train_epoch(self, state: FitState) -> None:
         limit = self.plan.steps_per_epoch or float("inf")
         if state.step >= limit:
             return
         self.model.train()
         taken = planned = 0
-        sums: Any = 0.0
+        sums: torch.Tensor | float = 0.0
         for columns in self.loader:
             if not taken:
                 self.optimizer.zero_grad(set_to_none=True)
                 planned = min(self.plan.steps.passes, self.loader.steps_left + 1)
             taken += 1
-            with contextlib.nullcontext() if taken == planned else self.model.no_sync():
+            with nullcontext() if taken == planned else self.model.no_sync():
                 sums = sums + self._backward(state, columns, planned)
             if self.not_finite is not None:
                 return
             if taken < planned:
                 continue
             self._step()
+            assert isinstance(sums, torch.Tensor), "at least one batch was taken"
             state.sums = sums if state.sums is None else state.sums + sums
             taken, sums = 0, 0.0
             state.step += 1
@@ -155,7 +180,7 @@ class Trainer:
             if state.step >= limit:
                 break
 
-    def _backward(self, state: Any, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
+    def _backward(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
         """One batch forward and backward. Return what it adds to the epoch's sums over all ranks: loss, metrics, weight."""
         batch = self._prepare(columns)
         rows = self.loader.batch_rows[se.rank()]
@@ -180,7 +205,7 @@ class Trainer:
         self._look(state, "loss", self._losses.see(sums[0]))
         return sums
 
-    def _look(self, state: Any, name: str, total: float) -> None:
+    def _look(self, state: FitState, name: str, total: float) -> None:
         """Say where a loss is no finite number, and have the fit end. All ranks see the same, the sum over all of them."""
         if math.isfinite(total):
             return
@@ -193,8 +218,13 @@ class Trainer:
             self.not_finite = where
 
     def _forward(
-        self, model: Any, state: Any, batch: dict[str, torch.Tensor], rows: int, weight: Any
-    ) -> tuple[Any, Any]:
+        self,
+        model: torch.nn.Module,
+        state: FitState,
+        batch: dict[str, torch.Tensor],
+        rows: int,
+        weight: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Sequence[Pair]]:
         """Return the loss, and the (loss, output, label) to measure: none where a custom step tells no outputs."""
         layout, objective, custom = self.plan.layout, self.objective, self.plan.steps.train_step
         if custom is None:
@@ -240,13 +270,13 @@ class Trainer:
                 batch[entry.name] = entry.tensor(batch)
         return batch
 
-    def _precision(self) -> Any:
+    def _precision(self) -> AbstractContextManager[object]:
         dtype = _PRECISIONS.get(self.plan.steps.precision or "")
-        return torch.autocast(self.device.type, dtype) if dtype else contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
 
     # ------------------------------------------------------------------ the end of an epoch
 
-    def _end_epoch(self, state: Any) -> None:
+    def _end_epoch(self, state: FitState) -> None:
         self.model.eval()
         metrics: dict[str, Any] = {"epoch": state.epoch, **_means(state.names, state.sums)}
         if self.plan.data.validation_url is not None:
@@ -275,7 +305,7 @@ class Trainer:
         if se.rank() == 0:
             state.report(**{name: value for name, value in metrics.items() if isinstance(value, (int, float, str))})
 
-    def _validate(self, state: Any) -> dict[str, float]:
+    def _validate(self, state: FitState) -> dict[str, float]:
         """Means over all rows of the validation data; metrics with a state of their own are computed over all of them."""
         layout, objective, data = self.plan.layout, self.objective, self.plan.data
         assert data.validation_url is not None
@@ -312,7 +342,7 @@ class Trainer:
         means = _means(names, sums)
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
 
-    def _call_back(self, state: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], bytes, bool, bool]:
+    def _call_back(self, state: FitState, metrics: dict[str, Any]) -> tuple[dict[str, Any], bytes, bool, bool]:
         """Run the callbacks on rank 0 and return, on all ranks: metrics, the callbacks as they are now, stop, keep the model."""
         outcome: Any = None
         if se.rank() == 0:
@@ -333,14 +363,14 @@ class Trainer:
         result: tuple[dict[str, Any], bytes, bool, bool] = outcome
         return result
 
-    def _live_callbacks(self, packed: bytes) -> list[Any]:
+    def _live_callbacks(self, packed: bytes) -> list[Callback]:
         """The callbacks whose attributes ``packed`` holds: the objects of this process, if they were the last to run."""
         before, live = self._callbacks
-        callbacks: list[Any] = live if before == packed else _saved_names.loads(packed)
+        callbacks: list[Callback] = live if before == packed else _saved_names.loads(packed)
         return callbacks
 
 
-def history_of(state: Any) -> list[dict[str, Any]]:
+def history_of(state: FitState) -> list[dict[str, Any]]:
     """The epochs that have ended, a dict for each."""
     return [json.loads(line) for line in state.history.splitlines()]
 
@@ -359,7 +389,7 @@ class LossWatch:
     """Brings each step's loss to the CPU: at once from there, and from a GPU one step later, so that no step waits for it."""
 
     def __init__(self) -> None:
-        self._last: tuple[torch.Tensor, Any] | None = None
+        self._last: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def see(self, value: torch.Tensor) -> float:
         """Take a loss and return it, or on a GPU the last one that was given here."""
@@ -401,7 +431,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
         )
 
 
-def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> Any:
+def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
     """Make the learning rate scheduler, if there is to be one."""
     return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
 

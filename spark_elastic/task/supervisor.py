@@ -15,7 +15,7 @@ import psutil
 from spark_elastic.protocol.connection import Connection
 from spark_elastic.protocol.messages import Message, Stream, WorkerDying, WorkerExited, WorkerSeen, WorkerStarted
 from spark_elastic.protocol.ticket import Ticket
-from spark_elastic.task import processes, warm_parent
+from spark_elastic.task import packets, processes
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
 
 # How often the process table is asked whether the worker is dying. The pidfd tells only when its memory is freed. Most of a
@@ -72,7 +72,7 @@ class WorkerSupervisor:
                 env=self._environment,
                 start_new_session=True,
             )
-        self._send({"ticket": warm_parent.encode_ticket(self._ticket)})
+        self._send(packets.Begin(self._ticket))
         asyncio.get_running_loop().add_reader(self._socket, self._parent_said)
         return self
 
@@ -104,36 +104,37 @@ class WorkerSupervisor:
         for output in outputs:
             output.start()
         self._outputs = [*self._outputs, *outputs]
-        self._send({"start": worker, "token": token}, [output.write_end for output in outputs])
+        self._send(packets.Start(worker, token), [output.write_end for output in outputs])
         for output in outputs:
             os.close(output.write_end)
 
     def kill(self, worker: int) -> None:
         """SIGKILL the worker and everything that it started; its exit is reported as ever."""
-        self._send({"kill": worker})
+        self._send(packets.Kill(worker))
 
     # ------------------------------------------------------------------ what the warm parent says
 
     def _parent_said(self) -> None:
-        packet, descriptors = warm_parent.receive(self._socket)
+        answer, descriptors = packets.receive_answer(self._socket)
         loop = asyncio.get_running_loop()
-        if packet is None:
-            loop.remove_reader(self._socket)
-            assert self._process is not None
-            if not self.broken.done():
-                self.broken.set_exception(
-                    HostFaultError(f"the warm parent process {self._process.pid} ended; see this executor's stderr")
-                )
-        elif "started" in packet:
-            self._worker, self._pidfd = packet["started"], descriptors[0]
-            self._quiet.clear()
-            self._driver.send(WorkerStarted(packet["started"], packet["pid"]))
-            loop.add_reader(self._pidfd, self._dying)
-            self._exit_sign = processes.ExitSign(packet["pid"])
-            self._look()
-        elif "exited" in packet:
-            self._stop_watching()
-            self._reporting = loop.create_task(self._report_exit(packet["exited"], packet["code"]))
+        match answer:
+            case None:
+                loop.remove_reader(self._socket)
+                assert self._process is not None
+                if not self.broken.done():
+                    self.broken.set_exception(
+                        HostFaultError(f"the warm parent process {self._process.pid} ended; see this executor's stderr")
+                    )
+            case packets.Started(worker, pid):
+                self._worker, self._pidfd = worker, descriptors[0]
+                self._quiet.clear()
+                self._driver.send(WorkerStarted(worker, pid))
+                loop.add_reader(self._pidfd, self._dying)
+                self._exit_sign = processes.ExitSign(pid)
+                self._look()
+            case packets.Exited(worker, code):
+                self._stop_watching()
+                self._reporting = loop.create_task(self._report_exit(worker, code))
 
     def _look(self) -> None:
         assert self._exit_sign is not None
@@ -183,5 +184,5 @@ class WorkerSupervisor:
     def _report(self, message: Message) -> None:
         self._driver.send(message)
 
-    def _send(self, packet: dict[str, object], descriptors: list[int] | None = None) -> None:
-        warm_parent.send(self._socket, packet, descriptors)
+    def _send(self, order: packets.Packet, descriptors: list[int] | None = None) -> None:
+        packets.send(self._socket, order, descriptors)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import training
@@ -25,7 +26,7 @@ from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.protocol.credentials import Credentials, create_credentials
 from spark_elastic.protocol.ticket import Ticket
-from spark_elastic.task.warm_parent import encode_ticket
+from spark_elastic.task import packets
 
 # FUZZ_FRAMES=… and FUZZ_SEED=… for more and others: `make fuzz`.
 FRAMES = int(os.environ.get("FUZZ_FRAMES", "100000"))
@@ -182,6 +183,6 @@ def test_the_key_is_nowhere_to_be_read_and_jobs_run_with_all_of_sparks_own_encry
 
 def test_the_search_for_the_key_finds_it() -> None:
     made = create_credentials("x")
-    packet = encode_ticket(Ticket("x", (), made))["private_key"].encode()
+    packet = msgspec.json.encode(packets.Begin(Ticket("x", (), made)))
     for text in (made.private_key, packet):
         assert any(fragment in text for fragment in fragments_of(made.private_key))

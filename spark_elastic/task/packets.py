@@ -1,0 +1,93 @@
+"""What a task and its warm parent tell each other, on a SOCK_SEQPACKET pair: one JSON object a packet.
+
+The task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr) and ``Kill``. The warm parent answers
+``Started`` with a pidfd, and ``Exited`` once the worker's whole process tree is gone.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+
+import msgspec
+
+from spark_elastic.protocol.ticket import Ticket
+
+PACKET_BYTES = 128 * 1024
+
+
+class Packet(msgspec.Struct, frozen=True, tag=True):
+    """Anything that is sent either way."""
+
+
+class Begin(Packet, frozen=True):
+    """The ticket that workers join the job with."""
+
+    ticket: Ticket
+
+
+class Start(Packet, frozen=True):
+    """Fork a worker, once the one before it is gone with everything that it started."""
+
+    worker: int
+    token: str
+
+
+class Kill(Packet, frozen=True):
+    """Kill the worker, with everything that it started."""
+
+    worker: int
+
+
+class Started(Packet, frozen=True):
+    """The worker runs as this process."""
+
+    worker: int
+    pid: int
+
+
+class Exited(Packet, frozen=True):
+    """The worker and everything that it started are gone. ``code`` is minus the signal that killed it."""
+
+    worker: int
+    code: int
+
+
+Order = Begin | Start | Kill
+Answer = Started | Exited
+
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def send(connection: socket.socket, packet: Packet, descriptors: list[int] | None = None) -> None:
+    """Send one packet, with open files."""
+    try:
+        socket.send_fds(connection, [msgspec.json.encode(packet)], descriptors or [])
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the other end is gone, which its reader is about to learn
+
+
+def receive_order(connection: socket.socket) -> tuple[Order | None, list[int]]:
+    """Return the task's next packet and its descriptors; None when the task is gone."""
+    data, descriptors = _receive(connection)
+    return (_orders.decode(data) if data else None), descriptors
+
+
+def receive_answer(connection: socket.socket) -> tuple[Answer | None, list[int]]:
+    """Return the warm parent's next packet and its descriptors; None when it is gone."""
+    data, descriptors = _receive(connection)
+    return (_answers.decode(data) if data else None), descriptors
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+    try:
+        data, ancillary, _, _ = connection.recvmsg(PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return b"", []
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return data, list(descriptors)
