@@ -16,7 +16,7 @@ import numpy
 
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.data.pinning import set_pin
-from spark_elastic.errors import ScriptFailedError
+from spark_elastic.errors import NotInWorldError, ScriptFailedError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.ticket import Payload, Ticket
 from spark_elastic.worker import faults
@@ -65,8 +65,9 @@ def _call(control: ControlClient, payload: Payload) -> int:
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
     except BaseException as error:
-        # In a fixed world the others wait in vain for a rank that has raised, and nothing would be different another time.
-        control.failed(error, fatal=not payload.elastic or isinstance(error, ScriptFailedError))
+        # In a fixed world the others wait in vain for a rank that has raised. Nor does another try help where the error is one
+        # of these.
+        control.failed(error, fatal=not payload.elastic or isinstance(error, (NotInWorldError, ScriptFailedError)))
         return 1
     world = job.world
     faults.reached(

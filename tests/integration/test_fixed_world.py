@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import training
 
+import spark_elastic
 from spark_elastic import TrainingFailedError
 from spark_elastic.testing import kill, kill_executor
 
@@ -43,3 +44,9 @@ def test_an_exception_on_one_rank_ends_the_job_and_those_that_wait_for_it(run: A
         run(training.fixed_raises, elastic=False, num_proc=2)
     assert [entry.rank for entry in failure.value.failures] == [1]
     assert "in fixed_raises" in failure.value.failures[0].traceback
+
+
+def test_a_plain_function_that_asks_for_its_rank_is_told_of_fixed_worlds_and_not_tried_again(run: Any) -> None:
+    with pytest.raises(TrainingFailedError, match=r"NotInWorldError: .*elastic=False") as failure:
+        run(spark_elastic.rank, num_proc=2)
+    assert len(failure.value.failures) <= 2  # both workers, once each
