@@ -14,6 +14,7 @@ from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.validation import validate
 from spark_elastic.driver.world import World
 from spark_elastic.errors import (
     JobCancelledError,
@@ -50,14 +51,22 @@ class WatchedMachine(DriverMachine):
     def note(self, event: ev.Event, now: float) -> list[do.Command]:
         was_over = self.over
         commands = super().note(event, now)
+        self._validate()
         self.watch.told(event, commands, was_over)
         return commands
 
     def decide(self) -> list[do.Command]:
         was_over = self.over
         commands = super().decide()
+        self._validate()
         self.watch.told(None, commands, was_over)
         return commands
+
+    def _validate(self) -> None:
+        try:
+            validate(self)
+        except AssertionError as error:
+            self.watch.simulation.fail(f"the machine is in no state that it may be in: {error}", error)
 
     def deadline(self) -> float | None:
         due = super().deadline()

@@ -14,6 +14,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.validation import validate
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import Activity, CommitId
 
@@ -118,6 +119,7 @@ class Script:
         """Tell the machine of an event, check what must always hold, and note what it commands."""
         was_over = self.outcome is not None
         commands = self.machine.handle(event, self.now)
+        validate(self.machine)
         self._check(commands, was_over)
         self.records += [command for command in commands if isinstance(command, do.Record)]
         spoken = [command for command in commands if not isinstance(command, do.Record)]
