@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant("a copy on a GPU is not waited for", "spark_elastic.worker.world:World.wait_for", "copy.wait()", "pass"),
     Mutant(
         "a rank aborts its device's group before the others have looked",
-        "spark_elastic.worker.world:World._abort_if_mine",
+        "spark_elastic.worker.world:World.abort",
         "self.group.abort()",
         "(self.group.abort(), self.group.abort_device())",
     ),

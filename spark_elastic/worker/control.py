@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
@@ -34,6 +35,37 @@ GOODBYE_SECONDS = 5.0
 
 class GenerationOverError(WorkerLostError):
     """The control store's name space of a generation is closed: the driver has given the generation up."""
+
+
+class ControlledWorld(Protocol):
+    """The world that is being formed or used, as the control thread sees it. Nothing here may block.
+
+    What the methods do here is right between two worlds, where there is nothing to abort and nobody waits.
+    """
+
+    def abort(self, generation: int) -> None:
+        """End what is pending in the group of the host, if the world is of this generation or an older one."""
+        return
+
+    def abort_device(self, generation: int) -> None:
+        """End what is pending in the group of the device, if the world is of this generation or an older one."""
+        return
+
+    def activity(self) -> m.Activity:
+        """What this rank has entered and waits for."""
+        return m.Activity()
+
+    def is_stuck(self) -> bool:
+        """Whether the user's thread may wait for what only an abort sets free."""
+        return False
+
+    def can_restore(self) -> bool:
+        """Whether this worker can go back to the commit that it holds."""
+        return True
+
+
+class NoWorld(ControlledWorld):
+    """What there is between two worlds."""
 
 
 class ControlClient:
@@ -60,13 +92,7 @@ class ControlClient:
         self.generation = 0
         self.commit: m.CommitId | None = None
         self.beats = 0
-        # Set by the world that is being built or used.
-        self.abort_world: Callable[[int], None] = lambda generation: None
-        self.abort_device: Callable[[int], None] = lambda generation: None
-        self.activity: Callable[[], m.Activity] = m.Activity
-        self.is_stuck: Callable[[], bool] = lambda: False
-        # Set by the state: whether this worker can go back to the commit that it holds.
-        self.can_restore: Callable[[], bool] = lambda: True
+        self._world: ControlledWorld = NoWorld()
 
     def __enter__(self) -> ControlClient:
         self._thread.start()
@@ -140,6 +166,14 @@ class ControlClient:
             assert self._form is not None
             self.generation = self._form.generation
             return self._form
+
+    def enter(self, world: ControlledWorld) -> None:
+        """Have what the driver says of generations reach this world, from before it is formed until ``leave``."""
+        self._world = world
+
+    def leave(self) -> None:
+        """Let go of the world that was entered."""
+        self._world = NoWorld()
 
     def formed(self) -> None:
         """Acknowledge that the group of the present generation is complete."""
@@ -269,17 +303,17 @@ class ControlClient:
                     self._said_goodbye = True
             self._changed.notify_all()
         if isinstance(message, m.AbortWorld):
-            self.abort_world(message.generation)
-            held = self.commit if self.can_restore() else None
+            self._world.abort(message.generation)
+            held = self.commit if self._world.can_restore() else None
             connection.send(m.WorkerAborted(message.generation, held))
         elif isinstance(message, m.AbortDevice):
-            self.abort_device(message.generation)
+            self._world.abort_device(message.generation)
 
     async def _beat(self, connection: Connection) -> None:
         while True:
-            if self.is_stuck():
+            if self._world.is_stuck():
                 connection.send(m.WorldBroken(self.generation, "a connection to another rank ended"))
-            connection.send(m.Heartbeat(self.generation, self.activity(), self.beats, self.commit))
+            connection.send(m.Heartbeat(self.generation, self._world.activity(), self.beats, self.commit))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 

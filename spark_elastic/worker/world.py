@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,7 @@ LOADER_FIELDS = 4
 
 
 class World:
-    """One formed generation. Made by ``form``; ``abort`` comes from the control thread, all else from the user's.
+    """One formed generation. Made by ``form``; the control thread calls what ``ControlledWorld`` has, the user's all else.
 
     ``members`` are in rank order, with the commit that each held when the generation was formed.
     """
@@ -44,6 +44,7 @@ class World:
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._copy: PendingCopy | None = None
         self._is_waiting = False
+        self._can_restore: Callable[[], bool] = lambda: True
 
     @property
     def rank(self) -> int:
@@ -63,10 +64,7 @@ class World:
     def form(self) -> None:
         """Connect to the other ranks and become torch's default group. Raises ``WorkerLostError`` if that fails."""
         faults.reached(Point.FORM, rank=self.rank, generation=self.generation)
-        self._control.abort_world = self._abort_if_mine
-        self._control.abort_device = self._abort_device_if_mine
-        self._control.activity = self.group.activity
-        self._control.is_stuck = self.is_stuck
+        self._control.enter(self)
         build_on_thread(self.group, self._control.notify, self._wait_while_alive)
         self.group.register()
         self._control.formed()
@@ -139,6 +137,18 @@ class World:
         """Whether the user's thread may wait for what only an abort sets free: a reduction on the GPU with a lost rank."""
         return self._is_waiting and self.group.is_broken()
 
+    def activity(self) -> Activity:
+        """What this rank has entered and waits for."""
+        return self.group.activity()
+
+    def can_restore(self) -> bool:
+        """Whether this rank can go back to the commit that it holds."""
+        return self._can_restore()
+
+    def can_restore_if(self, condition: Callable[[], bool]) -> None:
+        """Have the state say, from the control thread, whether it can go back to its last commit."""
+        self._can_restore = condition
+
     def lost(self, error: BaseException) -> WorkerLostError:
         """Make the error of a failed collective into ours."""
         reason = self._control.abort_reason if self._control.is_aborted(self.generation) else str(error)
@@ -146,9 +156,7 @@ class World:
 
     def close(self) -> None:
         """Leave the generation for good."""
-        self._control.abort_world = self._control.abort_device = lambda generation: None
-        self._control.activity = Activity
-        self._control.is_stuck = lambda: False
+        self._control.leave()
         self._pending = None
         self.group.close()
 
@@ -156,13 +164,15 @@ class World:
         """Free what a closed world holds. Does not block."""
         self.group.drop()
 
-    def _abort_if_mine(self, generation: int) -> None:
+    def abort(self, generation: int) -> None:
+        """Look which commit is complete, then end what is pending, if ``generation`` is this one or a later one."""
         if generation >= self.generation:
             if self._copy is not None:
                 self._copy.look()
             self.group.abort()
 
-    def _abort_device_if_mine(self, generation: int) -> None:
+    def abort_device(self, generation: int) -> None:
+        """End what is pending in the group of the device, if ``generation`` is this one or a later one."""
         if generation >= self.generation:
             self.group.abort_device()
 

@@ -63,6 +63,7 @@ class Stage:
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),
+            can_restore_if=lambda condition: None,
             watch=lambda copy: World.watch(self.world, copy),
             wait_for=lambda copy: World.wait_for(self.world, copy),
             store=SimpleNamespace(),
@@ -78,7 +79,7 @@ class Stage:
     def abort(self) -> None:
         """What the control thread does when the driver says that a rank is lost."""
         self.aborted = True
-        World._abort_if_mine(self.world, self.world.generation)
+        World.abort(self.world, self.world.generation)
 
     def _start_exchange(self, values: list[int]) -> None:
         self._pending = values

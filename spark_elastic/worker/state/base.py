@@ -183,7 +183,7 @@ class State(ABC):
             return
         world = job.world
         job.state = self
-        job.control.can_restore = lambda: not self._has_stepped_in_place()
+        world.can_restore_if(lambda: not self._has_stepped_in_place())
         if not job.is_fixed:
             self._check_models(job)
         if job.checkpoints is not None and self._snapshots is None:

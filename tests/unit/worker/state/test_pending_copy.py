@@ -257,8 +257,8 @@ def test_an_end_is_looked_at_ahead_of_the_aborts_of_the_host_and_of_the_device(m
     made, group = formed(monkeypatch, copy)
     made.watch(copy)
     for generation in (2, 3):
-        made._abort_if_mine(generation)
-        made._abort_device_if_mine(generation)
+        made.abort(generation)
+        made.abort_device(generation)
     assert group.seen == [("host", False), ("device", False)]
     assert not made.wait_for(copy)
 
@@ -290,7 +290,7 @@ def test_where_the_host_waits_for_its_reductions_a_copy_is_whole_whenever_it_is_
     made, group = formed(monkeypatch, copy)
     group.runs_ahead = False
     made.watch(copy)
-    made._abort_if_mine(3)
+    made.abort(3)
     assert made.wait_for(copy)
 
 
