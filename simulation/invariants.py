@@ -37,8 +37,7 @@ _COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
 def _held_by(worker: WorkerProcess) -> CommitId | None:
     """The commit that a worker really holds, whatever it says."""
-    guard = None if worker.state is None else worker.state._guard
-    return None if guard is not None and guard.dirty else worker.holds
+    return worker.holds if worker.state is None or worker.state._commits.can_restore() else None
 
 
 class WatchedMachine(DriverMachine):

@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant("all survivors are given up with one host", _MACHINE + "_lose_state", "not self.settings.durable or", ""),
     Mutant(
         "a commit need not be whole",
-        "spark_elastic.worker.state.base:ObjectState._settle",
-        "self._snapshots.switch()",
+        "spark_elastic.worker.state.keepers.copies:OnDevice.settle",
+        "self.snapshots.switch()",
         "pass",
     ),
     Mutant(
@@ -159,25 +159,25 @@ MUTANTS = (
     ),
     Mutant(
         "the last commit before a reset is not settled",
-        "spark_elastic.worker.state.base:ObjectState.restore",
-        "self._settle()",
+        "spark_elastic.worker.state.commits:Commits.go_back",
+        "self.settle()",
         "pass",
     ),
     Mutant(
         "a repaired rank does not say what it holds",
-        "spark_elastic.worker.state.base:ObjectState.sync",
-        "self._job.control.commit = world.newest_commit",
+        "spark_elastic.worker.state.objects:ObjectState.sync",
+        "job.control.commit = world.newest_commit",
         "pass",
     ),
     Mutant(
         "a dirty rank says that it holds its last commit",
-        "spark_elastic.worker.state.torch_state:TorchState.restore",
-        "self._job.control.commit = None",
+        "spark_elastic.worker.state.commits:Commits.go_back",
+        "job.control.commit = None",
         "pass",
     ),
     Mutant(
         "optimizers step in broken worlds",
-        "spark_elastic.worker.state.torch_state:TorchState._check_world",
+        "spark_elastic.worker.state.keepers.in_place:check_world",
         "if world.is_broken():",
         "if False:",
     ),
@@ -189,9 +189,9 @@ MUTANTS = (
     ),
     Mutant(
         "an interrupt is seen by the rank itself at once",
-        "spark_elastic.worker.state.base:State._exchange",
-        "return self._interrupted",
-        "return self._interrupted or job.control.is_interrupted",
+        "spark_elastic.worker.state.commits:Commits._exchange",
+        "return self._is_interrupted",
+        "return self._is_interrupted or job.control.is_interrupted",
     ),
     Mutant(
         "interrupts outlive their generation",

@@ -23,6 +23,8 @@ from spark_elastic.data.plan import BatchPlan, Step, draw
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.elastic import elastic
+from spark_elastic.worker.state.commits import Commits
+from spark_elastic.worker.state.keepers.in_place import InPlace
 from spark_elastic.worker.state.torch_state import TorchState
 
 Tickets = tuple[int, ...]
@@ -140,6 +142,25 @@ class _NoHandle:
     def remove() -> None: ...
 
 
+class _Commits(Commits):
+    """Tells the invariants of each commit that a rank holds."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state._keeper)
+        self._state = state
+
+    def settle(self) -> None:
+        is_settled = self._is_settled
+        super().settle()
+        if is_settled:
+            return
+        state: Any = self._state
+        kept = state._keeper.current.skeleton["objects"]
+        is_in_place = isinstance(state._keeper, InPlace)
+        here = state.model.state_dict() if is_in_place else kept["model"].content
+        state._process.simulation.invariants.committed(state._process, here["weights"], kept["loader"].content)
+
+
 class State(TorchState):
     """A ``TorchState`` that tells the invariants of its commits, and has no random numbers to keep."""
 
@@ -147,18 +168,16 @@ class State(TorchState):
         super().__init__(**objects)
         self._process = threads.current().process
 
-    def _count(self) -> None:
-        super()._count()
+        self._commits = _Commits(self)
+
+    def save(self) -> None:
+        super().save()
         # Only commits are copied behind reductions; what rank 0 begins with is not.
         job = self._process.simulation.schedule.job
         if job.on_gpu:
-            self._snapshots.spare.pending = GpuCopy(self._process, self._snapshots.spare, job.step_seconds)
-
-    def _hold(self) -> None:
-        super()._hold()
-        kept = self._snapshots.current.skeleton["objects"]
-        here: Any = kept["model"].content if self._guard is None else vars(self)["model"].state_dict()
-        self._process.simulation.invariants.committed(self._process, here["weights"], kept["loader"].content)
+            keeper: Any = self._keeper
+            spare = keeper.snapshots.spare
+            spare.pending = GpuCopy(self._process, spare, job.step_seconds)
 
     def _own_part(self) -> Any:
         return None

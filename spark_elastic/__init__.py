@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
     from spark_elastic.worker.elastic import elastic
     from spark_elastic.worker.scaling import micro_batches, scale_learning_rate
-    from spark_elastic.worker.state.base import ObjectState, State
+    from spark_elastic.worker.state.base import State
+    from spark_elastic.worker.state.objects import ObjectState
     from spark_elastic.worker.state.torch_state import TorchState
 
 _MODULES = {
@@ -86,7 +87,8 @@ _MODULES = {
     "spark_elastic.worker.ddp": ("DistributedDataParallel",),
     "spark_elastic.worker.elastic": ("elastic",),
     "spark_elastic.worker.scaling": ("micro_batches", "scale_learning_rate"),
-    "spark_elastic.worker.state.base": ("ObjectState", "State"),
+    "spark_elastic.worker.state.base": ("State",),
+    "spark_elastic.worker.state.objects": ("ObjectState",),
     "spark_elastic.worker.state.torch_state": ("TorchState",),
 }
 _SUBMODULES = ("data", "testing")

@@ -32,8 +32,11 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 
+from spark_elastic.data.loader import RowSource
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.collectives import allreduce
+from spark_elastic.worker.job import present_world
+from spark_elastic.worker.state.keepers import keeper_named
 from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World
 
@@ -76,8 +79,8 @@ class KerasState(TorchState):
             raise ValueError(
                 "a KerasState takes a model that is built and has an optimizer: call model.compile and build"
             )
-        if commit == "in_place":
-            raise ValueError('commit="in_place" watches torch optimizers; a KerasState commits by "copy" or "host"')
+        if keeper_named(commit).watches_optimizers:
+            raise ValueError(f'commit="{commit}" watches torch optimizers; a KerasState commits by "copy" or "host"')
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         weights = {id(variable) for variable in model.weights}
@@ -107,7 +110,7 @@ class KerasState(TorchState):
         return self._optimizer
 
     def _apply(self, grads: Sequence[torch.Tensor | None], trainable_variables: Any = None) -> None:
-        world = self._world
+        world = present_world()
         if world is not None and world.size > 1:
             averaged = _averaged([*grads, *(variable.value for variable in self._moving)], self._weight(world))
             grads, moving = averaged[: len(grads)], averaged[len(grads) :]
@@ -117,8 +120,10 @@ class KerasState(TorchState):
 
     def _weight(self, world: World) -> float:
         """This rank's factor: with it the mean over ranks becomes the mean over rows."""
-        rows = getattr(vars(self).get("loader"), "batch_rows", ())
-        return rows[world.rank] * world.size / sum(rows) if len(rows) == world.size and sum(rows) else 1.0
+        loader = self._loader_in_use()
+        rows: Sequence[int] = loader.batch_rows if isinstance(loader, RowSource) else ()
+        total = sum(rows)
+        return rows[world.rank] * world.size / total if len(rows) == world.size and total else 1.0
 
     def _compared(self) -> Named:
         kept = {"weights": self._model.weights, "optimizer": self._optimizer.variables}

@@ -22,18 +22,65 @@ iterated_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @runtime_checkable
-class ElasticLoader(Protocol):
-    """The seam between a loader and the state that it is part of.
-
-    A batch counts as processed once it was yielded, also if nobody used it; what no commit came after is undone by a
-    restore or a reset. `state_dict()` taken at a commit includes every batch yielded so far. All of these cost microseconds.
-    """
-
-    batch_rows: tuple[int, ...]
+class TakesWorld(Protocol):
+    """Takes its share of the data. A state tells all such objects in it, wherever they are."""
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world, after the position was restored or synced; ends the iteration under way."""
         ...
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Knows how many rows of the present global batch each rank has. Wrapped models weigh gradients by it."""
+
+    @property
+    def batch_rows(self) -> Sequence[int]:
+        """The rows of the last batch on each rank."""
+        ...
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """Lets all ranks check at each commit that together they were given every row once."""
+
+    def report(self) -> Report:
+        """Return four int64 to be gathered from all ranks at this commit."""
+        ...
+
+    def confirm(self, reports: Sequence[Report]) -> None:
+        """Check what all ranks reported at one commit, in rank order. Raises DataError if it does not add up."""
+        ...
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """Tells how far it is, for people to see."""
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        ...
+
+    @property
+    def rows_processed(self) -> int:
+        """Rows of the current epoch that all ranks together have been given."""
+        ...
+
+    @property
+    def rows_total(self) -> int:
+        """Rows of an epoch on all ranks, after filters."""
+        ...
+
+
+@runtime_checkable
+class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
+    """The seam between a loader and the state that it is part of.
+
+    A batch counts as processed once it was yielded, also if nobody used it; what no commit came after is undone by a
+    restore or a reset. `state_dict()` taken at a commit includes every batch yielded so far. All of these cost microseconds.
+    A loader of another library may have a part of it, and is asked for no more than that.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain ints and strings."""
@@ -41,14 +88,6 @@ class ElasticLoader(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position, which may come from a world of another size. Raises DataError for another dataset."""
-        ...
-
-    def report(self) -> tuple[int, int, int, int]:
-        """Return four int64 to be gathered from all ranks at this commit."""
-        ...
-
-    def confirm(self, reports: Sequence[tuple[int, int, int, int]]) -> None:
-        """Check what all ranks reported at one commit, in rank order. Raises DataError if it does not add up."""
         ...
 
 

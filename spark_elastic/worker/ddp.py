@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from spark_elastic.data.deliveries import Delivery, deliveries, share
+from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
@@ -38,14 +39,6 @@ _MISSING = {
     "_register_builtin_comm_hook": "call register_comm_hook with fp16_compress_hook of torch.distributed.algorithms",
     "_set_static_graph": "give static_graph=True where the model is wrapped",
 }
-
-
-class RowSource(Protocol):
-    """A loader that knows how many rows of the present global batch each rank has."""
-
-    @property
-    def batch_rows(self) -> Sequence[int]:
-        """The rows of the last batch on each rank."""
 
 
 class _Inner(nn.parallel.DistributedDataParallel):

@@ -134,6 +134,11 @@ def current_job() -> Job | None:
     return _job
 
 
+def present_world() -> World | None:
+    """The world of this process's job, until that is over; None outside a job and before its first generation."""
+    return None if _job is None or _job.finished else _job.world
+
+
 def enter_job(job: Job) -> None:
     """Make ``job`` this process's. A worker process has one in its life."""
     global _job

@@ -29,7 +29,7 @@ from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.files_here import describe_scattered, files_since
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.sockets import interface_of
-from spark_elastic.worker.state.base import ObjectState
+from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.torchrun import rank_variables
 from spark_elastic.worker.world import World
 

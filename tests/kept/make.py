@@ -26,7 +26,7 @@ def checkpoint(folder: Path) -> None:
     state = kept_state.trained()
     state.save()
     directory = CheckpointDirectory(str(folder))
-    directory.write(CheckpointName(directory.claim(), 2, 3), encode(state._snapshots.current))
+    directory.write(CheckpointName(directory.claim(), 2, 3), encode(state._keeper.current))
 
 
 def estimators(folder: Path) -> None:

@@ -11,7 +11,7 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Member
 from spark_elastic.worker import job as job_module
 from spark_elastic.worker.reporting import Reporter
-from spark_elastic.worker.state import base as state_module
+from spark_elastic.worker.state import objects as state_module
 from spark_elastic.worker.world import World
 
 

@@ -149,7 +149,7 @@ def test_commits_come_every_so_many_batches_and_at_the_end(loader: ParquetLoader
     state = KerasState(network(), loader=loader)
     state._begin(None)
     state.model.fit(Batches(loader, convert), epochs=1, verbose=0, callbacks=[CommitStateCallback(state, 4)])
-    assert state._steps == 1 + 1  # after the fourth of six batches, and when fit ends
+    assert state._commits.steps == 1 + 1  # after the fourth of six batches, and when fit ends
 
 
 def test_a_newcomer_gets_weights_and_moments_but_random_seeds_of_its_own(
@@ -159,7 +159,7 @@ def test_a_newcomer_gets_weights_and_moments_but_random_seeds_of_its_own(
     donor, newcomer = (KerasState(network(noise(0.1)), loader=make_loader()) for _ in range(2))
     donor._begin(None)
     fit(donor)
-    sent = donor._snapshots.current.content()["objects"]
+    sent = donor._keeper.current.content()["objects"]
     assert "seeds" not in sent
     newcomer._load(sent)
     for kind in ("weights", "optimizer_variables"):
@@ -192,7 +192,7 @@ def test_an_optimizer_applies_the_average_over_ranks(monkeypatch: pytest.MonkeyP
     state = KerasState(model)
     state.loader = SimpleNamespace(batch_rows=(6, 2))
     monkeypatch.setattr("spark_elastic.keras.allreduce", with_another_rank)
-    monkeypatch.setattr(KerasState, "_world", SimpleNamespace(rank=0, size=2))
+    monkeypatch.setattr("spark_elastic.keras.present_world", lambda: SimpleNamespace(rank=0, size=2))
     names = ("trainable_weights", "non_trainable_weights")
     weights = {name: [weight.value.clone() for weight in getattr(model, name)] for name in names}
     gradients = [None, *(torch.full_like(weight, 3.0) for weight in weights["trainable_weights"][1:])]

@@ -18,7 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from spark_elastic.data.loader import iterated_alone
+from spark_elastic.data.loader import TakesWorld, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.state.snapshot import PLAIN
@@ -77,7 +77,7 @@ class TrainingChecks:
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
         self._steps += 1
-        if self._steps == STEPS_WITHOUT_COMMIT and not self._state._index:
+        if self._steps == STEPS_WITHOUT_COMMIT and not self._state._commits.index:
             self._warn(
                 f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: when a worker is lost, all of them are. Write "
                 "state.commit() after optimizer.step()"
@@ -188,7 +188,7 @@ class TrainingChecks:
 
     def before_return(self) -> None:
         """Warn of what only shows when the elastic function returns."""
-        if self._steps and not self._state._index:
+        if self._steps and not self._state._commits.index:
             self._warn(
                 f"the elastic function returned after {self._steps} optimizer steps without a commit: a lost worker would "
                 "have taken all of them back. Write state.commit() after optimizer.step()"
@@ -253,7 +253,7 @@ def _reachable(tree: Any, depth: int = DEPTH) -> Iterator[Any]:
             entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
         else:
             yield value
-            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or hasattr(value, "set_world"):
+            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, TakesWorld)):
                 return
             attributes = getattr(value, "__dict__", {})
             entries = [

@@ -10,8 +10,7 @@ import torch
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.frozen import COMPILED, freeze_as_noted
-from spark_elastic.worker.state.in_place import SmallPart, load_small_part
-from spark_elastic.worker.state.snapshot import PLAIN, StateDict, cloned, has_state_dict, map_tree
+from spark_elastic.worker.state.snapshot import PLAIN, KeptPart, StateDict, cloned, has_state_dict, map_tree
 from spark_elastic.worker.state.structure import reshape
 
 
@@ -21,15 +20,15 @@ def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) ->
     ``live`` yields the objects that the ``StateDict``s were taken from, in their order, wherever they are by now; without it
     they are looked for where they were. ``name`` is that of the place.
     """
-    if isinstance(kept, (StateDict, SmallPart)):
+    if isinstance(kept, (StateDict, KeptPart)):
         target = present if live is None else next(live)
         if not has_state_dict(target):
             raise SparkElasticError(
                 f"{name} was saved with a state dict, but is {type(target).__name__} here; give it to the "
                 "State on every rank, above the elastic function"
             )
-        if isinstance(kept, SmallPart):
-            load_small_part(target, kept)
+        if isinstance(kept, KeptPart):
+            kept.load_into(target)
         else:
             if live is not None and isinstance(target, torch.nn.Module):
                 _reshape(target, kept.content)

@@ -22,12 +22,12 @@ class PendingCopy:
     was_made: bool | None = None
 
     def __init__(self, sources: Sequence[torch.Tensor]) -> None:
-        # Nobody else gets their memory while they are read.
+        # A reference to the tensors keeps their memory from being used for others while the GPU reads them.
         self._sources: Sequence[torch.Tensor] = sources
         # Written by the GPU when it comes to it: to ask CUDA could block, or hold the interpreter up, when peers are gone.
         self._mark = torch.zeros(1, pin_memory=True)
         self._mark.copy_(torch.ones(1, device="cuda"), non_blocking=True)
-        # One that waits without using a core.
+        # A blocking event lets the thread that waits for it sleep, where others use a whole core.
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()
 

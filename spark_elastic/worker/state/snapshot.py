@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,14 @@ class StateDict:
     """Marks what came out of an object's ``state_dict`` and goes back through its ``load_state_dict``."""
 
     content: Any
+
+
+class KeptPart(ABC):
+    """What a keeper copies of an object that has a state dict, where that is something else than the state dict."""
+
+    @abstractmethod
+    def load_into(self, target: Any) -> None:
+        """Set the object back to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from checkpoint_stage import DAMAGES
 from hypothesis import given, settings
+from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
 from spark_elastic import DistributedDataParallel, load_checkpoint
@@ -20,10 +21,10 @@ from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.run import _claim_checkpoint
 from spark_elastic.errors import CheckpointError, DamagedError
-from spark_elastic.worker.state.base import ObjectState, State
+from spark_elastic.worker.state.base import State
+from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import StateDict
 from spark_elastic.worker.state.torch_state import TorchState
-from tests.unit.worker.state.test_base import equal, step, trained, values
 from tests.unit.worker.state.test_snapshot import same, taken, trees
 
 
@@ -138,7 +139,7 @@ def test_only_rank_0_writes(stage: Stage, url: str) -> None:
     CheckpointDirectory(url).claim()
     state = ObjectState(epoch=0)
     state.save()  # stands for what rank 0 sends
-    state._snapshots.current.skeleton["size"] = 0
+    state._keeper.current.skeleton["size"] = 0
     new_run(stage, url, state, rank=1, others=[None])
     commit(stage, state)
     assert not CheckpointDirectory(url).list().complete

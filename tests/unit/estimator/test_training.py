@@ -224,21 +224,21 @@ def test_commits_copy_no_constants_that_they_hold_and_restores_set_them(dataset:
     state.best = kept_weights({"weight": torch.ones(1000)})
     for _ in range(2):  # into each of the two buffers
         state.commit()
-    spare = state._snapshots.spare.buffer
+    spare = state._keeper.snapshots.spare.buffer
     (place,) = (place for place, held in enumerate(spare.held) if held is not None)
     spare.views[place].fill_(7.0)  # tells whether it is copied again
     state.commit()
-    assert state._snapshots.current.buffer.views[place].unique().tolist() == [7.0]
+    assert state._keeper.current.buffer.views[place].unique().tolist() == [7.0]
     state.restore()
     assert state.best["weight"].unique().tolist() == [7.0]
     for value in (8.0, 9.0):
         state.best = kept_weights({"weight": torch.full((1000,), value)})
         for _ in range(2):
             state.commit()
-            assert state._snapshots.current.buffer.views[place].unique().tolist() == [value]
+            assert state._keeper.current.buffer.views[place].unique().tolist() == [value]
         state.best["weight"].add_(1.0)
         state.commit()
-        assert state._snapshots.current.buffer.views[place].unique().tolist() == [value + 1]
+        assert state._keeper.current.buffer.views[place].unique().tolist() == [value + 1]
 
 
 def test_a_state_of_an_earlier_release_goes_on(dataset: str) -> None:

@@ -15,7 +15,7 @@ from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
 from spark_elastic.worker import job as job_module
 from spark_elastic.worker.control import GenerationOverError
 from spark_elastic.worker.elastic import _run, elastic
-from spark_elastic.worker.state.base import ObjectState
+from spark_elastic.worker.state.objects import ObjectState
 
 
 class OneJob:
@@ -166,7 +166,7 @@ def test_memory_for_commits_is_made_ready_before_anybody_waits_for_this_worker(m
     had_room = []
 
     def next_world(reason: str) -> Any:
-        had_room.append(bool(state._snapshots.spare.buffer.flats))
+        had_room.append(bool(state._keeper.snapshots.spare.buffer.flats))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "next_world", next_world)

@@ -131,7 +131,7 @@ def test_a_newcomer_takes_a_warm_up_over_where_it_is() -> None:
     old.on_reset(1, 3)
     old.steps(2)
     old.state.commit()
-    new.state._load(old.state._snapshots.current.content()["objects"])
+    new.state._load(old.state._keeper.current.content()["objects"])
     assert new.steps(8) == old.steps(8)
 
 

@@ -83,7 +83,7 @@ def test_in_place_optimizers_in_containers_are_watched_and_their_weights_not_cop
     state = TorchState(models=[model], optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], commit="in_place")
     state._begin(None)
     state.commit()
-    assert sum(tensor.numel() for tensor in state._snapshots.current.buffer.views) == 0
+    assert sum(tensor.numel() for tensor in state._keeper.current.buffer.views) == 0
     model(torch.ones(1, 50)).sum().backward()
     state.optimizers[0].step()
     with pytest.raises(SparkElasticError, match="exactly one optimizer step"):

@@ -15,7 +15,7 @@ from spark_elastic.protocol.messages import CommitId, FormWorld, Member
 from spark_elastic.worker import world
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state import snapshot
-from spark_elastic.worker.state.base import ObjectState
+from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
 from spark_elastic.worker.state.torch_state import TorchState
@@ -86,7 +86,7 @@ def test_a_commit_returns_before_its_copy_is_made_and_counts_from_the_next_one_o
     commit(state, 3)
     assert [copy.is_made() for copy in copies[-2:]] == [True, False]
     assert stage.control.commit == CommitId(1, 2)
-    assert state._snapshots.current.content()["objects"] == {"epoch": 2}
+    assert state._keeper.current.content()["objects"] == {"epoch": 2}
 
 
 def test_a_copy_that_was_not_made_when_all_ranks_looked_is_none(stage: Stage, copies: list[Copy]) -> None:
@@ -197,7 +197,7 @@ def test_a_commit_in_place_is_whole_at_once_whatever_has_happened(stage: Stage, 
 def test_a_copy_in_place_is_made_before_a_writer_gets_it(stage: Stage, copies: list[Copy]) -> None:
     state = TorchState(model=torch.nn.Linear(1, 1), commit="in_place")
     stage.begin(state)
-    lent = state._durable_copies().lend()
+    lent = state._lend().lend()
     assert copies[-1].is_made()
     assert lent.pending is None
 
@@ -319,7 +319,7 @@ def test_a_copy_on_a_gpu_is_pending_until_its_stream_has_come_to_it(stage: Stage
     torch.cuda._sleep(2_000_000_000)  # cycles: a second or so
     state.weights += 1
     state.commit()
-    pending = state._snapshots.spare.pending
+    pending = state._keeper.snapshots.spare.pending
     assert pending is not None
     assert not pending.is_made()
     state.weights += 1

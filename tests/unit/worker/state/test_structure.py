@@ -107,7 +107,7 @@ def begun(stage: Stage) -> TorchState:
 
 def sent(state: TorchState) -> tuple[Any, bytes | None]:
     """What a holder sends."""
-    return state._snapshots.current.content(), state._tell()
+    return state._keeper.current.content(), state._tell()
 
 
 def same(one: TorchState, other: TorchState) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers of newcomers: torch's, NumPy's and Python's, different on every rank and in every generation."""
+"""TorchState: models and optimizers go back in place; random numbers are each rank's own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,149 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+import pytest
 import torch
+from trained_state import equal, step, trained, values
+from worker_stage import on_stage
 
 from spark_elastic import TorchState
+from spark_elastic.data import ElasticDataLoader
+from spark_elastic.errors import WorkerLostError
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.ddp import DistributedDataParallel
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_outside_a_job_a_restore_before_the_first_commit_goes_back_to_the_beginning_or_the_last_sync(
+    synced: bool,
+) -> None:
+    state = trained()
+    before = values(state)
+    if synced:
+        step(state)
+        before = values(state)
+        state.epoch = 7
+        state.sync()
+    step(state)
+    state.epoch = 8
+    state.restore()
+    assert state.epoch == (7 if synced else 0)
+    if synced:
+        assert equal(values(state), before)
+
+
+@pytest.mark.parametrize("commit", ["copy", "host"])
+def test_models_and_optimizers_go_back_in_place_with_their_gradients_cleared(commit: str) -> None:
+    state = trained(commit=commit)
+    model, parameter = state.model, state.model.weight
+    state.commit()
+    before = values(state)
+    step(state)
+    assert not equal(values(state), before)
+    state.restore()
+    assert equal(values(state), before)
+    assert state.model is model
+    assert state.model.weight is parameter
+    assert parameter.grad is None
+
+
+def test_training_after_a_restore_gives_the_same_weights() -> None:
+    state = trained()
+    state.commit()
+    step(state)
+    expected = values(state)
+    state.restore()
+    step(state)
+    assert equal(values(state), expected)
+
+
+def test_random_numbers_go_back_with_a_restore() -> None:
+    state = trained()
+    state.commit()
+    drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
+    state.restore()
+    assert (random.random(), numpy.random.rand(), torch.rand(1).item()) == drawn
+
+
+def test_several_models_may_be_given_under_other_names() -> None:
+    state = TorchState(generator=torch.nn.Linear(1, 1), critic=torch.nn.Linear(1, 1))
+    state.commit()
+    weight = state.critic.weight.detach().clone()
+    torch.nn.init.zeros_(state.critic.weight)
+    state.restore()
+    assert torch.equal(state.critic.weight, weight)
+
+
+def test_an_unknown_kind_of_commit_is_refused() -> None:
+    with pytest.raises(ValueError, match="commit"):
+        TorchState(commit="other")
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "loader"])
+def test_an_object_that_cannot_play_its_part_is_named(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must .* int"):
+        TorchState(**{name: 3})
+
+
+def lose_a_peer(old: int, new: int) -> None:
+    """A reset callback that reduces something, and meets a peer that dies."""
+    raise WorkerLostError("a peer died")
+
+
+def test_a_repaired_laggard_keeps_its_own_random_numbers_when_a_peer_is_lost_then() -> None:
+    with on_stage() as stage:
+        state = TorchState(epoch=0)
+        stage.begin(state)
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            state.commit()
+        expected = torch.rand(1).item()
+        state.restore()
+        state.register_reset_callbacks([lose_a_peer])
+        stage.arriving = {"steps": 3, "size": 1, "objects": {"epoch": 3}}
+        with pytest.raises(WorkerLostError):
+            stage.begin(state, others=[CommitId(1, 3)])
+        state.restore()
+        assert torch.rand(1).item() == expected
+
+
+def test_a_tensor_that_others_hold_is_restored_in_place() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    state = TorchState(w=weight)
+    state.commit()
+    with torch.no_grad():
+        weight.zero_()
+    state.restore()
+    assert state.w is weight
+    assert weight.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
+def test_what_requires_gradients_is_part_of_a_commit_and_goes_to_newcomers(commit: str) -> None:
+    def made() -> torch.nn.Module:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        model[0].requires_grad_(False)
+        return model
+
+    state, newcomer = (TorchState(model=torch.compile(made(), backend="eager"), commit=commit) for _ in range(2))
+    first, second = state.model._orig_mod
+    first.requires_grad_(True)
+    second.bias.requires_grad_(False)
+    state.commit()
+    state.model.requires_grad_(True)
+    state.restore()
+    whole = state._lend().lend()
+    newcomer._load(whole.content()["objects"])
+    for holder in (state, newcomer):
+        names = [name for name, parameter in holder.model.named_parameters() if not parameter.requires_grad]
+        assert names == ["_orig_mod.1.bias"]
+
+
+def test_loaders_in_containers_take_their_ranks_share() -> None:
+    loaders = [ElasticDataLoader(range(12), 2) for _ in range(3)]
+    state = TorchState(loader=loaders[0], others={"labelled": loaders[1], "rest": [loaders[2]]})
+    state._enter_world(1, 3)
+    assert [len(loader) for loader in loaders] == [2, 2, 2]
 
 
 def drawn(generation: int, rank: int) -> tuple[float, float, float]:
@@ -34,3 +174,35 @@ def test_newcomers_draw_random_numbers_of_their_own_rank_and_generation() -> Non
     assert drawings == again
     for kind in zip(*drawings, strict=True):
         assert len(set(kind)) == len(places)
+
+
+class RowsOnly:
+    """A loader of another library that tells its rows, and nothing else."""
+
+    batch_rows = (3, 1)
+
+
+class Reports(RowsOnly):
+    """One that is checked at commits, too."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[Any] = []
+
+    def report(self) -> tuple[int, int, int, int]:
+        return 1, 2, 3, 4
+
+    def confirm(self, reports: Any) -> None:
+        self.confirmed.append(list(reports))
+
+
+def test_a_loader_is_asked_for_what_it_has() -> None:
+    with on_stage() as stage:
+        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        state = TorchState(model=model, loader=RowsOnly())
+        stage.begin(state)
+        assert model._row_source is state.loader
+        state.commit()
+        state.loader = Reports()  # in mid-generation
+        state.commit()
+        state.commit()
+        assert state.loader.confirmed[-1] == [(1, 2, 3, 4)]

@@ -11,7 +11,7 @@ from worker_stage import Stage, on_stage
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
-from spark_elastic.worker.state.base import ObjectState
+from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import StateDict
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -52,7 +52,7 @@ def test_a_commit_copies_buffers_and_settings_but_neither_weights_nor_moments() 
     for _ in range(3):
         step(state)
         state.commit()
-    copied = state._snapshots.current.buffer.views
+    copied = state._keeper.current.buffer.views
     assert sum(tensor.numel() for tensor in copied) < 200
     assert weights(state).numel() > 2500
 
@@ -167,7 +167,7 @@ def test_a_donor_copies_the_whole_state_for_those_that_lack_it(stage: Stage) -> 
     step(state)
     state.commit()
     stage.begin(state, others=[None])
-    copies = state._copies_for_repair(stage.world)
+    copies = state._keeper.for_repair(state._values(shared=True), is_sender=True)
     sent = copies.current.content()["objects"]
     assert sorted(sent) == ["epoch", "model", "optimizer"]
     assert torch.equal(sent["model"].content["module.0.weight"], state.model.module[0].weight)
@@ -191,7 +191,7 @@ def test_a_durable_checkpoint_is_made_of_a_copy_that_later_steps_do_not_touch(st
     step(state)
     state.commit()
     held = weights(state)
-    lent = state._durable_copies().lend()
+    lent = state._lend().lend()
     step(state)
     content = lent.content()
     assert torch.equal(content["objects"]["model"].content["module.0.weight"].flatten(), held[:2500])

@@ -1,0 +1,261 @@
+"""Commits: how one is made, numbered, compared with those of the other ranks, and held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from spark_elastic.data.loader import Accountable, Countable
+from spark_elastic.data.tracker import Report
+from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker import faults
+from spark_elastic.worker.checks.fingerprint import Comparison
+from spark_elastic.worker.job import Job, current_job, present_world
+from spark_elastic.worker.reporting import Values
+from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.state.base import State
+    from spark_elastic.worker.state.keepers.keeper import Keeper
+
+_NO_LOADER = (0,) * LOADER_FIELDS
+# Up to this index commits of a generation are waited for: the driver takes them as signs that it has begun, and gets on.
+FIRST_COMMIT = 1
+
+
+class Commits:
+    """The commits of one state. Used by the user's thread.
+
+    A commit is named by (generation, index). Each rank makes it alone, and all ranks confirm it one commit later, so ranks are
+    never more than one commit apart. What is copied, and where to, is up to the keeper; a state whose own ``save`` keeps its
+    copy has none.
+    """
+
+    def __init__(self, keeper: Keeper | None) -> None:
+        self.keeper = keeper
+        # Commits of the whole job that the state has behind it, and the number of the last one in its generation.
+        self.steps = 0
+        self.index = 0
+        # The size of the world that made the durable checkpoint from which this job goes on; 0 without one.
+        self.restored_size = 0
+        self._is_recording = False
+        self._is_settled = True
+        self._is_interrupted = False
+        self._comparison: Comparison | None = None
+        self._known_loader: tuple[Any, Accountable | None] = (None, None)
+
+    # ------------------------------------------------------------------ a commit, from its beginning to its end
+
+    def commit(self, state: State, durable: bool) -> None:
+        """Make a commit, as ``State.commit`` says."""
+        if state._checks is not None:
+            state._checks.before_commit()
+        job, world = current_job(), present_world()
+        if job is None or world is None:
+            self.record(state.save)
+            return
+        _check_is_the_jobs(state, job)
+        where = {"rank": world.rank, "step": self.steps + 1, "generation": world.generation}
+        faults.reached(Point.COMMIT, **where)
+        if world.is_broken() and self.can_restore():
+            raise WorkerLostError(f"generation {world.generation} is broken")
+        self.record(state.save)
+        faults.reached(Point.RECORDED, **where)
+        job.reporter.committed(self.steps, _progress_of(state, world))
+        if job.checkpoints is not None and world.rank == 0:
+            if durable:
+                job.checkpoints.ask()
+            if job.checkpoints.is_due():
+                self.settle()
+                job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
+        if self._exchange(state, job, world):
+            raise HostsUpdatedInterrupt("workers arrive or leave")
+        faults.reached(Point.COMMITTED, **where)
+        for model in job.models:
+            model.forget_rows()
+
+    def record(self, save: Callable[[], None]) -> None:
+        """Make the next commit, by ``save``.
+
+        Within a commit that is being made already this only calls ``save``: ``commit`` calls the state's, which comes here once
+        more, as it does where users call it themselves.
+        """
+        if self._is_recording:
+            save()
+            return
+        self.settle()
+        self._is_recording = True
+        try:
+            save()
+        finally:
+            self._is_recording = False
+        self.index += 1
+        self.steps += 1
+        self._is_settled = False
+        world = present_world()
+        copy = None if self.keeper is None else self.keeper.pending
+        if world is None or copy is None:
+            self.settle()
+            return
+        world.watch(copy)
+        if self.index <= FIRST_COMMIT or (self.keeper is not None and self.keeper.is_waited_for):
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until the last commit is whole, and tell the driver that this rank holds it.
+
+        Raises ``WorkerLostError`` if it will never be whole; the commit before it then holds.
+        """
+        if self._is_settled:
+            return
+        self._is_settled = True
+        job, world = current_job(), present_world()
+        if self.keeper is not None:
+            copy = self.keeper.pending
+            if world is not None and copy is not None and not world.wait_for(copy):
+                raise WorkerLostError(f"generation {world.generation} was aborted ahead of its last commit's copy")
+            self.keeper.settle()
+        if job is not None and world is not None:
+            job.control.commit = CommitId(world.generation, self.index)
+
+    def _exchange(self, state: State, job: Job, world: World, is_commit: bool = True) -> bool:
+        """Read the last commit's control collective and start this one's. Return whether the world changes."""
+        assert self._comparison is not None
+        self._read(world.finish_exchange(), state, world)
+        if not self._is_interrupted:  # which stays so if user code swallows the interrupt
+            commit = CommitId(world.generation, self.index)
+            fingerprint = self._comparison.report(commit, state._compared, is_commit)
+            loader = self._accountable(state)
+            report = _NO_LOADER if loader is None else loader.report()
+            world.start_exchange([job.control.is_interrupted, self.index, *fingerprint, *report])
+        return self._is_interrupted
+
+    def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
+        """Look at what all ranks said at a commit."""
+        if everybody is None:
+            return
+        indexes = [values[1] for values in everybody]
+        if len(set(indexes)) > 1:
+            raise SparkElasticError(
+                f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
+                "check_host_updates() equally often"
+            )
+        loader = self._accountable(state)
+        if loader is not None:
+            loader.confirm([_report_in(values) for values in everybody])
+        self._is_interrupted = any(values[0] for values in everybody)
+        assert self._comparison is not None
+        self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
+
+    def _accountable(self, state: State) -> Accountable | None:
+        """The state's loader, if it reports; that is found out once, because Protocols take microseconds to check."""
+        loader = state._loader_in_use()
+        if loader is not self._known_loader[0]:
+            self._known_loader = loader, loader if isinstance(loader, Accountable) else None
+        return self._known_loader[1]
+
+    # ------------------------------------------------------------------ between commits
+
+    def check_host_updates(self, state: State) -> None:
+        """Look whether the world changes, and make a commit if it does, as ``State.check_host_updates`` says."""
+        job, world = current_job(), present_world()
+        if job is None or world is None:
+            return
+        _check_is_the_jobs(state, job)
+        if world.is_broken():
+            raise WorkerLostError(f"generation {world.generation} is broken")
+        if self._exchange(state, job, world, is_commit=False):
+            self.record(state.save)
+            raise HostsUpdatedInterrupt("workers arrive or leave")
+
+    def can_restore(self) -> bool:
+        """Whether there is a way back to the last commit. Asked from any thread."""
+        return self.keeper is None or self.keeper.can_restore
+
+    def go_back(self) -> None:
+        """Decide which commit a restore goes back to: the last one where that is whole, else the one before.
+
+        Where there is no way back, this rank says that it holds none; a holder of the newest commit sends it then.
+        """
+        with suppress(WorkerLostError):
+            self.settle()
+        if self.keeper is None or self.keeper.can_restore:
+            return
+        job = current_job()
+        if job is None:
+            raise SparkElasticError(
+                f'commit="{self.keeper.name}" keeps no copy to restore once the optimizer has made its step; use commit="copy"'
+            )
+        job.control.commit = None
+
+    # ------------------------------------------------------------------ a generation
+
+    def enter(self, state: State, job: Job, world: World) -> None:
+        """A generation begins, and its commits are this state's."""
+        self._is_interrupted = False
+        job.state = state
+        world.can_restore_if(self.can_restore)
+        if job.checkpoints is not None and self.keeper is None:
+            raise CheckpointError(f"checkpoint= needs an ObjectState or a TorchState, not {type(state).__name__}")
+
+    def seal(self, state: State, job: Job, world: World) -> None:
+        """Make the implicit commit, of index 0, from which the user's function is entered."""
+        self._comparison = Comparison(
+            world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size)
+        )
+        self.index = -1
+        self.steps -= 1  # the seal is no step of the user's
+        self.record(state.save)
+        job.reporter.entered(self.steps, _progress_of(state, world))
+
+    def leave(self, state: State, world: World) -> None:
+        """The user's function has returned: read the control collective of the last commit, and have that made durable.
+
+        That is done before the vote, so that another rank can do it if this one is lost.
+        """
+        if self.keeper is not None and not self.keeper.can_restore:
+            raise SparkElasticError(
+                f'commit="{self.keeper.name}": the function returned after an optimizer step without a commit(); commit after '
+                "each"
+            )
+        self._read(world.finish_exchange(), state, world)
+        self.settle()
+        job = current_job()
+        assert job is not None
+        job.reporter.finished(self.steps, _progress_of(state, world))
+        if job.checkpoints is not None and world.rank == 0:
+            job.checkpoints.finish(CommitId(world.generation, self.index), state._lend(), world.is_broken)
+        if state._checks is not None:
+            state._checks.before_return()
+            state._checks.end()
+
+
+def _check_is_the_jobs(state: State, job: Job) -> None:
+    if job.state is None and job.is_fixed:
+        raise SparkElasticError(
+            "call state.sync() before the first commit(): it brings all ranks to the newest checkpoint, or to the values "
+            "of rank 0 where there is none"
+        )
+    if job.state is not state:
+        raise SparkElasticError("only the state that was given to the elastic function commits; put all into that one")
+
+
+def _report_in(values: list[int]) -> Report:
+    """Of all that a rank says at a commit, what its loader has reported."""
+    epoch, position, rows, tickets = values[OWN_FIELDS:]
+    return epoch, position, rows, tickets
+
+
+def _progress_of(state: State, world: World) -> Callable[[], Values] | None:
+    """What tells people how far the data is, on the one rank that speaks for all."""
+
+    def progress() -> Values:
+        loader = state._loader_in_use()
+        if not isinstance(loader, Countable):
+            return {}
+        return {"epoch": loader.epoch, "rows": loader.rows_processed, "rows_total": loader.rows_total}
+
+    return progress if world.rank == 0 else None

@@ -1,0 +1,73 @@
+"""Commits as copies: all that is committed is copied into one of two kept buffers, on its device or in the host's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_elastic.worker.state.keepers.keeper import Keeper
+from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.snapshot import Lender, Snapshot, SnapshotPair, as_state_dict
+from spark_elastic.worker.state.structure import outline, remember
+
+
+class OnDevice(Keeper):
+    """Keeps each tensor on the device that it is on."""
+
+    name = "copy"
+    is_on_host = False
+
+    def __init__(self) -> None:
+        self.snapshots = SnapshotPair(on_host=self.is_on_host)
+        # Whether the spare snapshot is the last commit, on its way to become the current one.
+        self._is_taken = False
+
+    def prepare(self, values: dict[str, Any]) -> None:
+        self.snapshots.make_room(values, self.part_of)
+
+    def take(self, steps: int, size: int, values: dict[str, Any], own: Any) -> bool:
+        self._is_taken = False
+        snapshot = self.snapshots.spare
+        specs, before = snapshot.buffer.specs, snapshot.outline
+        snapshot.take({"steps": steps, "size": size, "objects": values}, own, self.part_of)
+        assert snapshot.objects is not None
+        snapshot.put_back = remember(snapshot.objects)
+        snapshot.outline = outline(snapshot.objects)
+        self._is_taken = True
+        return snapshot.buffer.specs is not specs or snapshot.outline != before
+
+    @property
+    def pending(self) -> PendingCopy | None:
+        return self.snapshots.spare.pending
+
+    def settle(self) -> None:
+        if self._is_taken:
+            self._is_taken = False
+            self.snapshots.switch()
+
+    @property
+    def is_empty(self) -> bool:
+        return self.snapshots.is_empty
+
+    @property
+    def current(self) -> Snapshot:
+        return self.snapshots.current
+
+    def lend(self, values: dict[str, Any]) -> Lender:
+        return self.snapshots
+
+    def for_repair(self, values: dict[str, Any], is_sender: bool) -> SnapshotPair:
+        return self.snapshots
+
+    def holds(self, received: SnapshotPair) -> bool:
+        return received is self.snapshots
+
+    def part_of(self, value: Any) -> Any:
+        """What a commit copies of an object with a state dict, wherever among the objects it is."""
+        return as_state_dict(value)
+
+
+class OnHost(OnDevice):
+    """Keeps all tensors in the host's memory, pinned where CUDA is in use, for states that leave a GPU too little room."""
+
+    name = "host"
+    is_on_host = True

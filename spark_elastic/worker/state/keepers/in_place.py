@@ -1,0 +1,155 @@
+"""Commits in place: no copy of weights and optimizer state is kept, so a commit costs next to nothing.
+
+It rests on one rule: a rank applies step s only after all reductions of s have succeeded, so when a world breaks, survivors stand
+at s or at s-1, and a rank that has not begun its optimizer step still has the weights of the last commit. Who is caught between
+optimizer step and commit holds no commit at all; it says so, and is repaired by a rank that does. What is small and changes at
+other times (buffers, learning rates, counters, the loader's place) is copied as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from spark_elastic.errors import SparkElasticError, WorkerLostError
+from spark_elastic.worker.job import present_world
+from spark_elastic.worker.state.frozen import freeze, frozen_names
+from spark_elastic.worker.state.keepers.copies import OnDevice
+from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.snapshot import KeptPart, Lender, Snapshot, SnapshotPair, find_objects
+
+
+class InPlace(OnDevice):
+    """Keeps what is small; modules and optimizers are their own copy until the next step."""
+
+    name = "in_place"
+    is_waited_for = True
+    watches_optimizers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guard = StepGuard(check_world)
+
+    def begin(self, values: dict[str, Any]) -> None:
+        objects = find_objects(values).values()
+        self.guard.watch(value for value in objects if isinstance(value, torch.optim.Optimizer))
+
+    @property
+    def pending(self) -> PendingCopy | None:
+        """After a step this is None: its reductions had succeeded, and so nothing that is copied behind it can be spoilt."""
+        return None if self.guard.dirty else super().pending
+
+    def settle(self) -> None:
+        super().settle()
+        self.guard.dirty = False
+
+    @property
+    def can_restore(self) -> bool:
+        return not self.guard.dirty
+
+    def lend(self, values: dict[str, Any]) -> Lender:
+        return WholeCopies(self.snapshots, partial(self._copy_whole, values))
+
+    def for_repair(self, values: dict[str, Any], is_sender: bool) -> SnapshotPair:
+        """Copy everything for those who lack it; what arrives here has a room of its own, which goes when it is loaded."""
+        return SnapshotPair(self._copy_whole(values)) if is_sender else SnapshotPair()
+
+    def part_of(self, value: Any) -> Any:
+        return (
+            small_part(value) if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) else super().part_of(value)
+        )
+
+    def _copy_whole(self, values: dict[str, Any]) -> Snapshot:
+        """Copy everything, weights and optimizer state included, as of the last commit."""
+        light = self.current.skeleton
+        whole = Snapshot()
+        whole.take({"steps": light["steps"], "size": light["size"], "objects": values}, None)
+        return whole
+
+
+def check_world() -> None:
+    """Raise ``WorkerLostError`` ahead of a step whose reductions may have failed without the user's code having noticed."""
+    world = present_world()
+    if world is not None:
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        if world.is_broken():
+            raise WorkerLostError(f"generation {world.generation} is broken")
+
+
+class StepGuard:
+    """Watches optimizers: ``dirty`` tells that weights have changed since the last commit.
+
+    ``before_step`` is called ahead of each step, and may raise to keep the weights as they are.
+    """
+
+    def __init__(self, before_step: Callable[[], None]) -> None:
+        self.dirty = False
+        self._before_step = before_step
+        self._hooks: list[Any] = []
+
+    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Watch these and no others."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
+
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.dirty:
+            raise SparkElasticError(
+                'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), this is the second; commit '
+                'after each, or use commit="copy"'
+            )
+        self._before_step()
+        self.dirty = True
+
+
+@dataclass(frozen=True, slots=True)
+class SmallPart(KeptPart):
+    """What of a module or an optimizer is copied at each commit: what is frozen and buffers; or settings, such as rates."""
+
+    content: list[Any]
+
+    def load_into(self, target: Any) -> None:
+        """Set it back, and clear gradients."""
+        if isinstance(target, torch.nn.Module):
+            names, *buffers = self.content
+            freeze(target, names)
+            with torch.no_grad():
+                for present, buffer in zip(target.buffers(), buffers, strict=True):
+                    present.copy_(buffer)
+        else:
+            for group, settings in zip(target.param_groups, self.content, strict=True):
+                group.update(settings)
+        target.zero_grad(set_to_none=True)
+
+
+def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
+    """Return what is small enough to be copied at each commit."""
+    if isinstance(value, torch.nn.Module):
+        return SmallPart([frozen_names(value), *value.buffers()])
+    return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])
+
+
+class WholeCopies:
+    """Lends a copy of the whole state, made when it is asked for: the step's thread pays one memcpy for a durable checkpoint."""
+
+    def __init__(self, small: SnapshotPair, copy: Callable[[], Snapshot]) -> None:
+        self._small = small
+        self._copy = copy
+
+    @property
+    def current(self) -> Snapshot:
+        return self._small.current
+
+    def lend(self) -> Snapshot:
+        whole = self._copy()
+        whole.wait()
+        return whole
+
+    def take_back(self) -> None:
+        """The copy goes with its last reader."""

@@ -1,0 +1,111 @@
+"""ObjectState: any objects go back by value or in place, and keep what is their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from worker_stage import on_stage
+
+from spark_elastic.worker.elastic import elastic
+from spark_elastic.worker.state.objects import ObjectState
+
+
+def test_objects_are_attributes_and_go_back_to_the_last_commit() -> None:
+    state = ObjectState(epoch=0, log=[])
+    state.commit()
+    state.epoch, state.new = 5, "x"
+    state.log.append(1)
+    state.restore()
+    assert (state.epoch, state.log) == (0, [])
+
+
+def test_attributes_that_are_set_later_belong_to_the_state() -> None:
+    state = ObjectState()
+    state.best = 3
+    state.commit()
+    state.best = 4
+    state.restore()
+    assert state.best == 3
+
+
+def test_outside_a_job_entering_the_function_is_something_to_go_back_to() -> None:
+    @elastic
+    def train(state: ObjectState) -> int:
+        state.epoch += 1
+        state.restore()
+        return state.epoch
+
+    state = ObjectState(epoch=0)
+    state.epoch = 5
+    assert train(state) == 5
+
+
+def test_in_a_job_a_restore_ahead_of_the_first_generation_does_nothing() -> None:
+    with on_stage():
+        state = ObjectState(epoch=7)
+        state.epoch = 8
+        state.restore()
+        assert state.epoch == 8
+
+
+def test_a_restore_can_be_repeated() -> None:
+    state = ObjectState(log=[1])
+    state.commit()
+    for _ in range(2):
+        state.log.append(2)
+        state.restore()
+        assert state.log == [1]
+
+
+@pytest.mark.parametrize("name", ["commit", "save", "donor", "_private"])
+def test_names_that_are_taken_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        ObjectState(**{name: 1})
+
+
+def test_local_objects_are_saved_and_restored_on_their_rank() -> None:
+    state = ObjectState(epoch=0, local={"seen": 1})
+    state.commit()
+    state.seen = 2
+    state.restore()
+    assert state.seen == 1
+
+
+def test_local_objects_are_never_part_of_what_travels() -> None:
+    state = ObjectState(epoch=0, seen=1, local="seen")
+    state.commit()
+    assert state._keeper.current.content()["objects"] == {"epoch": 0}
+
+
+def test_a_commit_that_cannot_be_copied_leaves_the_one_before() -> None:
+    state = ObjectState(epoch=0, thing=1)
+    state.commit()
+    state.epoch, state.thing = 1, (entry for entry in ())
+    with pytest.raises(TypeError):
+        state.commit()
+    state.thing = None
+    state.restore()
+    assert (state.epoch, state.thing) == (0, 1)
+
+
+def test_an_attribute_that_was_set_after_the_last_commit_is_gone_after_a_restore() -> None:
+    state = ObjectState(epoch=0)
+    state.commit()
+    state.cursor = 17
+    state.restore()
+    assert not hasattr(state, "cursor"), "the survivor has it, a newcomer repaired from it has not"
+
+
+def test_an_object_that_gets_a_state_dict_after_the_commit_goes_back_to_what_it_was() -> None:
+    state = ObjectState(ema=None)
+    state.commit()
+    state.ema = torch.nn.Linear(1, 1)
+    state.restore()
+    assert state.ema is None
+
+
+def test_a_state_dict_of_the_users_own_freezes_nothing() -> None:
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    loaded = torch.nn.Linear(2, 2)
+    loaded.load_state_dict(model.state_dict())
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
