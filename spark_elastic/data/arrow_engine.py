@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from spark_elastic.data.columns import Column, Rows
 from spark_elastic.data.convert import convertible, from_transform, to_column
-from spark_elastic.data.filesystem import Location
+from spark_elastic.data.engine import Reading
+from spark_elastic.data.filesystem import Location, shown
 from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.manifest import Manifest
 from spark_elastic.data.source import Source
@@ -56,6 +57,38 @@ def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
     return total
 
 
+def open_engine(reading: Reading) -> ArrowEngine:
+    """Make the engine for a dataset, by Petastorm's codecs where that wrote it. Raises where the arguments do not fit."""
+    manifest, columns, transform = reading.manifest, reading.columns, reading.transform
+    if reading.options:
+        raise ValueError("engine_options are for engine='petastorm', not 'arrow'")
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform must be callable, not {transform!r}")
+    decode = None
+    if manifest.unischema:
+        from spark_elastic.data.unischema import Decoder
+
+        decode = Decoder(manifest.unischema, transformed=transform is not None)
+        names = decode.select(columns, [*manifest.schema.names, *manifest.partition_types])
+        row_bytes = decode.row_bytes(names)
+    else:
+        names = select_columns(manifest, columns, transformed=transform is not None)
+        if columns is None and not names:
+            raise ValueError(
+                f"no column of {shown(manifest.url)} is of numbers ({manifest.schema.names}); give a transform="
+            )
+        row_bytes = decoded_bytes(manifest, names)
+    return ArrowEngine(
+        manifest,
+        reading.location,
+        names,
+        row_filter=reading.row_filter,
+        decode=decode,
+        transform=transform,
+        row_bytes=row_bytes,
+    )
+
+
 class ArrowEngine:
     """Reads `columns` of a manifest's row groups through pyarrow.
 
@@ -71,7 +104,9 @@ class ArrowEngine:
         row_filter: RowFilter | None = None,
         decode: Callable[[pa.Table, str], pa.Table] | None = None,
         transform: Transform | None = None,
+        row_bytes: float = 0.0,
     ) -> None:
+        self.row_bytes = row_bytes
         self._source = Source(manifest, location)
         self._manifest = manifest
         self._columns = columns

@@ -1,11 +1,40 @@
-"""The seam between a loader and what reads row groups for it."""
+"""The seam between a loader and what reads row groups for it, and the table of those who can."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from spark_elastic.data.columns import Rows
+if TYPE_CHECKING:
+    from spark_elastic.data.columns import Rows
+    from spark_elastic.data.filesystem import Location
+    from spark_elastic.data.filters import RowFilter
+    from spark_elastic.data.manifest import Manifest
+
+# Engines by name, and the modules whose ``open_engine(reading)`` makes one. They are imported when they are asked for.
+ENGINES: Mapping[str, str] = {
+    "arrow": "spark_elastic.data.arrow_engine",
+    "petastorm": "spark_elastic.data.petastorm_engine",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What an engine is to read.
+
+    columns: names, or None for all that can become tensors. row_filter: rows that do not pass it are not there. transform: the
+    user's; each engine says what it takes. options: of this engine alone. storage_options: for the library that opens files.
+    """
+
+    manifest: Manifest
+    location: Location
+    columns: Sequence[str] | None = None
+    row_filter: RowFilter | None = None
+    transform: Any = None
+    options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = None
 
 
 class Engine(Protocol):
@@ -14,18 +43,25 @@ class Engine(Protocol):
     Used by one thread at a time. Failures of any kind are DataErrors that name the file.
     """
 
+    @property
+    def row_bytes(self) -> float:
+        """The bytes of a decoded row, where the dataset's schema tells them; else 0."""
+
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
         """Yield rows [start, stop) of a row group in their order, about `chunk` at a time.
 
         start, stop count the rows that pass the filters. Holds no more than a few chunks in memory, where the
         format allows it. The iterator may be abandoned.
         """
-        ...
 
     def expect(self, group: int) -> None:
         """Hear that a row group will be needed soon; may start reading it."""
-        ...
 
     def close(self) -> None:
         """Close files and helpers; `read` opens what it needs again."""
-        ...
+
+
+def open_engine(name: str, reading: Reading) -> Engine:
+    """Make the engine of this name. Raises ValueError or TypeError for what it does not take."""
+    engine: Engine = importlib.import_module(ENGINES[name]).open_engine(reading)
+    return engine

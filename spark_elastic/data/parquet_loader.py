@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from spark_elastic._saved_names import saved_as
-from spark_elastic.data.arrow_engine import ArrowEngine, Transform, decoded_bytes, select_columns
-from spark_elastic.data.engine import Engine
-from spark_elastic.data.filesystem import locate, shown
+from spark_elastic.data.engine import ENGINES, Reading, open_engine
+from spark_elastic.data.filesystem import locate
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.manifest import Manifest, read_manifest
@@ -25,7 +24,10 @@ from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahea
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.data.window import WindowStore
 
-ENGINES = ("arrow", "petastorm")
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from petastorm.transform import TransformSpec
+
 _CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
 _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
 
@@ -65,7 +67,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         seed: int = 0,
         engine: str = "arrow",
         engine_options: Mapping[str, Any] | None = None,
-        transform: Transform | Any | None = None,
+        transform: Callable[[pa.Table], object] | TransformSpec | None = None,
         filters: Filters = None,
         drop_last: bool = False,
         with_row_ids: bool = False,
@@ -77,12 +79,8 @@ class ParquetLoader(PositionedLoader[Batch]):
         plan = BatchPlan(batch_size, global_batch_size, drop_last)
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
-        if engine_options and engine != "petastorm":
-            raise ValueError(f"engine_options are for engine='petastorm', not {engine!r}")
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
-        if engine == "arrow" and transform is not None and not callable(transform):
-            raise TypeError(f"transform must be callable, not {transform!r}")
         key = f"data/manifest/{os.fspath(url)}"
         packed = pin(key, lambda: read_manifest(url, storage_options=storage_options).encode())
         self.manifest = Manifest.decode(packed)
@@ -94,22 +92,17 @@ class ParquetLoader(PositionedLoader[Batch]):
             key = f"data/filter/{self.manifest.fingerprint}/{digest}"
             packed = pin(key, lambda: row_filter.count(self.manifest, location).astype("<i8").tobytes())
             rows = np.frombuffer(packed, "<i8")
-        self._engine: Engine
-        decoded = 0.0
-        if engine == "petastorm":
-            from spark_elastic.data.petastorm_engine import PetastormEngine
-
-            self._engine = PetastormEngine(
-                self.manifest,
-                location,
-                columns,
-                row_filter=row_filter,
-                transform=transform,
-                options=engine_options,
-                storage_options=storage_options,
-            )
-        else:
-            self._engine, decoded = _arrow_engine(self.manifest, location, columns, row_filter, transform)
+        reading = Reading(
+            manifest=self.manifest,
+            location=location,
+            columns=columns,
+            row_filter=row_filter,
+            transform=transform,
+            options=engine_options,
+            storage_options=storage_options,
+        )
+        self._engine = open_engine(engine, reading)
+        decoded = self._engine.row_bytes
         if columns is not None and not columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
         stored = float(sum(group.uncompressed_bytes for group in self.manifest)) / max(1, int(self.manifest.rows.sum()))
@@ -178,29 +171,3 @@ class ParquetLoader(PositionedLoader[Batch]):
             else:
                 store.close()
                 self._engine.close()
-
-
-def _arrow_engine(
-    manifest: Manifest,
-    location: Any,
-    columns: Sequence[str] | None,
-    row_filter: RowFilter | None,
-    transform: Transform | None,
-) -> tuple[ArrowEngine, float]:
-    """Return the engine, and the bytes of a row after decoding where the dataset's schema tells them, else 0."""
-    decode = None
-    if manifest.unischema:
-        from spark_elastic.data.unischema import Decoder
-
-        decode = Decoder(manifest.unischema, transformed=transform is not None)
-        names = decode.select(columns, [*manifest.schema.names, *manifest.partition_types])
-        row_bytes = decode.row_bytes(names)
-    else:
-        names = select_columns(manifest, columns, transformed=transform is not None)
-        if columns is None and not names:
-            raise ValueError(
-                f"no column of {shown(manifest.url)} is of numbers ({manifest.schema.names}); give a transform="
-            )
-        row_bytes = decoded_bytes(manifest, names)
-    engine = ArrowEngine(manifest, location, names, row_filter=row_filter, decode=decode, transform=transform)
-    return engine, row_bytes

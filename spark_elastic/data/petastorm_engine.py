@@ -27,6 +27,7 @@ import pyarrow as pa
 from spark_elastic.data.arrow_engine import select_columns
 from spark_elastic.data.columns import Column, Ragged, Rows
 from spark_elastic.data.convert import convertible, to_column
+from spark_elastic.data.engine import Reading
 from spark_elastic.data.filesystem import Location, shown
 from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.manifest import Manifest
@@ -257,6 +258,19 @@ class _PieceReader(Reader):
         return self._workers_pool.get_results()
 
 
+def open_engine(reading: Reading) -> PetastormEngine:
+    """Make the engine for a dataset. Raises where the arguments do not fit."""
+    return PetastormEngine(
+        reading.manifest,
+        reading.location,
+        reading.columns,
+        row_filter=reading.row_filter,
+        transform=reading.transform,
+        options=reading.options,
+        storage_options=reading.storage_options,
+    )
+
+
 class PetastormEngine:
     """Reads row groups with Petastorm's workers.
 
@@ -264,6 +278,9 @@ class PetastormEngine:
     options: of `petastorm.make_reader`: reader_pool_type, workers_count, cache_type and the like. Row groups are
     held whole, as Petastorm delivers them. Workers start with the first read and stop with `close`.
     """
+
+    # Petastorm's schemas do not tell.
+    row_bytes = 0.0
 
     def __init__(
         self,

@@ -23,10 +23,10 @@ from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.service import SparkDriverService
-from spark_elastic.driver.session import addresses_of, check_gpus, check_session, default_sizes, find_session
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
-from spark_elastic.launchers.spark import SlotLauncher, is_gone
+from spark_elastic.launchers import LAUNCHERS
+from spark_elastic.launchers.base import Launcher, SlotListener, Slots
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
 
@@ -129,13 +129,11 @@ def run(
         raise TypeError(f"elastic must be True or False, not {elastic!r}")
     if not elastic:
         num_proc = min_np = max_np = _one_size(num_proc, min_np, max_np)
-    if spark is not None:
-        check_session(spark)
+    launcher = LAUNCHERS["spark"](spark)
     plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
     with ExitStack() as stack:
-        session = spark if spark is not None else find_session(stack)
-        check_gpus(session.sparkContext.getConf())
-        low, start, high = default_sizes(session, num_proc, min_np, max_np)
+        stack.enter_context(launcher)
+        low, start, high = launcher.sizes(num_proc, min_np, max_np)
         if not elastic and low != high:
             raise ValueError("give num_proc: with elastic=False it says of how many workers the one world is")
         settings = JobSettings(
@@ -157,12 +155,12 @@ def run(
         )
         display = stack.enter_context(ProgressDisplay(progress))
         log = stack.enter_context(EventLog(None if event_log is None else os.fspath(event_log), on_event, display.see))
-        results = _run_job(session, settings, call, plan, log, OutputPrinter(display.aside))
+        results = _run_job(launcher, settings, call, plan, log, OutputPrinter(display.aside))
     return [pickle.loads(result) for result in results]
 
 
 def _run_job(
-    session: Any,
+    launcher: Launcher,
     settings: JobSettings,
     call: bytes,
     checkpoint: CheckpointPlan | None,
@@ -180,17 +178,17 @@ def _run_job(
         num_proc=settings.num_proc,
         max_np=settings.max_np,
         attempt=None if checkpoint is None else checkpoint.attempt,
-        application=session.sparkContext.applicationId,
+        application=launcher.application,
     )
-    launcher: SlotLauncher | None = None
+    slots: Slots | None = None
 
     def give_back() -> None:
-        if launcher is not None:
-            launcher.give_back()
+        if slots is not None:
+            slots.give_back()
 
     def registered(slot: int) -> None:
-        if launcher is not None:
-            launcher.slot_registered(slot)
+        if slots is not None:
+            slots.slot_registered(slot)
 
     with ExitStack() as stack:
         service = stack.enter_context(
@@ -198,7 +196,7 @@ def _run_job(
                 settings,
                 credentials,
                 payload,
-                bind_address=session.sparkContext.getConf().get("spark.driver.bindAddress", ""),
+                bind_address=launcher.bind_address,
                 event_log=log,
                 printer=printer,
                 faults=plan,
@@ -208,21 +206,19 @@ def _run_job(
         )
         if settings.host_discovery_script is not None:
             stack.enter_context(HostDiscovery(settings.host_discovery_script, service.hosts_listed))
-        ticket = Ticket(run_id, addresses_of(session, service.port), credentials, settings.network_interface)
-        launcher = SlotLauncher(
-            session,
-            ticket,
-            settings.max_np,
+        ticket = Ticket(run_id, launcher.addresses(service.port), credentials, settings.network_interface)
+        listener = SlotListener(
             on_stopped=lambda reason: service.cancel(JobCancelledError(f"the job cannot go on in Spark: {reason}")),
             on_draining=service.drain_slot,
             on_given_up=service.slot_given_up,
         )
-        with launcher:
+        slots = launcher.launch(ticket, settings.max_np, listener)
+        with slots:
             try:
                 return _await(service)
             except SparkElasticError as error:
                 # All workers are lost then, and that is not what ended the job.
-                ended = _find_end(session, launcher)
+                ended = slots.find_end()
                 if ended and not isinstance(error, JobCancelledError):
                     raise JobCancelledError(f"the job cannot go on in Spark: {ended}") from error
                 raise
@@ -230,18 +226,8 @@ def _run_job(
                 service.cancel(JobCancelledError("run() was interrupted"))
                 raise
             finally:
-                launcher.submit_no_more()
+                slots.submit_no_more()
                 service.stop_serving()
-
-
-def _find_end(session: Any, launcher: SlotLauncher) -> str:
-    """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
-    if is_gone(session.sparkContext):
-        return "the SparkContext was stopped"
-    try:
-        return launcher.find_cancellation()
-    except Exception:  # Spark cannot be asked at the moment
-        return ""
 
 
 def _await(service: SparkDriverService) -> list[bytes]:

@@ -19,7 +19,6 @@ from pyspark.sql.types import StructType
 import spark_elastic
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data import read_manifest
-from spark_elastic.driver.session import check_gpus
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.dataset import identity_of, written
@@ -52,6 +51,7 @@ from spark_elastic.estimator.runs import (
 )
 from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import not_a_class, train
+from spark_elastic.launchers.session import check_gpus
 
 
 class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["ElasticEstimator"], MLWritable):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from spark_elastic.data.engine import ENGINES
 from spark_elastic.estimator.store import Store
 
 Converter = Callable[[Any], Any]
@@ -313,7 +314,7 @@ class FitParams(Parameterized):
     )
     shuffle = param("shuffle", "whether rows are shuffled, anew each epoch", boolean)
     seed = param("seed", "of shuffling, splitting, initial random numbers", whole(0))
-    engine = param("engine", "what reads Parquet: arrow or petastorm", one_of("arrow", "petastorm"))
+    engine = param("engine", "what reads Parquet: arrow or petastorm", one_of(*ENGINES))
     readers = param("readers", "reader workers of the petastorm engine; arrow reads ahead on one thread", whole(1))
     terminateOnNaN = param("terminateOnNaN", "end the fit when a loss is NaN or infinite; else only say so", boolean)
     verbose = param("verbose", "0: silent, 1: a line an epoch", whole(0))

@@ -13,7 +13,6 @@ import torch
 from pyspark.sql.types import IntegralType, StructType
 
 from spark_elastic.data import ParquetLoader
-from spark_elastic.driver.session import default_sizes
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.dataset import Split
 from spark_elastic.estimator.frame import check_scalars, row_shape
@@ -24,6 +23,7 @@ from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.store import full_url
 from spark_elastic.estimator.training import check_rows
+from spark_elastic.launchers.session import default_sizes
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,11 @@
-"""Who gives a job its slots."""
+"""Launchers: who gives a job the slots that its tasks run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from spark_elastic.launchers.base import Launcher
+from spark_elastic.launchers.spark import SparkLauncher
+
+# By name; each takes the session that the user has given to ``run``, or None.
+LAUNCHERS: Mapping[str, Callable[[object], Launcher]] = {"spark": SparkLauncher}

@@ -1,4 +1,4 @@
-"""SlotLauncher: keeps one Spark task alive per slot, as long as the job wants slots.
+"""Slots from a Spark session with its SparkContext: one Spark task alive per slot, as long as the job wants slots.
 
 Each slot is a Spark job of one task, without a barrier: an abort stays inside its slot, a slot that Spark has given up
 (``spark.task.maxFailures``) is simply submitted again, and slots that wait make dynamic allocation ask for executors.
@@ -12,12 +12,14 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
 from spark_elastic.protocol.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
@@ -43,6 +45,51 @@ class SparkEndedError(Exception):
     """Spark is gone, has been told to cancel our Spark jobs, or cannot run us at all: no other try will change it."""
 
 
+class SparkLauncher:
+    """Takes slots from the given session, else from the active one, else from a local-cluster that ends on exit."""
+
+    def __init__(self, spark: Any = None) -> None:
+        if spark is not None:
+            check_session(spark)
+        self._session = spark
+        self._stack = ExitStack()
+
+    def __enter__(self) -> SparkLauncher:
+        with ExitStack() as stack:
+            if self._session is None:
+                self._session = find_session(stack)
+            check_gpus(self._session.sparkContext.getConf())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def application(self) -> str:
+        """What Spark calls this application."""
+        return str(self._session.sparkContext.applicationId)
+
+    @property
+    def bind_address(self) -> str:
+        """Where Spark's own driver listens."""
+        return str(self._session.sparkContext.getConf().get("spark.driver.bindAddress", ""))
+
+    def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
+        """Return where executors reach the driver."""
+        return addresses_of(self._session, port)
+
+    def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+        """Fill in what is None from the Spark configuration; return ``min_np``, ``num_proc``, ``max_np``."""
+        return default_sizes(self._session, num_proc, min_np, max_np)
+
+    def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> SparkSlots:
+        """Make as many slots."""
+        return SparkSlots(self._session.sparkContext, ticket, slots, listener)
+
+
 @dataclass(slots=True)
 class _Slot:
     future: Any = None
@@ -54,30 +101,20 @@ class _Slot:
     draining: bool = False
 
 
-class SlotLauncher:
+class SparkSlots:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    ``on_stopped`` is called when the SparkContext has gone, our Spark jobs were cancelled or executors cannot run us,
-    ``on_draining`` when Spark is about to take a slot's executor away, ``on_given_up`` when it has given up a slot that had not
-    registered; all on that thread. Whatever else goes wrong there (no descriptor or no room on the disk is left for a moment)
-    is tried again after a pause that grows. ``slot_registered`` and ``give_back`` may be called from any thread and do not block.
+    The listener hears on that thread that the SparkContext has gone, our Spark jobs were cancelled or executors cannot run us
+    (stopped), that Spark is about to take a slot's executor away, and that it has given up a slot that had not registered.
+    Whatever else goes wrong there (no descriptor or no room on the disk is left for a moment) is tried again after a pause that
+    grows.
     """
 
-    def __init__(
-        self,
-        spark: Any,
-        ticket: Ticket,
-        slots: int,
-        on_stopped: Callable[[str], None],
-        on_draining: Callable[[int], None],
-        on_given_up: Callable[[int, str], None],
-    ) -> None:
-        self._context = spark.sparkContext
+    def __init__(self, context: Any, ticket: Ticket, slots: int, listener: SlotListener) -> None:
+        self._context = context
         self._ticket = ticket
         self._slots = [_Slot() for _ in range(slots)]
-        self._on_stopped = on_stopped
-        self._on_draining = on_draining
-        self._on_given_up = on_given_up
+        self._listener = listener
         self._decommissions = self._context.getConf().get("spark.decommission.enabled", "false").lower() == "true"
         self._group = f"spark_elastic-{ticket.run_id}"
         self._wake = threading.Condition()
@@ -90,7 +127,7 @@ class SlotLauncher:
         self._cancellation = ""
         self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
 
-    def __enter__(self) -> SlotLauncher:
+    def __enter__(self) -> SparkSlots:
         self._thread.start()
         return self
 
@@ -120,6 +157,15 @@ class SlotLauncher:
         with self._wake:
             self._give_back = True
             self._wake.notify_all()
+
+    def find_end(self) -> str:
+        """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
+        if is_gone(self._context):
+            return "the SparkContext was stopped"
+        try:
+            return self.find_cancellation()
+        except Exception:  # Spark cannot be asked at the moment
+            return ""
 
     def find_cancellation(self) -> str:
         """Say by what our Spark jobs were cancelled from outside; empty if they were not. May be called from any thread.
@@ -162,7 +208,7 @@ class SlotLauncher:
         except SparkEndedError as error:
             if not self._closing:
                 logger.debug("the launcher ended", exc_info=True)
-                self._on_stopped(str(error))
+                self._listener.on_stopped(str(error))
         finally:
             self._cancel_all()
 
@@ -205,7 +251,7 @@ class SlotLauncher:
                     + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses)
                 )
                 if not slot.registered:
-                    self._on_given_up(number, reason)
+                    self._listener.on_given_up(number, reason)
                 logger.log(
                     logging.INFO if slot.registered else logging.WARNING,
                     "Spark gave up slot %d (%s); it is submitted again in %.1f s",
@@ -220,7 +266,7 @@ class SlotLauncher:
             has_task = slot.future is not None and slot.registered
             if self._decommissions and has_task and not slot.draining and self._is_decommissioned(slot):
                 slot.draining = True
-                self._on_draining(number)
+                self._listener.on_draining(number)
 
     def _is_decommissioned(self, slot: _Slot) -> bool:
         """Whether Spark is about to take the slot's executor away: a spot notice, a drained node, a scale-down."""

@@ -20,7 +20,6 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from spark_elastic.driver.session import check_gpus
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
@@ -29,6 +28,7 @@ from spark_elastic.estimator.persistence import ModelWriter
 from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
 from spark_elastic.estimator.runs import RunRecord, describe_params
 from spark_elastic.estimator.slots import SlotLedger
+from spark_elastic.launchers.session import check_gpus
 
 SCHEMA = StructType(
     [

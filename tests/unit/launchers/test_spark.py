@@ -1,4 +1,4 @@
-"""SlotLauncher beside a Spark that is made up: what ends a job, and what is only tried again."""
+"""SparkSlots beside a Spark that is made up: what ends a job, and what is only tried again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from spark_elastic.launchers import spark as launcher
-from spark_elastic.launchers.spark import SlotLauncher, find_cancellation, is_gone, pause_after
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.spark import SparkSlots, find_cancellation, is_gone, pause_after
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
 
@@ -108,9 +109,11 @@ class Stopped(threading.Event):
         self.set()
 
 
-def launch(spark: Spark, slots: int = 2) -> tuple[SlotLauncher, Stopped]:
+def launch(spark: Spark, slots: int = 2) -> tuple[SparkSlots, Stopped]:
     stopped = Stopped()
-    return SlotLauncher(spark, TICKET, slots, stopped, lambda slot: None, lambda slot, reason: None), stopped
+    return SparkSlots(
+        spark.sparkContext, TICKET, slots, SlotListener(stopped, lambda slot: None, lambda slot, reason: None)
+    ), stopped
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_elastic.driver.run import run
-from spark_elastic.driver.session import check_gpus, default_sizes
+from spark_elastic.launchers.session import check_gpus, default_sizes
 
 
 def session(parallelism: int = 4, **settings: str) -> Any:
