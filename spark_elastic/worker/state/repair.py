@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import cloudpickle
 import msgspec
@@ -52,7 +54,48 @@ def plan_repair(commits: list[CommitId | None]) -> RepairPlan:
     return RepairPlan(newest, source, is_broadcast=len(holders) == 1 and len(lacking) > 1)
 
 
-def repair(world: World, snapshots: SnapshotPair) -> bool:
+class Transport(Protocol):
+    """Brings tensors that are on the CPU from one rank to others. Made anew for each repair, on all ranks that take part.
+
+    Both calls block until the tensor has left, or arrived. They raise ``RuntimeError`` when a rank concerned is lost.
+    """
+
+    def send(self, tensor: torch.Tensor, receivers: Sequence[int]) -> None:
+        """Send a tensor to these ranks, each of which receives it."""
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill a tensor with the next one that ``source`` sends; its size is known."""
+
+
+class OverGloo:
+    """Sends through the generation's process group: from one to one, or broadcast where one rank serves all others."""
+
+    def __init__(self, world: World, plan: RepairPlan) -> None:
+        self._rank = world.rank
+        self._is_broadcast = plan.is_broadcast
+
+    def send(self, tensor: torch.Tensor, receivers: Sequence[int]) -> None:
+        """Send a tensor to these ranks."""
+        if self._is_broadcast:
+            dist.broadcast(tensor, src=self._rank)
+            return
+        for work in [dist.isend(tensor, receiver) for receiver in receivers]:
+            assert work is not None
+            work.wait()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill a tensor with what ``source`` sends."""
+        if self._is_broadcast:
+            dist.broadcast(tensor, src=source)
+        else:
+            dist.recv(tensor, source)
+
+
+# By name.
+TRANSPORTS: Mapping[str, Callable[[World, RepairPlan], Transport]] = {"gloo": OverGloo}
+
+
+def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bool:
     """Carry out the plan for this world. Return whether this rank has received a state (into ``snapshots.current``).
 
     Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one of them is lost; ``snapshots.current`` is then
@@ -62,14 +105,15 @@ def repair(world: World, snapshots: SnapshotPair) -> bool:
     if not plan.source:
         return False
     faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
+    way = TRANSPORTS[transport](world, plan)
     receivers = [rank for rank, holder in plan.source.items() if holder == world.rank]
     try:
         if world.rank in plan.source:
-            _receive(world, plan, snapshots.spare)
+            _receive(world, plan, way, snapshots.spare)
             snapshots.switch()
             return True
         if receivers:
-            _send(world, plan, snapshots.current, receivers)
+            _send(world, plan, way, snapshots.current, receivers)
         return False
     except RuntimeError as error:
         if world.is_broken():
@@ -77,28 +121,22 @@ def repair(world: World, snapshots: SnapshotPair) -> bool:
         raise
 
 
-def _send(world: World, plan: RepairPlan, snapshot: Snapshot, receivers: list[int]) -> None:
+def _send(world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int]) -> None:
     packed = cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs, snapshot.told))
     header = _Header(plan.newest, len(packed), hashlib.sha256(packed).digest())
     world.store.set(f"state/{world.rank}", msgspec.msgpack.encode(header))
     pieces = [torch.frombuffer(bytearray(packed), dtype=torch.uint8), *snapshot.buffer.flats]
     for piece in pieces:
-        staged = piece.cpu()
-        if plan.is_broadcast:
-            dist.broadcast(staged, src=world.rank)
-        else:
-            for work in [dist.isend(staged, receiver) for receiver in receivers]:
-                assert work is not None
-                work.wait()
+        way.send(piece.cpu(), receivers)
 
 
-def _receive(world: World, plan: RepairPlan, staging: Snapshot) -> None:
+def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot) -> None:
     source = plan.source[world.rank]
     header = msgspec.msgpack.decode(world.store.get(f"state/{source}"), type=_Header)
     if header.commit != plan.newest:
         raise WorkerLostError(f"rank {source} offers commit {header.commit}, expected {plan.newest}")
     packed = torch.empty(header.length, dtype=torch.uint8)
-    _take(packed, source, plan)
+    way.receive(packed, source)
     data = packed.numpy().tobytes()
     if hashlib.sha256(data).digest() != header.digest:
         raise WorkerLostError(f"what rank {source} sent is not what it announced")
@@ -106,14 +144,7 @@ def _receive(world: World, plan: RepairPlan, staging: Snapshot) -> None:
     staging.buffer.fit(specs)
     for flat in staging.buffer.flats:
         staged = flat if flat.device.type == "cpu" else torch.empty_like(flat, device="cpu")
-        _take(staged, source, plan)
+        way.receive(staged, source)
         if staged is not flat:
             flat.copy_(staged)
     staging.skeleton, staging.objects, staging.put_back = skeleton, None, None
-
-
-def _take(tensor: torch.Tensor, source: int, plan: RepairPlan) -> None:
-    if plan.is_broadcast:
-        dist.broadcast(tensor, src=source)
-    else:
-        dist.recv(tensor, source)
