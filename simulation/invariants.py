@@ -348,7 +348,7 @@ class Invariants:
         others = [
             process
             for process in self._living(*_COUNTED)
-            if process.number in self._established and not self.machine._is_draining(workers[process.number])
+            if process.number in self._established and not self.machine.situation.is_draining(workers[process.number])
         ]
         return len(others) < self.machine.settings.min_np
 

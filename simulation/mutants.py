@@ -40,6 +40,7 @@ class Mutant:
 
 _MACHINE = "spark_elastic.driver.machine:DriverMachine."
 _WATCHDOG = "spark_elastic.driver.watchdog:"
+_FORMING = "spark_elastic.driver.forming:"
 MUTANTS = (
     Mutant("lost workers are not fenced", _MACHINE + "_lose", "del self.workers[number]", "pass"),
     Mutant("lost workers are not killed", _MACHINE + "_lose", "host is None or host.worker == number", "False"),
@@ -76,12 +77,17 @@ MUTANTS = (
         "worker.awaited_since is not None and",
         "False and",
     ),
-    Mutant("worlds below min_np form", _MACHINE + "_needed", "return self.settings.min_np", "return 1"),
+    Mutant(
+        "worlds below min_np form",
+        "spark_elastic.driver.situation:Situation.needed",
+        "return self.settings.min_np",
+        "return 1",
+    ),
     Mutant(
         "survivors that are not ready are not waited for",
-        _MACHINE + "_form_if_ready",
-        "if any(worker.phase is not WorkerPhase.READY for worker in self._living_members()):",
-        "if False:",
+        _FORMING + "is_gathered",
+        "all(worker.phase is WorkerPhase.READY for worker in seen.members)",
+        "True",
     ),
     Mutant("survivors are not aborted", _MACHINE + "_break", "if fresh:", "if False:"),
     Mutant(
@@ -90,8 +96,18 @@ MUTANTS = (
         "worker.commit = event.commit",
         "worker.commit = event.commit or worker.commit",
     ),
-    Mutant("a pause of the driver is not forgiven", _MACHINE + "note", "gap > PAUSE_SECONDS", "False"),
-    Mutant("newcomers are never let in", _MACHINE + "_interrupt_if_planned", "due is not None and now >= due", "False"),
+    Mutant(
+        "a pause of the driver is not forgiven",
+        "spark_elastic.driver.clock:MachineClock.advance",
+        "gap > PAUSE_SECONDS",
+        "False",
+    ),
+    Mutant(
+        "newcomers are never let in",
+        "spark_elastic.driver.joining:why_interrupt",
+        "due is not None and seen.now >= due",
+        "False",
+    ),
     Mutant(
         "ranks go by youth",
         "spark_elastic.driver.ranks:assign_ranks",
@@ -114,13 +130,13 @@ MUTANTS = (
     Mutant(
         "a drained worker stays while too few others are left",
         _MACHINE + "_form_if_ready",
-        "self._dismiss_drained(kept={worker.worker for worker in chosen})",
+        "self._dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))",
         "pass",
     ),
     Mutant("the driver's loop spins after the end", _MACHINE + "deadline", "if self.over:", "if False:"),
     Mutant(
         "commits are ordered by index",
-        "spark_elastic.driver.machine:DriverMachine._form_if_ready",
+        _FORMING + "newest_commit",
         "default=None)",
         "default=None, key=lambda commit: commit.index)",
     ),
@@ -298,14 +314,14 @@ MUTANTS = (
     ),
     Mutant(
         "newcomers are not blamed first",
-        "spark_elastic.driver.forming:choose_replaced",
+        _FORMING + "choose_replaced",
         "if newcomers and any(worker.has_connected for worker in members):",
         "if False:",
         "tests.unit.driver.test_admission:test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job",
     ),
     Mutant(
         "the last holder is replaced for not connecting",
-        "spark_elastic.driver.forming:choose_replaced",
+        _FORMING + "choose_replaced",
         "(len(holders) > 1 or worker not in holders)",
         "True",
         "tests.unit.driver.test_admission:test_the_last_holder_of_the_newest_commit_is_never_replaced_for_not_connecting",
@@ -326,15 +342,15 @@ MUTANTS = (
     ),
     Mutant(
         "newcomers that wait are not taken when too few are left",
-        _MACHINE + "_form_if_ready",
-        "if kept_out and len(chosen) < self._needed(now):",
+        _FORMING + "choose_next",
+        "if kept_out and len(chosen) < seen.needed:",
         "if False:",
         "tests.unit.driver.test_admission:test_newcomers_that_have_to_wait_are_taken_when_there_are_too_few_without_them",
     ),
     Mutant(
         "the exceptions of newcomers condemn the job",
-        _MACHINE + "_is_telling",
-        "worker is not None and self._is_joining(worker)",
+        "spark_elastic.driver.situation:Situation.speaks_of_the_job",
+        "worker is not None and self.is_joining(worker)",
         "False",
         "tests.unit.driver.test_admission:test_newcomers_that_raise_in_worlds_that_never_commit_do_not_condemn_the_job",
     ),

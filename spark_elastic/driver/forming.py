@@ -1,4 +1,4 @@
-"""Who is taken out when the ranks of a world have not connected to each other.
+"""Who is in the next world, and who is taken out when the ranks of a world have not connected to each other.
 
 In a full mesh one rank that cannot be reached keeps all others from connecting, and nothing tells which one it is. So blame
 goes to those who have never been in a world that formed; among equals to who has failed most often, then to the youngest.
@@ -6,12 +6,68 @@ goes to those who have never been in a world that formed; among equals to who ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from spark_elastic.driver.admission import Admission
+from spark_elastic.driver.phases import WorkerPhase, WorldPhase
+from spark_elastic.driver.ranks import choose_members
+from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.world import Worker
+from spark_elastic.protocol.messages import CommitId
 
 # Ranks that could not connect so many times in a row are replaced, one after the other.
 FORM_ATTEMPTS = 3
+
+
+def is_gathered(seen: Situation) -> bool:
+    """Whether the next world may form: there is no other, or that one ends and all that are left of it are ready."""
+    if seen.world is None:
+        return True
+    if seen.world.phase not in (WorldPhase.INTERRUPTING, WorldPhase.BREAKING):
+        return False
+    return all(worker.phase is WorkerPhase.READY for worker in seen.members)
+
+
+def newest_commit(seen: Situation) -> CommitId | None:
+    """Return the newest commit that one of those who are ready holds; None if nobody holds any."""
+    return max((worker.commit for worker in _ready(seen) if worker.commit is not None), default=None)
+
+
+def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) -> list[Worker]:
+    """Choose who is in the next world; fewer than ``seen.needed`` if there are not enough.
+
+    Newcomers that have to wait are taken where there are too few without them.
+    """
+    ready = _ready(seen)
+    draining = seen.hosts.draining()
+    leaving = {worker.worker for worker in ready if worker.host in draining}
+    # Those of a broken world that had not got the state yet are newcomers still.
+    newcomers = [] if newest is None else [w for w in ready if w.commit is None and not w.has_progressed]
+    admitted = admission.admit(newcomers, seen.now)
+    kept_out = [worker for worker in newcomers if worker not in admitted]
+    welcome = [worker for worker in ready if worker not in kept_out]
+    chosen = choose_members(welcome, seen.settings.max_np, newest, leaving)
+    if kept_out and len(chosen) < seen.needed:
+        chosen = choose_members(ready, seen.settings.max_np, newest, leaving)
+    return chosen
+
+
+def find_drained(seen: Situation, kept: Collection[int]) -> list[Worker]:
+    """Find those who are ready, whose host drains, and who are not ``kept``."""
+    return [worker for worker in _ready(seen) if seen.is_draining(worker) and worker.worker not in kept]
+
+
+def is_sealed(seen: Situation) -> bool:
+    """Whether all members of a running world hold its state: until then a drained worker may be the last who does."""
+    world = seen.world
+    if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+        return False
+    commits = [worker.commit for worker in seen.members]
+    return all(commit is not None and commit.generation == world.generation for commit in commits)
+
+
+def _ready(seen: Situation) -> list[Worker]:
+    return [worker for worker in seen.workers.values() if worker.phase is WorkerPhase.READY]
 
 
 def choose_replaced(members: Iterable[Worker], missing: Iterable[Worker], took_long: bool) -> list[Worker]:

@@ -6,23 +6,33 @@ It does no I/O, starts nothing and reads no clock, so that every schedule of fau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver import watchdog
 from spark_elastic.driver.admission import Admission
+from spark_elastic.driver.clock import MachineClock
 from spark_elastic.driver.failures import FailureBook, describe_exit
-from spark_elastic.driver.forming import choose_replaced
+from spark_elastic.driver.forming import (
+    choose_next,
+    choose_replaced,
+    find_drained,
+    is_gathered,
+    is_sealed,
+    newest_commit,
+)
 from spark_elastic.driver.history import History
 from spark_elastic.driver.hosts import Host, HostManager
+from spark_elastic.driver.joining import joins_at, why_interrupt
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
-from spark_elastic.driver.ranks import assign_ranks, choose_members
+from spark_elastic.driver.ranks import assign_ranks
 from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.shortage import Shortage
+from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.world import Worker, World
 from spark_elastic.errors import (
-    NotEnoughHostsError,
     RanksDifferError,
     ResetLimitExceededError,
     SparkElasticError,
@@ -33,9 +43,6 @@ from spark_elastic.errors import (
 )
 from spark_elastic.protocol.messages import Activity, CommitId, Member
 
-TICK_SECONDS = 1.0
-# A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.
-PAUSE_SECONDS = 3.0
 # So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
@@ -72,19 +79,13 @@ class DriverMachine:
         self._elastic_since: float | None = None
         self._plain_target: int | None = None
         self._started = now
-        # Since when there are fewer than min_np hosts (before the first generation) or workers (after it).
-        self._short_since: float | None = None
-        self._yield_after = settings.yield_after
-        self._slot_trouble = ""
-        self._yield_at: float | None = None
+        self._shortage = Shortage(settings)
         self._unformed = 0
         self._lost_worlds = 0
         self._stuck_worlds = 0
-        # Lost workers whose exit code says something about the user's code: members that ended by themselves.
-        self._telling: set[int] = set()
-        # The machine's own clock stands still while the driver is paused.
-        self._seen = now
-        self._paused = 0.0
+        # Lost workers whose exit code, once it is known, counts against the user's code.
+        self._exits_to_count: set[int] = set()
+        self._clock = MachineClock(now)
         self._handlers: dict[type, Callable[..., None]] = {
             ev.TaskRegistered: self._task_registered,
             ev.TaskHeard: self._task_heard,
@@ -116,17 +117,15 @@ class DriverMachine:
 
     def note(self, event: ev.Event, now: float) -> list[do.Command]:
         """Take note of an event; return what it calls for by itself, in order."""
-        gap = now - self._seen
-        if gap > PAUSE_SECONDS:
-            self._paused += gap - TICK_SECONDS
-            self._record("driver_paused", seconds=round(gap, 3))
-        self._seen = now
+        pause = self._clock.advance(now)
+        if pause is not None:
+            self._record("driver_paused", seconds=round(pause, 3))
         self._history.happened(event, now)
         try:
             if self.over:
                 self._after_the_end(event)
             else:
-                self._handlers[type(event)](event, now - self._paused)
+                self._handlers[type(event)](event, self._clock.now)
         except Exception as error:
             raise self._history.fault(error) from error
         return self._take_commands()
@@ -135,7 +134,7 @@ class DriverMachine:
         """Do whatever has become possible by what was noted; return what to do, in order."""
         try:
             if not self.over:
-                self._advance(self._now)
+                self._advance(self._clock.now)
         except Exception as error:
             raise self._history.fault(error) from error
         return self._take_commands()
@@ -149,9 +148,9 @@ class DriverMachine:
         """Driver time at which a ``Tick`` is due before the regular one, or None."""
         if self.over:
             return None
-        times = [self.hosts.next_ready_at(self._now), self._join_due_at()]
+        times = [self.hosts.next_ready_at(self._clock.now), joins_at(self.situation, self.admission)]
         known = [time for time in times if time is not None]
-        return min(known) + self._paused if known else None
+        return self._clock.to_driver_time(min(known)) if known else None
 
     def _take_commands(self) -> list[do.Command]:
         taken, self._commands = self._commands, []
@@ -161,10 +160,6 @@ class DriverMachine:
     def generation(self) -> int:
         """The number of the present world, or of the last one."""
         return self._generation
-
-    @property
-    def _now(self) -> float:
-        return self._seen - self._paused
 
     # ------------------------------------------------------------------ hosts
 
@@ -188,14 +183,14 @@ class DriverMachine:
             self._lose(host.worker, f"its host was lost: {event.reason}", now)
 
     def _slot_given_up(self, event: ev.SlotGivenUp, now: float) -> None:
-        self._slot_trouble = f" The last slot that Spark gave up: {event.reason}"
+        self._shortage.slot_given_up(event.reason)
         self._record("slot_given_up", slot=event.slot, reason=event.reason)
 
     def _host_draining(self, event: ev.HostDraining, now: float) -> None:
         host = self.hosts.get(event.host)
         if host is not None and (host.unlisted or not host.draining):
             host.unlisted = False
-            host.drain_deadline = None if event.deadline is None else event.deadline - self._paused
+            host.drain_deadline = None if event.deadline is None else self._clock.from_driver_time(event.deadline)
             self._drain(host)
 
     def _hosts_listed(self, event: ev.HostsListed, now: float) -> None:
@@ -347,7 +342,11 @@ class DriverMachine:
             return
         world = self.world
         failure = WorkerFailure(
-            event.worker, self._rank_of(event.worker), worker.host_name, f"raised {event.error}", event.traceback
+            event.worker,
+            self.situation.rank_of(event.worker),
+            worker.host_name,
+            f"raised {event.error}",
+            event.traceback,
         )
         self.book.add(failure)
         if world is not None and event.worker in world.ranks:
@@ -356,15 +355,15 @@ class DriverMachine:
             kind = RanksDifferError if event.kind == RanksDifferError.__name__ else TrainingFailedError
             self._fail(kind(event.error, (failure,)))
             return
-        if self._is_telling(event.worker):
+        if self.situation.speaks_of_the_job(event.worker):
             self.book.count_exception(self._generation, event.place, event.error)
         self._lose(event.worker, f"raised {event.error}", now)
         if world is None and not self.over:
             self._give_up_if_pointless()
 
     def _worker_gone(self, event: ev.WorkerGone, now: float) -> None:
-        if self._is_telling(event.worker):
-            self._telling.add(event.worker)
+        if self.situation.speaks_of_the_job(event.worker):
+            self._exits_to_count.add(event.worker)
         self._lose(event.worker, event.reason, now)
 
     def _worker_exited(self, event: ev.WorkerExited, now: float) -> None:
@@ -378,12 +377,12 @@ class DriverMachine:
             if worker.phase is WorkerPhase.LEAVING:
                 del self.workers[event.worker]
                 return
-            if self._is_telling(event.worker):
-                self._telling.add(event.worker)
+            if self.situation.speaks_of_the_job(event.worker):
+                self._exits_to_count.add(event.worker)
             self._lose(event.worker, describe_exit(event.code), now)
         self.book.explain(event.worker, event.code, event.last_lines)
-        if event.worker in self._telling and not self.over:
-            self._telling.discard(event.worker)
+        if event.worker in self._exits_to_count and not self.over:
+            self._exits_to_count.discard(event.worker)
             self.book.count_exit(self._generation, event.code)
             if self.world is None:
                 self._give_up_if_pointless()
@@ -437,8 +436,8 @@ class DriverMachine:
         if worker.phase is WorkerPhase.LEAVING:
             return
         world = self.world
-        rank = self._rank_of(number)
-        is_joining = self._is_joining(worker)
+        rank = self.situation.rank_of(number)
+        is_joining = self.situation.is_joining(worker)
         if number not in self.book.failures:
             self.book.add(WorkerFailure(number, rank, worker.host_name, cause))
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
@@ -506,7 +505,7 @@ class DriverMachine:
                     host=None,
                     failures=self.admission.failures,
                     seconds=pause,
-                    reason=f"{name_worker(newcomer.worker, self._rank_of(newcomer.worker))} on {newcomer.host_name} {cause}",
+                    reason=f"{name_worker(newcomer.worker, world.ranks[newcomer.worker])} on {newcomer.host_name} {cause}",
                 )
 
     def _break(self, reason: str, now: float) -> None:
@@ -569,7 +568,7 @@ class DriverMachine:
         if all(worker.awaited_since is not None and worker.worker in world.answered for worker in inside):
             world.device_aborted = True
             for worker in inside:
-                worker.awaited_since = self._now
+                worker.awaited_since = self._clock.now
             self._commands.append(do.AbortDevice(world.generation, tuple(worker.worker for worker in members)))
 
     def _all_members_lost(self, world: World) -> None:
@@ -623,9 +622,9 @@ class DriverMachine:
             return
         self._abort_device_if_all_answered()
         self._dismiss_drained_if_sealed()
-        self._interrupt_if_planned(now)
+        self._interrupt_if_planned()
         self._form_if_ready(now)
-        self._note_shortage(now)
+        self._shortage.note(self.situation)
 
     def _run_again(self, world: World) -> None:
         """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
@@ -693,90 +692,40 @@ class DriverMachine:
         self._finish(tuple(sorted(done)[:target]))
         return True
 
-    def _interrupt_if_planned(self, now: float) -> None:
-        world = self.world
-        if world is None or world.phase is not WorldPhase.RUNNING or not self.settings.elastic:
-            return
-        members = self._living_members()
-        if any(worker.phase is WorkerPhase.VOTED for worker in members):
-            return
-        draining = self.hosts.draining()
-        staying = [worker for worker in members if worker.host not in draining]
-        due = self._join_due_at()
-        reason = ""
-        if len(staying) < len(members) and (staying or self._newcomers()):
-            reason = "a host drains"
-        elif due is not None and now >= due:
-            reason = "workers arrived"
+    def _interrupt_if_planned(self) -> None:
+        reason = why_interrupt(self.situation, self.admission)
         if reason:
-            self._change_world(WorldChange.INTERRUPTED)
+            world = self._change_world(WorldChange.INTERRUPTED)
             self._commands.append(do.InterruptWorld(world.generation, world.workers))
             self._record("world_interrupted", generation=world.generation, reason=reason)
 
-    def _join_due_at(self) -> float | None:
-        """When the running world is to be interrupted for the newcomers that are ready; None if not at all.
-
-        They are collected until none has come for ``join_window``, and while others boot, but no longer than
-        ``join_patience``.
-        """
-        world, newcomers = self.world, self._newcomers()
-        if world is None or world.phase is not WorldPhase.RUNNING or not newcomers:
-            return None
-        members = self._living_members()
-        if len(members) >= self.settings.max_np or any(worker.phase is WorkerPhase.VOTED for worker in members):
-            return None
-        since = [max(worker.ready_at, self.admission.opens_at(worker.place)) for worker in newcomers]
-        latest = min(since) + self.settings.join_patience
-        if any(worker.phase in (WorkerPhase.STARTING, WorkerPhase.BOOTING) for worker in self.workers.values()):
-            return latest
-        return min(latest, max(time for time in since if time <= latest) + self.settings.join_window)
-
     def _form_if_ready(self, now: float) -> None:
-        world = self.world
-        if world is not None:
-            if world.phase not in (WorldPhase.INTERRUPTING, WorldPhase.BREAKING):
-                return
-            if any(worker.phase is not WorkerPhase.READY for worker in self._living_members()):
-                return
-            if world.phase is WorldPhase.BREAKING and self._give_up_if_pointless():
-                return
-        ready = [worker for worker in self.workers.values() if worker.phase is WorkerPhase.READY]
-        newest = max((worker.commit for worker in ready if worker.commit is not None), default=None)
+        if not is_gathered(self.situation):
+            return
+        if self.world is not None and self.world.phase is WorldPhase.BREAKING and self._give_up_if_pointless():
+            return
+        newest = newest_commit(self.situation)
         if newest is None and self._newest_seen is not None:
             # Those who are left have not got it yet, or, committing in place, were caught between step and commit.
             self._lose_state("all workers that held the newest commit were lost")
             if self.over:
                 return
-        draining = self.hosts.draining()
-        leaving = {worker.worker for worker in ready if worker.host in draining}
-        # Those of a broken world that had not got the state yet are newcomers still.
-        newcomers = [] if newest is None else [w for w in ready if w.commit is None and not w.has_progressed]
-        admitted = self.admission.admit(newcomers, now)
-        kept_out = [worker for worker in newcomers if worker not in admitted]
-        chosen = choose_members(
-            [worker for worker in ready if worker not in kept_out], self.settings.max_np, newest, leaving
-        )
-        if kept_out and len(chosen) < self._needed(now):
-            chosen = choose_members(ready, self.settings.max_np, newest, leaving)
-        if len(chosen) < self._needed(now):
+        seen = self.situation
+        chosen = choose_next(seen, self.admission, newest)
+        if len(chosen) >= seen.needed:
+            self._form(assign_ranks(chosen), newest, now)
+        else:
             # Who drains and is not kept would only hold a slot that may be needed elsewhere.
-            self._dismiss_drained(kept={worker.worker for worker in chosen})
-            return
-        self._form(assign_ranks(chosen), newest, now)
+            self._dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))
 
-    def _dismiss_drained(self, kept: Collection[int]) -> None:
-        for worker in list(self.workers.values()):
-            if worker.phase is WorkerPhase.READY and self._is_draining(worker) and worker.worker not in kept:
-                self._leave(worker)
+    def _dismiss(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            self._leave(worker)
 
     def _dismiss_drained_if_sealed(self) -> None:
-        """Let drained workers go once all members hold the state: until then they may be the last who do."""
-        world = self.world
-        if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
-            return
-        commits = [worker.commit for worker in self._living_members()]
-        if all(commit is not None and commit.generation == world.generation for commit in commits):
-            self._dismiss_drained(kept=world.ranks)
+        seen = self.situation
+        if seen.world is not None and is_sealed(seen):
+            self._dismiss(find_drained(seen, kept=seen.world.ranks))
 
     def _form(self, members: tuple[Member, ...], newest: CommitId | None, now: float) -> None:
         self._generation += 1
@@ -811,15 +760,6 @@ class DriverMachine:
             newest_commit=str(newest),
         )
 
-    def _needed(self, now: float) -> int:
-        """How many ready workers it takes to form the next world."""
-        if self._generation > 0 or self._start_timeout_passed(now):
-            return self.settings.min_np
-        return self.settings.num_proc
-
-    def _start_timeout_passed(self, now: float) -> bool:
-        return now - self._started >= self.settings.start_timeout
-
     # ------------------------------------------------------------------ time
 
     def _tick(self, event: ev.Tick, now: float) -> None:
@@ -836,14 +776,16 @@ class DriverMachine:
         )
         for check in checks:
             if not self.over:
-                for finding in check(self._situation(now)):
+                for finding in list(check(self.situation)):
                     self._act_on(finding, now)
         if not self.over:
-            self._check_host_count(now)
+            self._check_shortage()
 
-    def _situation(self, now: float) -> watchdog.Situation:
-        return watchdog.Situation(
-            now, self.settings, list(self.hosts), list(self.workers.values()), self.world, self._living_members()
+    @property
+    def situation(self) -> Situation:
+        """What is known at the moment, for those who judge it."""
+        return Situation(
+            self._clock.now, self._started, self.settings, self.hosts, self.workers, self.world, self._generation
         )
 
     def _act_on(self, finding: watchdog.Finding, now: float) -> None:
@@ -862,61 +804,14 @@ class DriverMachine:
             case watchdog.Pointless(reason):
                 self._fail(TrainingFailedError(reason, self.book.story()))
 
-    def _note_shortage(self, now: float) -> None:
-        """Keep track of since when there are too few to train, whoever is missing."""
-        if self._generation == 0:
-            served = {worker.host for worker in self.workers.values() if worker.phase is WorkerPhase.DONE}
-            have = len(served | {host.host for host in self.hosts if not host.draining})
-        else:
-            have = len(self._living_members()) + len(self._newcomers())
-        if have >= self.settings.min_np:
-            self._short_since = self._yield_at = None
-        elif self._short_since is None:
-            self._short_since = now
-
-    def _check_host_count(self, now: float) -> None:
-        settings = self.settings
-        if self._generation == 0:
-            self._check_start(now)
-        elif self._short_since is not None and now - self._short_since >= settings.elastic_timeout:
-            have = len(self._living_members()) + len(self._newcomers())
-            self._fail(
-                NotEnoughHostsError(
-                    f"only {have} of min_np={settings.min_np} workers were left {settings.elastic_timeout:g} s "
-                    f"(elastic_timeout) after {(self.world and self.world.broken_by) or 'the last change'}; "
-                    f"{len(self.hosts)} hosts are registered"
-                )
-            )
-
-    def _check_start(self, now: float) -> None:
-        settings = self.settings
-        what = ""
-        if self._short_since is not None:
-            if len(self.hosts):
-                self._yield_at = self._yield_at if self._yield_at is not None else now + self._yield_after
-                if now >= self._yield_at:
-                    self._yield_slots()
-            if now - self._short_since >= settings.start_timeout:
-                what = (
-                    f"{sum(not host.draining for host in self.hosts)} of min_np={settings.min_np} hosts had registered"
-                )
-        # Nobody can tell a long plain function from one that never reaches its elastic part: until a worker has shown that
-        # there is one, only hosts count.
-        elif self._elastic_since is not None and now - self._elastic_since >= settings.start_timeout:
-            ready = sum(worker.phase is WorkerPhase.READY for worker in self.workers.values())
-            if ready < settings.min_np:
-                what = f"{ready} of min_np={settings.min_np} workers had reached the elastic function"
-        if what:
-            self._fail(
-                NotEnoughHostsError(
-                    f"only {what} after {settings.start_timeout:g} s (start_timeout). Does Spark have free cores "
-                    f"for max_np={settings.max_np} tasks? Lower min_np, or raise start_timeout.{self._slot_trouble}"
-                )
-            )
+    def _check_shortage(self) -> None:
+        if self._shortage.is_time_to_yield(self.situation):
+            self._yield_slots()
+        error = self._shortage.verdict(self.situation, self._elastic_since)
+        if error is not None:
+            self._fail(error)
 
     def _yield_slots(self) -> None:
-        self._yield_at = None
-        self._yield_after *= 2
         self._record("slots_yielded", hosts=len(self.hosts))
         self._commands.append(do.YieldSlots())
         for host in self.hosts:
@@ -946,26 +841,17 @@ class DriverMachine:
                 self.hosts.worker_progressed(self._places[number])
 
     def _living_members(self) -> list[Worker]:
-        if self.world is None:
-            return []
-        return [self.workers[number] for number in self.world.workers if number in self.workers]
+        return self.situation.members
 
-    def _newcomers(self) -> list[Worker]:
-        members = self.world.ranks if self.world is not None else {}
-        return [
-            worker
-            for worker in self.workers.values()
-            if worker.phase is WorkerPhase.READY and worker.worker not in members and not self._is_draining(worker)
-        ]
-
-    def _change_world(self, change: WorldChange) -> None:
+    def _change_world(self, change: WorldChange) -> World:
         """Move the newest world on to the phase that follows a change."""
-        assert self.world is not None, change
-        before = self.world.phase
-        self.world.enter(change)
-        self._history.changed(
-            f"generation {self.world.generation}: {before.name} → {self.world.phase.name}", self._seen
-        )
+        world = self.world
+        assert world is not None, change
+        before = world.phase
+        world.enter(change)
+        what = f"generation {world.generation}: {before.name} → {world.phase.name}"
+        self._history.changed(what, self._clock.driver_time)
+        return world
 
     def _drop_world(self, change: WorldChange) -> None:
         """End the newest world; the next one begins from what it finds, as the first one does."""
@@ -978,35 +864,10 @@ class DriverMachine:
         """Whether a worker belongs to the newest world."""
         return self.world is not None and number in self.world.ranks
 
-    def _rank_of(self, number: int) -> int | None:
-        return self.world.ranks.get(number) if self.world is not None else None
-
-    def _is_draining(self, worker: Worker) -> bool:
-        host = self.hosts.get(worker.host)
-        return host is not None and host.draining
-
     def _leave(self, worker: Worker) -> None:
         connected = worker.phase is not WorkerPhase.STARTING
         worker.enter(WorkerChange.DISMISSED)
         self._commands.append(do.LeaveJob(worker.worker) if connected else do.KillWorker(worker.host, worker.worker))
-
-    def _is_telling(self, number: int) -> bool:
-        """Whether the end of this worker says something about the user's code: it trained, or nobody could.
-
-        A newcomer that fails while the others train, or could train without it, is its host's trouble, not the job's.
-        """
-        worker = self.workers.get(number)
-        if worker is not None and self._is_joining(worker):
-            return sum(member.has_progressed for member in self._living_members()) < self.settings.min_np
-        return self.world is None or self.world.phase is WorldPhase.BREAKING or self.is_member(number)
-
-    def _is_joining(self, worker: Worker) -> bool:
-        """Whether a member has not made a commit yet, while others of its world have, there or before."""
-        return (
-            self.is_member(worker.worker)
-            and not worker.has_progressed
-            and any(member.has_progressed for member in self._living_members())
-        )
 
     def _give_up_if_pointless(self) -> bool:
         verdict = self.book.verdict()

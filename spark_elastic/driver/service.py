@@ -24,11 +24,12 @@ import msgspec
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.clock import TICK_SECONDS
 from spark_elastic.driver.control_store import JOB, ControlStore
 from spark_elastic.driver.door import Door
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
-from spark_elastic.driver.machine import TICK_SECONDS, DriverMachine
+from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.settings import JobSettings

@@ -9,25 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from spark_elastic.driver.hosts import Host
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
-from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.world import Worker, World
 
 # Who has been silent for longer may have done anything since.
 HEARD_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What a check may look at. ``members`` are those workers of the newest world that are left, in rank order."""
-
-    now: float
-    settings: JobSettings
-    hosts: Sequence[Host]
-    workers: Sequence[Worker]
-    world: World | None
-    members: Sequence[Worker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +73,8 @@ def silent_hosts(seen: Situation) -> Iterator[Finding]:
         for host in seen.hosts
         if host.heard is not None and seen.now - host.heard > limit
     }
-    needed = last_holders(seen, {worker.worker for worker in seen.workers if worker.host in silent})
-    holding = {worker.host for worker in seen.workers if worker.worker in needed}
+    needed = last_holders(seen, {worker.worker for worker in seen.workers.values() if worker.host in silent})
+    holding = {worker.host for worker in seen.workers.values() if worker.worker in needed}
     for host, seconds in silent.items():
         patience = _patience(seen, limit, host in holding)
         if seconds > patience:
@@ -100,8 +87,8 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
     # Half of the time that a world has to come about in, so that there is time left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
     limit = settings.heartbeat_timeout
-    needed = last_holders(seen, {worker.worker for worker in seen.workers if seen.now - worker.heard > limit})
-    for worker in seen.workers:
+    needed = last_holders(seen, {worker.worker for worker in seen.workers.values() if seen.now - worker.heard > limit})
+    for worker in seen.workers.values():
         is_starting = worker.phase is WorkerPhase.STARTING
         patience = to_start if is_starting else _patience(seen, limit, worker.worker in needed)
         if worker.phase is not WorkerPhase.DONE and seen.now - worker.heard > patience:
@@ -274,7 +261,7 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
     holding = seen.world.holding if seen.world is not None else set()
     candidates = [
         worker
-        for worker in seen.workers
+        for worker in seen.workers.values()
         if worker.phase not in (WorkerPhase.LEAVING, WorkerPhase.DONE)
         and (worker.commit is not None or worker.worker in members)
     ]
@@ -326,9 +313,8 @@ def overdue_drains(seen: Situation) -> Iterator[Finding]:
     """Find hosts that drain and whose worker has not left in time."""
     if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
         return
-    hosts = {host.host: host for host in seen.hosts}
     for worker in seen.members:
-        host = hosts.get(worker.host)
+        host = seen.hosts.get(worker.host)
         if host is not None and host.drain_deadline is not None and seen.now >= host.drain_deadline:
             yield WorldStuck(f"{host.name} goes away before the next commit")
             return

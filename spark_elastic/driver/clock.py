@@ -1,0 +1,32 @@
+"""MachineClock: the time by which the machine judges others. It stands still while the driver itself is paused."""
+
+from __future__ import annotations
+
+TICK_SECONDS = 1.0
+# A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.
+PAUSE_SECONDS = 3.0
+
+
+class MachineClock:
+    """Is told driver time (monotonic seconds) with every event; ``now`` is that of the last one less all pauses."""
+
+    def __init__(self, now: float) -> None:
+        self.driver_time = self.now = now
+        self._paused = 0.0
+
+    def advance(self, now: float) -> float | None:
+        """Take note of the driver time of an event. Return for how long the driver was paused before it; None if it was not."""
+        gap = now - self.driver_time
+        is_pause = gap > PAUSE_SECONDS
+        if is_pause:
+            self._paused += gap - TICK_SECONDS
+        self.driver_time, self.now = now, now - self._paused
+        return gap if is_pause else None
+
+    def to_driver_time(self, time: float) -> float:
+        """Tell when it will be ``time`` if the driver is not paused again."""
+        return time + self._paused
+
+    def from_driver_time(self, time: float) -> float:
+        """Tell what the machine's time will be then, if the driver is not paused again."""
+        return time - self._paused

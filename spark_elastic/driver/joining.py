@@ -1,0 +1,41 @@
+"""When a running world is interrupted for newcomers, or for a host that drains."""
+
+from __future__ import annotations
+
+from spark_elastic.driver.admission import Admission
+from spark_elastic.driver.phases import WorkerPhase, WorldPhase
+from spark_elastic.driver.situation import Situation
+
+
+def joins_at(seen: Situation, admission: Admission) -> float | None:
+    """Tell when the running world is to be interrupted for the newcomers that are ready; None if not at all.
+
+    They are collected until none has come for ``join_window``, and while others boot, but no longer than
+    ``join_patience``.
+    """
+    newcomers = seen.newcomers
+    if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not newcomers:
+        return None
+    members = seen.members
+    if len(members) >= seen.settings.max_np or any(worker.phase is WorkerPhase.VOTED for worker in members):
+        return None
+    since = [max(worker.ready_at, admission.opens_at(worker.place)) for worker in newcomers]
+    latest = min(since) + seen.settings.join_patience
+    if any(worker.phase in (WorkerPhase.STARTING, WorkerPhase.BOOTING) for worker in seen.workers.values()):
+        return latest
+    return min(latest, max(time for time in since if time <= latest) + seen.settings.join_window)
+
+
+def why_interrupt(seen: Situation, admission: Admission) -> str:
+    """Say why the running world is to end at its next commit; an empty string if it is to go on."""
+    if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not seen.settings.elastic:
+        return ""
+    members = seen.members
+    if any(worker.phase is WorkerPhase.VOTED for worker in members):
+        return ""
+    draining = seen.hosts.draining()
+    staying = [worker for worker in members if worker.host not in draining]
+    if len(staying) < len(members) and (staying or seen.newcomers):
+        return "a host drains"
+    due = joins_at(seen, admission)
+    return "workers arrived" if due is not None and seen.now >= due else ""

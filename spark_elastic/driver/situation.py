@@ -1,0 +1,80 @@
+"""Situation: what is known of a job at one moment. Pure functions judge it; the machine does what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_elastic.driver.hosts import HostManager
+from spark_elastic.driver.phases import WorkerPhase, WorldPhase
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.world import Worker, World
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a judgement may look at, and the questions that several of them ask. It shows the machine's own objects."""
+
+    # The machine's time, which stands still while the driver is paused, and when it began.
+    now: float
+    started: float
+    settings: JobSettings
+    hosts: HostManager
+    workers: Mapping[int, Worker]
+    world: World | None
+    # That of the newest world; 0 before the first.
+    generation: int
+
+    @property
+    def members(self) -> list[Worker]:
+        """Those workers of the newest world that are left, in rank order."""
+        if self.world is None:
+            return []
+        return [self.workers[number] for number in self.world.ranks if number in self.workers]
+
+    @property
+    def newcomers(self) -> list[Worker]:
+        """Those that are ready for a world, are in none, and may stay."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.phase is WorkerPhase.READY and not self.is_member(worker.worker) and not self.is_draining(worker)
+        ]
+
+    @property
+    def needed(self) -> int:
+        """How many ready workers it takes to form the next world."""
+        if self.generation > 0 or self.now - self.started >= self.settings.start_timeout:
+            return self.settings.min_np
+        return self.settings.num_proc
+
+    def is_member(self, number: int) -> bool:
+        """Whether a worker belongs to the newest world."""
+        return self.world is not None and number in self.world.ranks
+
+    def rank_of(self, number: int) -> int | None:
+        """The rank of a worker in the newest world; None if it is no member."""
+        return self.world.ranks.get(number) if self.world is not None else None
+
+    def is_draining(self, worker: Worker) -> bool:
+        """Whether the host of a worker goes away."""
+        host = self.hosts.get(worker.host)
+        return host is not None and host.draining
+
+    def is_joining(self, worker: Worker) -> bool:
+        """Whether a member has not made a commit yet, while others of its world have, there or before."""
+        return (
+            self.is_member(worker.worker)
+            and not worker.has_progressed
+            and any(member.has_progressed for member in self.members)
+        )
+
+    def speaks_of_the_job(self, number: int) -> bool:
+        """Whether the end of a worker says something about the user's code: it trained, or nobody could.
+
+        A newcomer that fails while the others train, or could train without it, is its host's trouble, not the job's.
+        """
+        worker = self.workers.get(number)
+        if worker is not None and self.is_joining(worker):
+            return sum(member.has_progressed for member in self.members) < self.settings.min_np
+        return self.world is None or self.world.phase is WorldPhase.BREAKING or self.is_member(number)
