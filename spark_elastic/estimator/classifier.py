@@ -11,6 +11,7 @@ from pyspark.ml.evaluation import BinaryClassificationEvaluator, Evaluator, Mult
 from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
 from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
@@ -19,14 +20,14 @@ Metric = Literal["accuracy", "f1", "weightedPrecision", "weightedRecall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
-class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds):
+class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds, HasClassifierColsAccessors):
     """Spark ML's columns of classifiers, and its thresholds."""
 
     thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)
 
 
 @saved_as("spark_elastic.estimator")
-class TorchClassifier(Predictor, HasClassifierCols):
+class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors):
     """Trains a network that gives a logit for each class, or one for two classes, on labels 0, 1, ….
 
     The loss is cross entropy unless another is given.

@@ -21,6 +21,7 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
+from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.dataset import identity_of, written
 from spark_elastic.estimator.frame import check_columns, check_scalars, is_index, is_vector, labels_of
 from spark_elastic.estimator.layout import Input, Layout, outputs_of
@@ -274,7 +275,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
 
 @saved_as("spark_elastic.estimator")
-class TorchEstimator(ElasticEstimator):
+class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
     """Any network, any columns. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
 
     featureCols = param("featureCols", "columns, one for each positional argument of forward", names)

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
 from spark_elastic.estimator.frame import column
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _STRUCT = "__spark_elastic_prediction"
 
 
-class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable):
+class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, ElasticModelAccessors):
     """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses say what they make of outputs.
 
     model: the network, on the CPU. history: a dict for each epoch: epoch, loss, val_loss, metrics, rows, seconds, sizes of the
@@ -159,7 +160,7 @@ def _state_of(network: torch.nn.Module | None) -> Any:
 
 
 @saved_as("spark_elastic.estimator")
-class TorchModel(ElasticModel):
+class TorchModel(ElasticModel, TorchModelAccessors):
     """Adds ``outputCols``: a double where the network gives one number a row, else a vector."""
 
     outputCols = param("outputCols", "columns for the network's outputs, in its order", names)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from spark_elastic.data.engine import ENGINES
+from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
 from spark_elastic.estimator.store import Store
 
 Converter = Callable[[Any], Any]
@@ -81,7 +82,15 @@ def param(name: str, doc: str, convert: Converter) -> Any:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
 
+    named.__wrapped__ = convert  # type: ignore[attr-defined]
     return Param(Params._dummy(), name, doc, typeConverter=named)
+
+
+def converter_of(param: Param[Any]) -> str:
+    """Return the name of a Param's converter, or of the function that made it."""
+    convert = inspect.unwrap(param.typeConverter)
+    name: str = convert.__qualname__
+    return name.removesuffix(".<locals>.convert").rpartition(".")[2]
 
 
 # ---------------------------------------------------------------- converters
@@ -264,7 +273,7 @@ def module(value: Any) -> Any:
 # ---------------------------------------------------------------- Params
 
 
-class FitParams(Parameterized):
+class FitParams(Parameterized, FitParamsAccessors):
     """How estimators train. Their models carry these Params, too, as Spark's own do."""
 
     modelFn = param("modelFn", "makes the network, called with modelParams; instead of model", function)
@@ -320,7 +329,7 @@ class FitParams(Parameterized):
     verbose = param("verbose", "0: silent, 1: a line an epoch", whole(0))
 
 
-class TrainingParams(FitParams):
+class TrainingParams(FitParams, TrainingParamsAccessors):
     """What all estimators have in common."""
 
     model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)

@@ -17,17 +17,18 @@ from pyspark.ml.param.shared import (
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
 from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import ElasticModel
 
 
-class HasPredictorCols(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol):
+class HasPredictorCols(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol, HasPredictorColsAccessors):
     """Spark ML's columns of predictors."""
 
 
-class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol):
+class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, PredictorAccessors):
     """Trains on ``featuresCol``, which ``forward`` gets as its one argument, and ``labelCol``."""
 
     def _layout(self, schema: StructType) -> Layout:
