@@ -25,8 +25,7 @@ from petastorm.transform import TransformSpec
 from petastorm.unischema import Unischema, UnischemaField
 from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType
 
-from spark_elastic.data import ParquetLoader
-from spark_elastic.data import petastorm_engine as engine_module
+from spark_elastic.data import ParquetLoader, petastorm_workers
 from spark_elastic.data.manifest import UNISCHEMA_KEY
 from spark_elastic.errors import DataError
 
@@ -229,10 +228,10 @@ def test_a_process_pool_that_does_not_start_does_not_hang_the_process_at_its_end
     root = write(tmp_path / "d", "plain")
     program = f"""
         import sys
-        from spark_elastic.data import ParquetLoader, petastorm_engine
+        from spark_elastic.data import ParquetLoader, petastorm_workers
         from spark_elastic.errors import DataError
 
-        pools = petastorm_engine._WatchedPool
+        pools = petastorm_workers._WatchedPool
         started = pools._wait_for_workers_to_start
         def fail(pool):
             started(pool)
@@ -259,6 +258,6 @@ def test_the_sockets_of_a_pool_that_is_abandoned_are_closed() -> None:
     pool = Pool()
     socket = pool._context.socket(zmq.PUSH)
     socket.bind_to_random_port("tcp://127.0.0.1")
-    engine_module._abandon(pool)
+    petastorm_workers._abandon(pool)
     assert socket.closed
     assert pool._context.closed
