@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.connection import HANDSHAKE_SECONDS
 
 logger = logging.getLogger("spark_elastic")
@@ -171,3 +172,19 @@ class Door:
         await self._loop.connect_accepted_socket(
             protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Listen on one port: on ``address``, or on every address of this machine, IPv4 and IPv6, where it is empty."""
+    host = address.strip("[]")
+    every_address = host in ("", "0.0.0.0", "::")
+    try:
+        if every_address and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise SparkElasticError(
+            f"the driver cannot listen on {host or 'any address'} (spark.driver.bindAddress), port {port or 'any'} "
+            f"(driver_port): {error}"
+        ) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from spark_elastic._exhaustive import assert_never
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver import watchdog
@@ -803,6 +804,8 @@ class DriverMachine:
                 self._break_stuck(reason, silent, now)
             case watchdog.Pointless(reason):
                 self._fail(TrainingFailedError(reason, self.book.story()))
+            case _:
+                assert_never(finding)
 
     def _check_shortage(self) -> None:
         if self._shortage.is_time_to_yield(self.situation):

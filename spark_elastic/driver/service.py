@@ -10,29 +10,30 @@ import asyncio
 import concurrent.futures
 import hmac
 import logging
-import platform
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from spark_elastic._exhaustive import assert_never
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.clock import TICK_SECONDS
+from spark_elastic.driver.compatibility import why_refuse, why_warn
 from spark_elastic.driver.control_store import JOB, ControlStore
-from spark_elastic.driver.door import Door
+from spark_elastic.driver.door import Door, listen
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.driver.failures import CONNECTION_BROKE, PROCESS_DIED
+from spark_elastic.driver.failures import CONNECTION_BROKE
+from spark_elastic.driver.links import Standby, TaskLink, WorkerLink
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.translation import event_of_task, event_of_worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -45,23 +46,6 @@ HELLO_SECONDS = 15.0
 # How long released tasks may take to end before the connections to them are cut.
 RELEASE_SECONDS = 10.0
 RESULT_LIMIT = 2 * 2**30
-
-
-@dataclass(slots=True)
-class _Task:
-    host: int
-    facts: m.HostFacts
-    connection: Connection
-    closing: asyncio.Task[None] | None = None
-
-
-@dataclass(slots=True)
-class _WorkerLink:
-    worker: int
-    connection: Connection
-    # What the result is said to be; None until it is announced.
-    elastic_result: bool | None = None
-    result: bytearray = field(default_factory=bytearray)
 
 
 class SparkDriverService:
@@ -98,10 +82,10 @@ class SparkDriverService:
         self._on_registered = on_registered
         self._machine = DriverMachine(settings, time.monotonic())
         self._store = ControlStore()
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, TaskLink] = {}
         self._slots: dict[int, int] = {}
-        self._standby: dict[int, list[asyncio.Future[None]]] = {}
-        self._links: dict[int, _WorkerLink] = {}
+        self._standby = Standby()
+        self._links: dict[int, WorkerLink] = {}
         # By which workers that have not connected prove who they are; each serves once.
         self._tokens: dict[int, str] = {}
         self._results: dict[int, bytes] = {}
@@ -177,7 +161,7 @@ class SparkDriverService:
         self._loop.close()
 
     async def _start(self) -> None:
-        listener = _listen(self._bind_address, self.settings.driver_port)
+        listener = listen(self._bind_address, self.settings.driver_port)
         self.port = listener.getsockname()[1]
         self._door = Door(listener, self._credentials.server_context(), self._accepted)
         self._door.open()
@@ -194,9 +178,7 @@ class SparkDriverService:
             link.connection.send(m.LeaveJob())
         for task in self._tasks.values():
             task.connection.send(m.ReleaseTask())
-        for waiting in self._standby.values():
-            for vacant in waiting:
-                vacant.cancel()
+        self._standby.close()
         pending = set(self._connections)
         if pending:
             _, pending = await asyncio.wait(pending, timeout=RELEASE_SECONDS)
@@ -235,11 +217,11 @@ class SparkDriverService:
         if not 0 <= slot < self.settings.max_np:
             raise ConnectionLostError(f"slot {slot} does not exist")
         while slot in self._slots.values():
-            if not await self._stand_by(slot, connection):
+            if not await self._standby.wait(slot, connection):
                 return
         host = self._next_host
         self._next_host += 1
-        self._tasks[host] = _Task(host, hello.facts, connection)
+        self._tasks[host] = TaskLink(host, hello.facts, connection)
         self._slots[host] = slot
         connection.send(m.Welcome(host, dict(self.settings.env)))
         for warning in hello.facts.warnings:
@@ -259,46 +241,18 @@ class SparkDriverService:
             self._tasks.pop(host, None)
             self._slots.pop(host, None)
             self._handle(ev.TaskLost(host, reason))
-            for vacant in self._standby.pop(slot, []):
-                if not vacant.done():
-                    vacant.set_result(None)
-
-    async def _stand_by(self, slot: int, connection: Connection) -> bool:
-        """Let a speculative duplicate of a task wait until the original goes. Return whether it is still there then.
-
-        Were it to end, Spark would take the slot for done and kill the original.
-        """
-        vacant = self._loop.create_future()
-        waiting = self._standby.setdefault(slot, [])
-        waiting.append(vacant)
-        silence = asyncio.ensure_future(connection.receive())
-        await asyncio.wait({vacant, silence}, return_when=asyncio.FIRST_COMPLETED)
-        silence.cancel()
-        await asyncio.gather(silence, return_exceptions=True)
-        waiting.remove(vacant)
-        return vacant.done()
+            self._standby.vacate(slot)
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
-        """Refuse a host whose Python cannot read what the driver pickles, or has no torch; name a differing torch."""
-        mine, problem = platform.python_version(), ""
-        if facts.python.split(".")[:2] != mine.split(".")[:2]:
-            problem = (
-                f"runs Python {facts.python}, the driver {mine}: functions cannot travel between them. Set PYSPARK_PYTHON "
-                "(spark.pyspark.python) to the same minor version everywhere"
-            )
-        elif not facts.torch:
-            problem = "has no torch: install it on all executors"
+        """Tell whether a host can take part. One that cannot ends the job, since the others will be no better."""
+        problem = why_refuse(facts)
         if problem:
-            self._cancel(TrainingFailedError(f"a task on {facts.name} {problem}"))
+            self._cancel(TrainingFailedError(problem))
             connection.send(m.ReleaseTask())
             return False
-        others = {task.facts.torch for task in self._tasks.values()} - {facts.torch}
-        if others:
-            self._printer.log(
-                logging.WARNING,
-                f"a task on {facts.name} has torch {facts.torch}, others have {', '.join(sorted(others))}; install the same "
-                "everywhere",
-            )
+        warning = why_warn(facts, (task.facts for task in self._tasks.values()))
+        if warning:
+            self._printer.log(logging.WARNING, warning)
         return True
 
     async def _serve_worker(self, hello: m.WorkerHello, connection: Connection) -> None:
@@ -310,7 +264,7 @@ class SparkDriverService:
             await connection.close()
             return
         del self._tokens[number]
-        link = self._links[number] = _WorkerLink(number, connection)
+        link = self._links[number] = WorkerLink(number, connection)
         self._handle(ev.WorkerConnected(number))
         try:
             await connection.send_bytes(self._payload)
@@ -328,69 +282,30 @@ class SparkDriverService:
             logger.debug("host %d speaks of worker %d, which is not its own: %s", host, worker.worker, message)
         elif isinstance(message, m.OutputLines):
             self._print(message)
-        elif isinstance(message, m.Pong):
-            self._handle(ev.TaskHeard(host))
-        elif isinstance(message, m.WorkerSeen):
-            self._handle(ev.WorkerSeen(message.worker))
-        elif isinstance(message, m.WorkerDying):
-            self._handle(ev.WorkerGone(message.worker, PROCESS_DIED))
-        elif isinstance(message, m.WorkerExited):
-            self._handle(ev.WorkerExited(host, message.worker, message.code, message.last_lines))
         elif isinstance(message, m.WorkerStarted):
             self._log.record("worker_started", worker=message.worker, host=host, pid=message.pid)
+        elif (event := event_of_task(host, message)) is not None:
+            self._handle(event)
         else:
             raise ConnectionLostError(f"a task may not send {type(message).__name__}")
 
-    def _worker_said(self, link: _WorkerLink, message: Any) -> None:  # noqa: C901  # a case for each message
+    def _worker_said(self, link: WorkerLink, message: Any) -> None:
         worker = link.worker
         match message:
-            case m.Heartbeat():
-                self._handle(
-                    ev.WorkerHeard(worker, message.generation, message.activity, message.beats, message.commit)
-                )
             case m.StoreRequest(number, generation):
                 if generation == JOB or self._machine.is_member(worker):
                     self._store.handle(message, link.connection.send)
                 else:
                     link.connection.send(m.StoreReply(number, gone=True))
-            case m.WorkerReady():
-                self._handle(ev.WorkerReady(worker, message.generation, message.commit, message.reason))
-            case m.WorkerAborted():
-                self._handle(ev.WorkerAborted(worker, message.generation, message.commit))
-            case m.WorldBroken():
-                self._handle(ev.WorldBroken(worker, message.generation, message.reason))
-            case m.WorldFormed():
-                self._handle(ev.GroupFormed(worker, message.generation))
-            case m.WorkerReturned():
-                self._handle(ev.WorkerReturned(worker, message.generation, message.commit))
-            case m.WorkerRaised():
+            case m.WorkerRaised(traceback=traceback):
                 who = name_worker(worker, self._ranks.get(worker))
-                self._printer.log(logging.WARNING, f"{who} raised\n{message.traceback.rstrip()}")
-                self._handle(
-                    ev.WorkerRaised(
-                        worker, message.error, message.place, message.traceback, message.fatal, message.kind
-                    )
-                )
+                self._printer.log(logging.WARNING, f"{who} raised\n{traceback.rstrip()}")
+                self._hear(worker, message)
             case m.ResultFollows():
                 link.elastic_result = message.elastic
                 link.result.clear()
             case m.Chunk() if link.elastic_result is not None:
-                link.result += message.data
-                if len(link.result) > RESULT_LIMIT:
-                    limit = RESULT_LIMIT // 2**30
-                    self._cancel(
-                        TrainingFailedError(
-                            f"the result of rank {self._ranks.get(worker)} exceeds {limit} GiB; write it to a file and "
-                            "return its path"
-                        )
-                    )
-                elif not message.last:
-                    self._handle(ev.ResultFlowed(worker))
-                else:
-                    self._results[worker] = bytes(link.result)
-                    link.result.clear()
-                    link.connection.send(m.LeaveJob())
-                    self._handle(ev.ResultArrived(worker, link.elastic_result))
+                self._take_result(link, message, link.elastic_result)
             case m.Reported():
                 self._log.record(
                     message.kind,
@@ -403,7 +318,28 @@ class SparkDriverService:
                 strikes = self._strike(worker, message.fault)
                 link.connection.send(m.StoreReply(message.number, amount=int(strikes)))
             case _:
-                raise ConnectionLostError(f"a worker may not send {type(message).__name__}")
+                self._hear(worker, message)
+
+    def _hear(self, worker: int, message: object) -> None:
+        event = event_of_worker(worker, message)
+        if event is None:
+            raise ConnectionLostError(f"a worker may not send {type(message).__name__}")
+        self._handle(event)
+
+    def _take_result(self, link: WorkerLink, chunk: m.Chunk, is_elastic: bool) -> None:
+        """Add a piece to what a worker's function has returned; the last one makes it a result."""
+        link.result += chunk.data
+        if len(link.result) > RESULT_LIMIT:
+            who = f"the result of rank {self._ranks.get(link.worker)}"
+            limit = RESULT_LIMIT // 2**30
+            self._cancel(TrainingFailedError(f"{who} exceeds {limit} GiB; write it to a file and return its path"))
+        elif not chunk.last:
+            self._handle(ev.ResultFlowed(link.worker))
+        else:
+            self._results[link.worker] = bytes(link.result)
+            link.result.clear()
+            link.connection.send(m.LeaveJob())
+            self._handle(ev.ResultArrived(link.worker, is_elastic))
 
     def _strike(self, worker: int, number: int) -> bool:
         """Say whether an injected fault has strikes left, and use up one. A drain is the driver's own to do."""
@@ -516,6 +452,8 @@ class SparkDriverService:
                     link.connection.send(m.LeaveJob())
                 if not self.outcome.done():
                     self.outcome.set_exception(error)
+            case _:
+                assert_never(command)
 
     def _choose_backend(self, members: tuple[m.Member, ...]) -> str:
         """Return nccl where every worker of the world has a GPU that no other has, else gloo."""
@@ -550,19 +488,3 @@ class SparkDriverService:
     def _cancel(self, error: SparkElasticError) -> None:
         for command in self._machine.cancel(error):
             self._execute(command)
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    """Listen on one port: on ``address``, or on every address of this machine, IPv4 and IPv6, where it is empty."""
-    host = address.strip("[]")
-    every_address = host in ("", "0.0.0.0", "::")
-    try:
-        if every_address and socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        raise SparkElasticError(
-            f"the driver cannot listen on {host or 'any address'} (spark.driver.bindAddress), port {port or 'any'} "
-            f"(driver_port): {error}"
-        ) from error

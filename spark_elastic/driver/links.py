@@ -1,0 +1,64 @@
+"""What the driver keeps of its connections: those to tasks, to workers, and of tasks that wait for a slot to become free."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.connection import Connection
+
+
+@dataclass(slots=True)
+class TaskLink:
+    """The connection to the task of a host."""
+
+    host: int
+    facts: m.HostFacts
+    connection: Connection
+    closing: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class WorkerLink:
+    """The connection to a worker, and what has come of its result."""
+
+    worker: int
+    connection: Connection
+    # What the result is said to be; None until it is announced.
+    elastic_result: bool | None = None
+    result: bytearray = field(default_factory=bytearray)
+
+
+class Standby:
+    """Speculative duplicates of a slot's task, which wait until the original goes.
+
+    Were one of them to end, Spark would take the slot for done and kill the original.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+
+    async def wait(self, slot: int, connection: Connection) -> bool:
+        """Wait until the slot is vacant. Return whether it is; False if the duplicate went first."""
+        vacant = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(slot, [])
+        waiting.append(vacant)
+        silence = asyncio.ensure_future(connection.receive())
+        await asyncio.wait({vacant, silence}, return_when=asyncio.FIRST_COMPLETED)
+        silence.cancel()
+        await asyncio.gather(silence, return_exceptions=True)
+        waiting.remove(vacant)
+        return vacant.done()
+
+    def vacate(self, slot: int) -> None:
+        """Wake all who wait for a slot; the first to look takes it."""
+        for vacant in self._waiting.pop(slot, []):
+            if not vacant.done():
+                vacant.set_result(None)
+
+    def close(self) -> None:
+        """Send everybody away."""
+        for waiting in self._waiting.values():
+            for vacant in waiting:
+                vacant.cancel()
