@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from spark_elastic import data, testing
-    from spark_elastic.checkpoint.loading import load_checkpoint
+    from spark_elastic.checkpoint.newest import load_checkpoint
     from spark_elastic.driver.run import run
     from spark_elastic.errors import (
         CheckpointError,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState
 
 _MODULES = {
-    "spark_elastic.checkpoint.loading": ("load_checkpoint",),
+    "spark_elastic.checkpoint.newest": ("load_checkpoint",),
     "spark_elastic.driver.run": ("run",),
     "spark_elastic.errors": (
         "CheckpointError",

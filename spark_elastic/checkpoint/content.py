@@ -17,7 +17,7 @@ import torch
 
 from spark_elastic import _saved_names
 from spark_elastic.checkpoint import first_format
-from spark_elastic.checkpoint.directory import CheckpointDirectory, Manifest, Progress
+from spark_elastic.checkpoint.directory import CheckpointDirectory, CheckpointManifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
@@ -64,8 +64,8 @@ def decode(
     Tensors that were not on the CPU go to ``device``, if one is given.
     """
     manifest = directory.manifest(name)
-    read = _first if manifest.version == 1 else _second
-    tree = read(directory, name, manifest, unpickle, device, progress)
+    reader = _Reader(directory, name, manifest, unpickle, device, progress)
+    tree = reader.read_first_format() if manifest.version == 1 else reader.read_tree()
     with _damage(directory, name):
         steps, size, objects = tree["steps"], tree["size"], tree["objects"]
         if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
@@ -73,61 +73,71 @@ def decode(
     return SavedState(name, steps, size, objects)
 
 
-def _second(
-    directory: CheckpointDirectory,
-    name: CheckpointName,
-    manifest: Manifest,
-    unpickle: bool,
-    device: torch.device | None,
-    progress: Progress,
-) -> Any:
-    text = directory.read_bytes(name, TREE, manifest.files.get(TREE))
-    entry = manifest.files.get(TENSORS)
-    room = TensorRoom(entry.bytes if entry is not None else 0)
-    directory.read(name, TENSORS, entry, _checked(room, directory, name), progress)
-    opaque = _objects(directory, name, manifest) if unpickle else None
-    with _damage(directory, name, TREE):
-        tree = load_json(text)
-        decoder = TreeDecoder(room.tensors, opaque, device)
-        return {**tree, "objects": {key: decoder.decode(node) for key, node in tree["objects"].items()}}
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the files of one checkpoint, as ``decode`` was asked to."""
 
+    directory: CheckpointDirectory
+    name: CheckpointName
+    manifest: CheckpointManifest
+    unpickle: bool
+    device: torch.device | None
+    progress: Progress
 
-def _first(
-    directory: CheckpointDirectory,
-    name: CheckpointName,
-    manifest: Manifest,
-    unpickle: bool,
-    device: torch.device | None,
-    progress: Progress,
-) -> Any:
-    packed = directory.read_bytes(name, first_format.SKELETON, manifest.files.get(first_format.SKELETON))
-    entry = manifest.files.get(first_format.TENSORS)
-    with _damage(directory, name, first_format.SKELETON):
-        skeleton, specs = first_format.read_skeleton(packed)
-        room = first_format.TensorRoom(specs, entry.bytes if entry is not None else 0)
-    directory.read(name, first_format.TENSORS, entry, _checked(room, directory, name), progress)
-    tensors = [
-        tensor if device is None or spec[1] == "cpu" else tensor.to(device)
-        for tensor, spec in zip(room.tensors, specs, strict=True)
-    ]
-    opaque = _objects(directory, name, manifest) if unpickle else None
-    with _damage(directory, name, first_format.SKELETON):
-        return first_format.rebuild(skeleton, tensors, opaque)
+    def read_tree(self) -> Any:
+        """Return the tree of today's format."""
+        text = self._bytes(TREE)
+        room = TensorRoom(self._size(TENSORS))
+        self._fill(TENSORS, room)
+        opaque = self._objects()
+        with _damage(self.directory, self.name, TREE):
+            tree = load_json(text)
+            decoder = TreeDecoder(room.tensors, opaque, self.device)
+            return {**tree, "objects": {key: decoder.decode(node) for key, node in tree["objects"].items()}}
 
+    def read_first_format(self) -> Any:
+        """Return the tree of a checkpoint of the first release."""
+        packed = self._bytes(first_format.SKELETON)
+        with _damage(self.directory, self.name, first_format.SKELETON):
+            skeleton, specs = first_format.read_skeleton(packed)
+            room = first_format.TensorRoom(specs, self._size(first_format.TENSORS))
+        self._fill(first_format.TENSORS, room)
+        tensors = [
+            tensor if self.device is None or spec[1] == "cpu" else tensor.to(self.device)
+            for tensor, spec in zip(room.tensors, specs, strict=True)
+        ]
+        opaque = self._objects()
+        with _damage(self.directory, self.name, first_format.SKELETON):
+            return first_format.rebuild(skeleton, tensors, opaque)
 
-def _objects(directory: CheckpointDirectory, name: CheckpointName, manifest: Manifest) -> list[Any]:
-    if OBJECTS not in manifest.files:
-        return []
-    packed = directory.read_bytes(name, OBJECTS, manifest.files[OBJECTS])
-    with _damage(directory, name, OBJECTS):
-        try:
-            objects: list[Any] = _saved_names.loads(packed)
-        except (ImportError, AttributeError) as error:
-            raise CheckpointError(
-                f"the objects of checkpoint {name} of {directory.url} need what is not here: {error}. Have it importable on "
-                "the workers, or give another checkpoint= to begin anew"
-            ) from error
-        return objects
+    def _bytes(self, file: str) -> bytes:
+        return self.directory.read_bytes(self.name, file, self.manifest.files.get(file))
+
+    def _size(self, file: str) -> int:
+        entry = self.manifest.files.get(file)
+        return 0 if entry is None else entry.bytes
+
+    def _fill(self, file: str, room: Iterable[memoryview]) -> None:
+        """Read a file of tensors into its room."""
+        checked = _checked(room, self.directory, self.name)
+        self.directory.read(self.name, file, self.manifest.files.get(file), checked, self.progress)
+
+    def _objects(self) -> list[Any] | None:
+        """Return what was pickled; None where nothing is to be unpickled."""
+        if not self.unpickle:
+            return None
+        if OBJECTS not in self.manifest.files:
+            return []
+        packed = self._bytes(OBJECTS)
+        with _damage(self.directory, self.name, OBJECTS):
+            try:
+                objects: list[Any] = _saved_names.loads(packed)
+            except (ImportError, AttributeError) as error:
+                raise CheckpointError(
+                    f"the objects of checkpoint {self.name} of {self.directory.url} need what is not here: {error}. Have it "
+                    "importable on the workers, or give another checkpoint= to begin anew"
+                ) from error
+            return objects
 
 
 def _checked(room: Iterable[memoryview], directory: CheckpointDirectory, name: CheckpointName) -> Iterator[memoryview]:

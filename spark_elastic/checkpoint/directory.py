@@ -53,7 +53,7 @@ class FileEntry(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     """Completes a checkpoint: it is written when all other files are."""
 
     version: int
@@ -150,7 +150,7 @@ class CheckpointDirectory:
         try:
             entries = {file: self._write(f"{name}/{file}", pieces, progress) for file, pieces in files.items()}
             self._sync(f"{name}/{file}" for file in files)
-            self._write(f"{name}/{MANIFEST}", [msgspec.json.encode(Manifest(VERSION, entries))])
+            self._write(f"{name}/{MANIFEST}", [msgspec.json.encode(CheckpointManifest(VERSION, entries))])
         except BaseException:
             try:
                 self.remove(name)
@@ -172,7 +172,7 @@ class CheckpointDirectory:
         except FileNotFoundError:
             pass
 
-    def manifest(self, name: CheckpointName) -> Manifest:
+    def manifest(self, name: CheckpointName) -> CheckpointManifest:
         """Read a manifest. Raises ``DamagedError``, and ``CheckpointError`` for a format that this release does not know."""
         try:
             self._check_file(name, MANIFEST)
@@ -187,7 +187,7 @@ class CheckpointDirectory:
                 )
             if version < 1:
                 raise msgspec.ValidationError(f"there is no format {version}")
-            return msgspec.convert(content, Manifest)
+            return msgspec.convert(content, CheckpointManifest)
         except (_NotAFile, msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self._damaged(name, f"its manifest: {error}") from error
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from spark_elastic.checkpoint.content import SavedState, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
-from spark_elastic.checkpoint.loading import load_newest
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.newest import load_newest
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.snapshot import Lender, Snapshot

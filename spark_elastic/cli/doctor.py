@@ -46,7 +46,7 @@ class Level(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """Something that was looked at: what there is, and what to do where that is not fine."""
 
     level: Level
@@ -55,9 +55,9 @@ class Finding:
     fix: str = ""
 
 
-fine = partial(Finding, Level.FINE)
-warning = partial(Finding, Level.WARNING)
-fault = partial(Finding, Level.FAULT)
+fine = partial(Diagnosis, Level.FINE)
+warning = partial(Diagnosis, Level.WARNING)
+fault = partial(Diagnosis, Level.FAULT)
 
 
 def add_to(commands: Any) -> None:
@@ -99,7 +99,7 @@ def examine(options: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- this machine
 
 
-def check_system() -> Finding:
+def check_system() -> Diagnosis:
     """The operating system."""
     what = f"{platform.system()}, Python {platform.python_version()}"
     if not sys.platform.startswith("linux"):
@@ -113,7 +113,7 @@ def hard_descriptor_limit(_: int = 0) -> int:
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
-def check_descriptors(where: str, limit: int) -> Finding:
+def check_descriptors(where: str, limit: int) -> Diagnosis:
     """Open files: a worker takes some for each other one, besides those of Python, torch and user code."""
     workers = max(limit - OTHER_DESCRIPTORS, 0) // DESCRIPTORS_A_PEER
     if limit == sys.maxsize:
@@ -126,7 +126,7 @@ def check_descriptors(where: str, limit: int) -> Finding:
     return fine("open files", what)
 
 
-def check_java(spark: Version | None) -> Finding:
+def check_java(spark: Version | None) -> Diagnosis:
     """The Java that pyspark starts, against what the installed Spark wants."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -146,7 +146,7 @@ def check_java(spark: Version | None) -> Finding:
     return fine("Java", what)
 
 
-def check_packages(spark: Version | None) -> list[Finding]:
+def check_packages(spark: Version | None) -> list[Diagnosis]:
     """The versions of packages, against each other."""
     found = [
         _package("pyspark", (3, 5), (5,), "pip install 'spark-elastic[spark]', or use the cluster's with PYTHONPATH")
@@ -164,7 +164,7 @@ def check_packages(spark: Version | None) -> list[Finding]:
     return found
 
 
-def _check_petastorm(version: Version) -> list[Finding]:
+def _check_petastorm(version: Version) -> list[Diagnosis]:
     name = f"petastorm {_dotted(version)}"
     fix = "pip install petastorm==0.12.1 'pyarrow>=14,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
     if version >= (0, 13):
@@ -177,7 +177,7 @@ def _check_petastorm(version: Version) -> list[Finding]:
     return [fine("petastorm", name)]
 
 
-def check_python(conf: Mapping[str, str]) -> Finding:
+def check_python(conf: Mapping[str, str]) -> Diagnosis:
     """The Python that executors are told to use, as far as it can be tried here."""
     name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     mine = platform.python_version()
@@ -204,7 +204,7 @@ def check_python(conf: Mapping[str, str]) -> Finding:
     return fine("Python", what)
 
 
-def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Finding]:
+def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagnosis]:
     """Whether the driver can listen, and whether executors elsewhere could find it."""
     found = []
     address = conf.get("spark.driver.bindAddress", "")
@@ -231,7 +231,7 @@ def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Findi
 # ---------------------------------------------------------------- settings
 
 
-def check_gpus(conf: Mapping[str, str], present: bool) -> list[Finding]:
+def check_gpus(conf: Mapping[str, str], present: bool) -> list[Diagnosis]:
     """How many GPUs a worker gets."""
     amount = conf.get("spark.task.resource.gpu.amount")
     if amount is None:
@@ -248,7 +248,7 @@ def check_gpus(conf: Mapping[str, str], present: bool) -> list[Finding]:
     return [fine("GPU", "one for each task")]
 
 
-def check_settings(conf: Mapping[str, str], master: str) -> list[Finding]:
+def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
     """Settings of Spark's that keep workers from coming back, or that end them."""
     excluding = [
         f"{name}{which}.enabled"
@@ -297,7 +297,7 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Finding]:
 # ---------------------------------------------------------------- executors
 
 
-def check_executors(master: str, conf: dict[str, str]) -> list[Finding]:
+def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
     """Start Spark and ask its executors what they run."""
     try:
         session = make_session(master, conf)
@@ -316,7 +316,7 @@ def check_executors(master: str, conf: dict[str, str]) -> list[Finding]:
     return [*compare(facts, _facts(0)), check_descriptors("executors", min(limits))]
 
 
-def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Finding]:
+def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Diagnosis]:
     """What executors have, against the driver."""
     found = []
     for facts in {each["host"]: each for each in executors}.values():
@@ -325,7 +325,7 @@ def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -
             if name != "host" and theirs != mine:
                 level = Level.FAULT if not theirs or name == "spark-elastic" else Level.WARNING
                 what = f"{facts['host']} has {name} {theirs or 'not at all'}, the driver {mine}"
-                found.append(Finding(level, "executors", what, f"install {name} {mine} there"))
+                found.append(Diagnosis(level, "executors", what, f"install {name} {mine} there"))
     return found or [fine("executors", "they have what the driver has")]
 
 
@@ -358,7 +358,7 @@ def spark_defaults() -> dict[str, str]:
     return {entry[0]: entry[1] for entry in entries if len(entry) == 2}
 
 
-def _package(name: str, least: Version, below: Version, fix: str) -> Finding:
+def _package(name: str, least: Version, below: Version, fix: str) -> Diagnosis:
     version = installed(name)
     if version is None:
         return fault(name, "is not installed", fix)

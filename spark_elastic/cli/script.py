@@ -29,8 +29,7 @@ class Script:
 
     def __call__(self) -> None:
         """Run the file as ``__main__``."""
-        enter_folder(self.folder)
-        sys.argv = [self.path, *self.arguments]
+        _start_as(self.path, self.arguments, self.folder)
         sys.path.insert(0, os.path.dirname(self.path))
         module = types.ModuleType("__main__")
         module.__file__ = self.path
@@ -49,8 +48,7 @@ class Module:
 
     def __call__(self) -> None:
         """Run the module as ``__main__``."""
-        enter_folder(self.folder)
-        sys.argv = [self.name, *self.arguments]
+        _start_as(self.name, self.arguments, self.folder)
         sys.path.insert(0, os.getcwd())
         with _as_main():
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
@@ -67,9 +65,13 @@ class Function:
 
     def __call__(self) -> None:
         """Call the function."""
-        enter_folder(self.folder)
-        sys.argv = [self.name, *self.arguments]
+        _start_as(self.name, self.arguments, self.folder)
         self.function()
+
+
+def _start_as(name: str, arguments: Sequence[str], folder: str) -> None:
+    enter_folder(folder)
+    sys.argv = [name, *arguments]
 
 
 @contextmanager

@@ -11,32 +11,23 @@ from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
     from spark_elastic.data.elastic_dataloader import ElasticDataLoader
-    from spark_elastic.data.loader import ElasticLoader
     from spark_elastic.data.manifest import Manifest, RowGroup, read_manifest
     from spark_elastic.data.parquet_loader import ParquetLoader
-    from spark_elastic.data.pinning import set_pin
-    from spark_elastic.data.tracker import RowGroupTracker
 
 __all__ = [
     "ElasticDataLoader",
-    "ElasticLoader",
     "Manifest",
     "ParquetLoader",
     "RowGroup",
-    "RowGroupTracker",
     "read_manifest",
-    "set_pin",
 ]
 
 _HOMES = {
     "ElasticDataLoader": "elastic_dataloader",
-    "ElasticLoader": "loader",
     "Manifest": "manifest",
     "ParquetLoader": "parquet_loader",
     "RowGroup": "manifest",
-    "RowGroupTracker": "tracker",
     "read_manifest": "manifest",
-    "set_pin": "pinning",
 }
 
 __getattr__ = lazily(__name__, _HOMES)

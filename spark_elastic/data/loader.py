@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.order import as_described, describe
-from spark_elastic.data.plan import Step, make_step
+from spark_elastic.data.plan import Step
 from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
 
@@ -264,9 +264,3 @@ class PositionedLoader(Generic[T]):
         self._iterator = None
         if iterator is not None:
             iterator.close()
-
-
-def next_step(tracker: RowGroupTracker) -> Step | None:
-    """Return the step at the tracker's position, or None at the end of the epoch."""
-    rows = tracker.plan.next_rows(tracker.left, tracker.size)
-    return make_step(tracker.plan, tracker.position, rows, tracker.size) if rows else None

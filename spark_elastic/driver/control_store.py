@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from spark_elastic.protocol.connection import FRAME_LIMIT
-from spark_elastic.protocol.messages import StoreReply, StoreRequest
+from spark_elastic.protocol.messages import WHOLE_JOB, StoreReply, StoreRequest
 from spark_elastic.protocol.packing import pack
 
-JOB = 0
 # Bytes that a name space may hold, waiting requests included. Rendezvous takes some hundred bytes a rank.
 SPACE_LIMIT = 256 * 2**20
 WAITER_BYTES = 1024
@@ -73,11 +72,11 @@ class ControlStore:
     """
 
     def __init__(self) -> None:
-        self._spaces: dict[int, _Space] = {JOB: _Space()}
+        self._spaces: dict[int, _Space] = {WHOLE_JOB: _Space()}
 
     def open_generation(self, generation: int) -> None:
         """Begin a generation's name space and end all earlier ones; who still waits in those is told."""
-        for old in [number for number in self._spaces if number not in (JOB, generation)]:
+        for old in [number for number in self._spaces if number not in (WHOLE_JOB, generation)]:
             self.close_generation(old)
         self._spaces[generation] = _Space()
 

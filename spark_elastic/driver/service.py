@@ -24,7 +24,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.clock import TICK_SECONDS
 from spark_elastic.driver.compatibility import why_refuse, why_warn
-from spark_elastic.driver.control_store import JOB, ControlStore
+from spark_elastic.driver.control_store import ControlStore
 from spark_elastic.driver.door import Door, listen
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE
@@ -293,7 +293,7 @@ class SparkDriverService:
         worker = link.worker
         match message:
             case m.StoreRequest(number, generation):
-                if generation == JOB or self._machine.is_member(worker):
+                if generation == m.WHOLE_JOB or self._machine.is_member(worker):
                     self._store.handle(message, link.connection.send)
                 else:
                     link.connection.send(m.StoreReply(number, gone=True))

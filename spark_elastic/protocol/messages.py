@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+# In place of a generation: the control store's name space that outlives all of them.
+WHOLE_JOB = 0
+
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -147,12 +150,6 @@ class Welcome(Message, frozen=True):
 
     host: int
     env: dict[str, str]
-
-
-class Refused(Message, frozen=True):
-    """The task is not needed (a duplicate, or the job is over) and ends without an error."""
-
-    reason: str
 
 
 class StartWorker(Message, frozen=True):
@@ -389,5 +386,5 @@ ToDriver = (
     | Chunk
     | Pong
 )
-ToTask = Welcome | Refused | StartWorker | KillWorker | RestartTask | ReleaseTask | Ping
+ToTask = Welcome | StartWorker | KillWorker | RestartTask | ReleaseTask | Ping
 ToWorker = FormWorld | AbortWorld | AbortDevice | InterruptWorld | FinishWorld | LeaveJob | StoreReply | Chunk

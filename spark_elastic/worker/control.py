@@ -27,8 +27,6 @@ from spark_elastic.worker.tracebacks import find_place, format_for_user
 logger = logging.getLogger("spark_elastic")
 
 HEARTBEAT_SECONDS = 1.0
-# The name space of the control store that outlives generations.
-WHOLE_JOB = 0
 # What the exit handlers of a worker may take.
 GOODBYE_SECONDS = 5.0
 

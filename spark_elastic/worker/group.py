@@ -21,7 +21,7 @@ from spark_elastic.protocol.messages import Activity
 from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND
 from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.gloo import Gloo
-from spark_elastic.worker.store import WorldStore
+from spark_elastic.worker.torch_store import WorldStore
 from spark_elastic.worker.watched_group import Watch, WatchedGroup
 
 logger = logging.getLogger("spark_elastic")

@@ -18,9 +18,10 @@ from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.data.pinning import set_pin
 from spark_elastic.errors import NotInWorldError, ScriptFailedError
 from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.messages import WHOLE_JOB
 from spark_elastic.protocol.ticket import Payload, Ticket
 from spark_elastic.worker import faults
-from spark_elastic.worker.control import WHOLE_JOB, ControlClient
+from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.fixed_world import call_in_fixed_world
 from spark_elastic.worker.job import Job, current_job, enter_job
 

@@ -23,8 +23,9 @@ import psutil
 from torch.distributed import TCPStore
 
 from spark_elastic.errors import HostsUpdatedInterrupt, ScriptFailedError, SparkElasticError, WorkerLostError
+from spark_elastic.protocol.messages import WHOLE_JOB
 from spark_elastic.task import processes
-from spark_elastic.worker.control import WHOLE_JOB, ControlClient
+from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.files_here import describe_scattered, files_since
 from spark_elastic.worker.job import Job, current_job

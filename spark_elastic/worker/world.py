@@ -16,7 +16,7 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.group import Group, build_on_thread
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.store import WorldStore
+from spark_elastic.worker.torch_store import WorldStore
 
 # int64s that every rank adds to the control collective of a commit: ours, then those of the loader.
 OWN_FIELDS = 4

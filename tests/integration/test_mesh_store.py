@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from spark_elastic.driver.control_store import ControlStore
 from spark_elastic.protocol.messages import StoreReply, StoreRequest
-from spark_elastic.worker.store import MeshStore, WorldStore
+from spark_elastic.worker.torch_store import MeshStore, WorldStore
 
 GENERATION = 7
 

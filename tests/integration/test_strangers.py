@@ -24,7 +24,7 @@ from test_mesh_store import GENERATION, Control
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker import sockets
 from spark_elastic.worker.group import Group, build_on_thread
-from spark_elastic.worker.store import MeshStore, WorldStore
+from spark_elastic.worker.torch_store import MeshStore, WorldStore
 
 SIZE = 3
 CALLERS = 2000

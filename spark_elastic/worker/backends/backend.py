@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch.distributed as dist
 
-from spark_elastic.worker.store import WorldStore
+from spark_elastic.worker.torch_store import WorldStore
 
 # Hangs are found by the driver. A library's own timeout must not end a long evaluation on one rank that says heartbeat().
 COLLECTIVE_TIMEOUT = timedelta(hours=24)

@@ -13,7 +13,7 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.backends.backend import COLLECTIVE_TIMEOUT, Backend
 from spark_elastic.worker.proof import prove
 from spark_elastic.worker.sockets import Door, GroupSockets, listening_addresses
-from spark_elastic.worker.store import SECRET_BYTES, MeshStore, WorldStore
+from spark_elastic.worker.torch_store import SECRET_BYTES, MeshStore, WorldStore
 
 
 class Gloo(Backend):

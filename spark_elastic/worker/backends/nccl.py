@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from spark_elastic.worker.backends.backend import COLLECTIVE_TIMEOUT, Backend
 from spark_elastic.worker.sockets import interface_of
-from spark_elastic.worker.store import WorldStore
+from spark_elastic.worker.torch_store import WorldStore
 
 
 class Nccl(Backend):

@@ -14,7 +14,7 @@ import torch
 
 from spark_elastic.checkpoint import writer as writer_module
 from spark_elastic.checkpoint.directory import CheckpointDirectory
-from spark_elastic.checkpoint.loading import load_checkpoint
+from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_elastic.cli import doctor, main
-from spark_elastic.cli.doctor import Finding, Level, check_descriptors, check_gpus, check_settings, compare
+from spark_elastic.cli.doctor import Diagnosis, Level, check_descriptors, check_gpus, check_settings, compare
 
 
 def executable(folder: Path, name: str, *lines: str) -> Path:
@@ -198,4 +198,4 @@ def test_executors_are_compared_with_the_driver() -> None:
         (Level.WARNING, "east"),
         (Level.FAULT, "west"),
     ]
-    assert compare([mine], mine) == [Finding(Level.FINE, "executors", "they have what the driver has")]
+    assert compare([mine], mine) == [Diagnosis(Level.FINE, "executors", "they have what the driver has")]

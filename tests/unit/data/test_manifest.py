@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from data_worlds import make_table, write_dataset
 
-from spark_elastic.data import Manifest, ParquetLoader, read_manifest, set_pin
+from spark_elastic.data import Manifest, ParquetLoader, read_manifest
+from spark_elastic.data.pinning import set_pin
 from spark_elastic.errors import DataError
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from spark_elastic.driver import control_store
-from spark_elastic.driver.control_store import JOB, ControlStore
-from spark_elastic.protocol.messages import StoreReply, StoreRequest
+from spark_elastic.driver.control_store import ControlStore
+from spark_elastic.protocol.messages import WHOLE_JOB, StoreReply, StoreRequest
 from spark_elastic.protocol.packing import pack
 
 
@@ -20,7 +20,7 @@ class Client:
         self._number = 0
 
     def ask(
-        self, operation: str, *keys: str, values: tuple[bytes, ...] = (), amount: int = 0, generation: int = JOB
+        self, operation: str, *keys: str, values: tuple[bytes, ...] = (), amount: int = 0, generation: int = WHOLE_JOB
     ) -> int:
         self._number += 1
         number = self._number
