@@ -13,44 +13,45 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from spark_elastic import data, testing
-    from spark_elastic.checkpoint.newest import load_checkpoint
-    from spark_elastic.driver.run import run
-    from spark_elastic.errors import (
-        CheckpointError,
-        DamagedError,
-        DataError,
-        HostsUpdatedInterrupt,
-        JobCancelledError,
-        NotEnoughHostsError,
-        NotFiniteLossError,
-        NotInWorldError,
-        RanksDifferError,
-        ResetLimitExceededError,
-        SparkElasticError,
-        StateLostError,
-        TrainingFailedError,
-        WorkerFailure,
-        WorkerLostError,
-    )
-    from spark_elastic.worker.collectives import allgather_object, allreduce, barrier, broadcast_object
-    from spark_elastic.worker.context import (
-        cross_rank,
-        cross_size,
-        device,
-        generation,
-        local_rank,
-        local_size,
-        process_group,
-        rank,
-        size,
-    )
-    from spark_elastic.worker.ddp import DistributedDataParallel
-    from spark_elastic.worker.elastic import elastic
-    from spark_elastic.worker.scaling import micro_batches, scale_learning_rate
-    from spark_elastic.worker.state.base import State
-    from spark_elastic.worker.state.objects import ObjectState
-    from spark_elastic.worker.state.torch_state import TorchState
+    from spark_elastic import data as data
+    from spark_elastic import testing as testing
+    from spark_elastic.checkpoint.newest import load_checkpoint as load_checkpoint
+    from spark_elastic.driver.run import run as run
+    from spark_elastic.errors import CheckpointError as CheckpointError
+    from spark_elastic.errors import DamagedError as DamagedError
+    from spark_elastic.errors import DataError as DataError
+    from spark_elastic.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+    from spark_elastic.errors import JobCancelledError as JobCancelledError
+    from spark_elastic.errors import NotEnoughHostsError as NotEnoughHostsError
+    from spark_elastic.errors import NotFiniteLossError as NotFiniteLossError
+    from spark_elastic.errors import NotInWorldError as NotInWorldError
+    from spark_elastic.errors import RanksDifferError as RanksDifferError
+    from spark_elastic.errors import ResetLimitExceededError as ResetLimitExceededError
+    from spark_elastic.errors import SparkElasticError as SparkElasticError
+    from spark_elastic.errors import StateLostError as StateLostError
+    from spark_elastic.errors import TrainingFailedError as TrainingFailedError
+    from spark_elastic.errors import WorkerFailure as WorkerFailure
+    from spark_elastic.errors import WorkerLostError as WorkerLostError
+    from spark_elastic.worker.collectives import allgather_object as allgather_object
+    from spark_elastic.worker.collectives import allreduce as allreduce
+    from spark_elastic.worker.collectives import barrier as barrier
+    from spark_elastic.worker.collectives import broadcast_object as broadcast_object
+    from spark_elastic.worker.context import cross_rank as cross_rank
+    from spark_elastic.worker.context import cross_size as cross_size
+    from spark_elastic.worker.context import device as device
+    from spark_elastic.worker.context import generation as generation
+    from spark_elastic.worker.context import local_rank as local_rank
+    from spark_elastic.worker.context import local_size as local_size
+    from spark_elastic.worker.context import process_group as process_group
+    from spark_elastic.worker.context import rank as rank
+    from spark_elastic.worker.context import size as size
+    from spark_elastic.worker.ddp import DistributedDataParallel as DistributedDataParallel
+    from spark_elastic.worker.elastic import elastic as elastic
+    from spark_elastic.worker.scaling import micro_batches as micro_batches
+    from spark_elastic.worker.scaling import scale_learning_rate as scale_learning_rate
+    from spark_elastic.worker.state.base import State as State
+    from spark_elastic.worker.state.objects import ObjectState as ObjectState
+    from spark_elastic.worker.state.torch_state import TorchState as TorchState
 
 _MODULES = {
     "spark_elastic.checkpoint.newest": ("load_checkpoint",),
@@ -94,47 +95,7 @@ _MODULES = {
 _SUBMODULES = ("data", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "CheckpointError",
-    "DamagedError",
-    "DataError",
-    "DistributedDataParallel",
-    "HostsUpdatedInterrupt",
-    "JobCancelledError",
-    "NotEnoughHostsError",
-    "NotFiniteLossError",
-    "NotInWorldError",
-    "ObjectState",
-    "RanksDifferError",
-    "ResetLimitExceededError",
-    "SparkElasticError",
-    "State",
-    "StateLostError",
-    "TorchState",
-    "TrainingFailedError",
-    "WorkerFailure",
-    "WorkerLostError",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast_object",
-    "cross_rank",
-    "cross_size",
-    "data",
-    "device",
-    "elastic",
-    "generation",
-    "load_checkpoint",
-    "local_rank",
-    "local_size",
-    "micro_batches",
-    "process_group",
-    "rank",
-    "run",
-    "scale_learning_rate",
-    "size",
-    "testing",
-]
+__all__ = sorted([*_HOME, *_SUBMODULES])
 
 
 def __getattr__(name: str) -> Any:

@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING
 from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
-    from spark_elastic.data.elastic_dataloader import ElasticDataLoader
-    from spark_elastic.data.manifest import Manifest, RowGroup, read_manifest
-    from spark_elastic.data.parquet_loader import ParquetLoader
-
-__all__ = [
-    "ElasticDataLoader",
-    "Manifest",
-    "ParquetLoader",
-    "RowGroup",
-    "read_manifest",
-]
+    from spark_elastic.data.elastic_dataloader import ElasticDataLoader as ElasticDataLoader
+    from spark_elastic.data.manifest import Manifest as Manifest
+    from spark_elastic.data.manifest import RowGroup as RowGroup
+    from spark_elastic.data.manifest import read_manifest as read_manifest
+    from spark_elastic.data.parquet_loader import ParquetLoader as ParquetLoader
 
 _HOMES = {
     "ElasticDataLoader": "elastic_dataloader",
@@ -29,5 +23,7 @@ _HOMES = {
     "RowGroup": "manifest",
     "read_manifest": "manifest",
 }
+
+__all__ = sorted(_HOMES)
 
 __getattr__ = lazily(__name__, _HOMES)

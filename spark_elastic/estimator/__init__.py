@@ -10,28 +10,19 @@ from typing import TYPE_CHECKING
 from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
-    from spark_elastic.estimator.callbacks import BestModel, Callback, EarlyStopping, EpochContext, MLflow, TensorBoard
-    from spark_elastic.estimator.classifier import TorchClassificationModel, TorchClassifier
-    from spark_elastic.estimator.estimator import TorchEstimator
-    from spark_elastic.estimator.model import TorchModel
-    from spark_elastic.estimator.regressor import TorchRegressionModel, TorchRegressor
-    from spark_elastic.estimator.store import Store
-
-__all__ = [
-    "BestModel",
-    "Callback",
-    "EarlyStopping",
-    "EpochContext",
-    "MLflow",
-    "Store",
-    "TensorBoard",
-    "TorchClassificationModel",
-    "TorchClassifier",
-    "TorchEstimator",
-    "TorchModel",
-    "TorchRegressionModel",
-    "TorchRegressor",
-]
+    from spark_elastic.estimator.callbacks import BestModel as BestModel
+    from spark_elastic.estimator.callbacks import Callback as Callback
+    from spark_elastic.estimator.callbacks import EarlyStopping as EarlyStopping
+    from spark_elastic.estimator.callbacks import EpochContext as EpochContext
+    from spark_elastic.estimator.callbacks import MLflow as MLflow
+    from spark_elastic.estimator.callbacks import TensorBoard as TensorBoard
+    from spark_elastic.estimator.classifier import TorchClassificationModel as TorchClassificationModel
+    from spark_elastic.estimator.classifier import TorchClassifier as TorchClassifier
+    from spark_elastic.estimator.estimator import TorchEstimator as TorchEstimator
+    from spark_elastic.estimator.model import TorchModel as TorchModel
+    from spark_elastic.estimator.regressor import TorchRegressionModel as TorchRegressionModel
+    from spark_elastic.estimator.regressor import TorchRegressor as TorchRegressor
+    from spark_elastic.estimator.store import Store as Store
 
 _HOMES = {
     "BestModel": "callbacks",
@@ -48,5 +39,7 @@ _HOMES = {
     "TorchRegressionModel": "regressor",
     "TorchRegressor": "regressor",
 }
+
+__all__ = sorted(_HOMES)
 
 __getattr__ = lazily(__name__, _HOMES)

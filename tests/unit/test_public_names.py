@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import subprocess
 import sys
@@ -10,47 +12,7 @@ import pytest
 
 import spark_elastic
 
-NAMES = [
-    "CheckpointError",
-    "DamagedError",
-    "DataError",
-    "DistributedDataParallel",
-    "HostsUpdatedInterrupt",
-    "JobCancelledError",
-    "NotEnoughHostsError",
-    "NotFiniteLossError",
-    "NotInWorldError",
-    "ObjectState",
-    "RanksDifferError",
-    "ResetLimitExceededError",
-    "SparkElasticError",
-    "State",
-    "StateLostError",
-    "TorchState",
-    "TrainingFailedError",
-    "WorkerFailure",
-    "WorkerLostError",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast_object",
-    "cross_rank",
-    "cross_size",
-    "data",
-    "device",
-    "elastic",
-    "generation",
-    "load_checkpoint",
-    "local_rank",
-    "local_size",
-    "micro_batches",
-    "process_group",
-    "rank",
-    "run",
-    "scale_learning_rate",
-    "size",
-    "testing",
-]
+NAMES = spark_elastic.__all__
 REQUIRED = inspect.Parameter.empty
 
 
@@ -64,8 +26,18 @@ def defaults(function: object) -> dict[str, object]:
     }
 
 
-def test_the_public_names_are_these() -> None:
-    assert sorted(spark_elastic.__all__) == NAMES
+@pytest.mark.parametrize("package", ["spark_elastic", "spark_elastic.data", "spark_elastic.estimator"])
+def test_type_checkers_see_the_names_that_are_exported(package: str) -> None:
+    module = importlib.import_module(package)
+    tree = ast.parse(inspect.getsource(module))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    assert sorted(map(str, seen)) == list(module.__all__)
+    for name, (home, original) in seen.items():
+        assert name == original, "or it is not exported"
+        found = getattr(module, name)
+        assert found is getattr(importlib.import_module(str(home)), name, None) or inspect.ismodule(found)
 
 
 @pytest.mark.parametrize("name", NAMES)
