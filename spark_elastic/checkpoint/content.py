@@ -19,11 +19,11 @@ from spark_elastic import _saved_names
 from spark_elastic.checkpoint import first_format
 from spark_elastic.checkpoint.directory import CheckpointDirectory, CheckpointManifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.skeleton import Kept
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
 from spark_elastic.checkpoint.tree import OpaqueObject, TreeDecoder, TreeEncoder
 from spark_elastic.errors import CheckpointError, DamagedError
-from spark_elastic.worker.state.snapshot import Snapshot
 
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode"]
 
@@ -40,7 +40,7 @@ class SavedState:
     objects: dict[str, Any]
 
 
-def encode(snapshot: Snapshot) -> dict[str, Iterable[Any]]:
+def encode(snapshot: Kept) -> dict[str, Iterable[Any]]:
     """Return the files of a snapshot, in pieces. Holds no second copy of the tensors; the snapshot must stay as it is."""
     encoder = TreeEncoder(snapshot.buffer.views, [spec.device for spec in snapshot.buffer.specs])
     objects = {name: encoder.encode(value, name) for name, value in snapshot.skeleton["objects"].items()}

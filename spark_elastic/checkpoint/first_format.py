@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from spark_elastic.checkpoint.skeleton import WRAPPER_MARK, StateDict, map_tree
 from spark_elastic.checkpoint.tensors import raw, shaped
 from spark_elastic.checkpoint.tree import OpaqueObject
-from spark_elastic.worker.state.snapshot import WRAPPER_MARK, StateDict, map_tree
 
 SKELETON, TENSORS = "skeleton.pt", "tensors.bin"
 

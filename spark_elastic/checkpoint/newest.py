@@ -11,8 +11,8 @@ from typing import Any
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.skeleton import WRAPPER_MARK, StateDict
 from spark_elastic.errors import CheckpointError, DamagedError
-from spark_elastic.worker.state.snapshot import WRAPPER_MARK, StateDict
 
 logger = logging.getLogger("spark_elastic")
 

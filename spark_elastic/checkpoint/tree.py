@@ -17,8 +17,8 @@ from typing import Any
 import numpy
 import torch
 
+from spark_elastic.checkpoint.skeleton import Leaf, StateDict
 from spark_elastic.checkpoint.tensors import dtype_of, raw
-from spark_elastic.worker.state.snapshot import Leaf, StateDict
 
 # Every reader of JSON gives back integers below this as they were.
 _EXACT = 2**53

@@ -15,9 +15,9 @@ from spark_elastic.checkpoint.content import SavedState, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
+from spark_elastic.checkpoint.skeleton import Kept, Lender
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
-from spark_elastic.worker.state.snapshot import Lender, Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ class CheckpointWriter:
             if self._pieces != seen:
                 seen, since = self._pieces, time.monotonic()
 
-    def _write(self, name: CheckpointName, snapshot: Snapshot, give_back: Callable[[], None]) -> None:
+    def _write(self, name: CheckpointName, snapshot: Kept, give_back: Callable[[], None]) -> None:
         started = time.monotonic()
         steps = snapshot.skeleton["steps"]
         try:

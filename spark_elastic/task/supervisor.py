@@ -63,7 +63,7 @@ class WorkerSupervisor:
         self._spared = psutil.Process().children()
         processes.adopt_orphans()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = "from spark_elastic.task.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
+        code = "from spark_elastic.worker.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],

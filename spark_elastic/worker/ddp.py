@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, share
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
-from spark_elastic.worker.state.snapshot import WRAPPER_MARK
 from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 

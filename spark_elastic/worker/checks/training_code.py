@@ -18,10 +18,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.loader import TakesWorld, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.job import current_job
-from spark_elastic.worker.state.snapshot import PLAIN
 
 # So many steps without a commit are worth a word: a loss now takes all of them back.
 STEPS_WITHOUT_COMMIT = 1000

@@ -15,8 +15,8 @@ from spark_elastic.worker.state.repair import plan_repair
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
+    from spark_elastic.checkpoint.skeleton import Lender
     from spark_elastic.worker.checks.training_code import TrainingChecks
-    from spark_elastic.worker.state.snapshot import Lender
 
 ResetCallback = Callable[[int, int], None]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.frozen import COMPILED, freeze_as_noted
-from spark_elastic.worker.state.snapshot import PLAIN, KeptPart, StateDict, cloned, has_state_dict, map_tree
+from spark_elastic.worker.state.snapshot import KeptPart, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from spark_elastic.checkpoint.skeleton import Lender, map_tree
 from spark_elastic.errors import CheckpointError, StateLostError
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
@@ -16,7 +17,7 @@ from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice
 from spark_elastic.worker.state.loading import load_tree
 from spark_elastic.worker.state.repair import plan_repair, repair
-from spark_elastic.worker.state.snapshot import Lender, Snapshot, SnapshotPair, find_objects, map_tree
+from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, find_objects
 from spark_elastic.worker.state.structure import follow, structure_of, tell
 from spark_elastic.worker.world import World
 

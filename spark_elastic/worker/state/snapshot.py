@@ -13,35 +13,14 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
 from spark_elastic.worker.state.frozen import note_frozen
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
-
-# Immutable, and readable without running code.
-PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
-
-# In a state dict's ``_metadata``: that this module is our wrapper, whose ``module.`` a plain module's weights lack.
-WRAPPER_MARK = "wrapper"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """What has to be known of a tensor to keep room for it."""
-
-    dtype: torch.dtype
-    device: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StateDict:
-    """Marks what came out of an object's ``state_dict`` and goes back through its ``load_state_dict``."""
-
-    content: Any
 
 
 class KeptPart(ABC):
@@ -50,31 +29,6 @@ class KeptPart(ABC):
     @abstractmethod
     def load_into(self, target: Any) -> None:
         """Set the object back to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """Stands in a skeleton for the tensor of this number."""
-
-    index: int
-
-
-def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to all else in it.
-
-    Dicts whose keys are no plain values count as leaves.
-    """
-    kind: Any = type(tree)
-    if kind is StateDict:
-        return StateDict(map_tree(function, tree.content))
-    if kind in (dict, OrderedDict) and all(map(_is_plain, tree)):
-        copied = kind((key, map_tree(function, entry)) for key, entry in tree.items())
-        if hasattr(tree, "_metadata"):  # versions of a module's parts
-            copied._metadata = map_tree(copy.deepcopy, tree._metadata)
-        return copied
-    if kind in (list, tuple):
-        return kind(map_tree(function, entry) for entry in tree)
-    return function(tree)
 
 
 def has_state_dict(value: Any) -> bool:
@@ -88,7 +42,7 @@ def find_objects(tree: dict[str, Any]) -> dict[str, Any]:
 
     def look(value: Any, name: str) -> None:
         kind: Any = type(value)
-        if kind in (dict, OrderedDict) and all(map(_is_plain, value)):
+        if kind in (dict, OrderedDict) and all(map(is_plain, value)):
             for key, entry in value.items():
                 look(entry, f"{name}[{key!r}]")
         elif kind in (list, tuple):
@@ -166,10 +120,6 @@ def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
 def cloned(tree: Any) -> Any:
     """Copy a tree with tensors of its own."""
     return map_tree(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, tree)
-
-
-def _is_plain(key: Any) -> bool:
-    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
@@ -299,22 +249,6 @@ class Snapshot:
     def content(self) -> Any:
         """Return a copy of the shared part as it was taken."""
         return cloned(self.view())
-
-
-class Lender(Protocol):
-    """Lends the last commit to a reader on another thread."""
-
-    @property
-    def current(self) -> Snapshot:
-        """The last commit as far as it is kept; its skeleton tells the step."""
-        ...
-
-    def lend(self) -> Snapshot:
-        """Give the last commit away for reading; it stays as it is until ``take_back``, which any thread may call."""
-        ...
-
-    def take_back(self) -> None:
-        """Forget the reader."""
 
 
 class SnapshotPair:

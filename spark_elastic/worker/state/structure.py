@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 import torch
 
+from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.state.snapshot import PLAIN
 
 Objects = dict[str, Any]
 

@@ -14,7 +14,7 @@ import torch
 from spark_elastic import load_checkpoint
 from spark_elastic.checkpoint.content import OpaqueObject, SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
-from spark_elastic.worker.state.snapshot import StateDict
+from spark_elastic.checkpoint.skeleton import StateDict
 from tests.unit.worker.state.test_snapshot import same
 
 KEPT = Path(__file__).parents[2] / "kept"

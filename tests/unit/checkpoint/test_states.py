@@ -18,12 +18,12 @@ from spark_elastic import DistributedDataParallel, load_checkpoint
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.run import _claim_checkpoint
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
-from spark_elastic.worker.state.snapshot import StateDict
 from spark_elastic.worker.state.torch_state import TorchState
 from tests.unit.worker.state.test_snapshot import same, taken, trees
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from spark_elastic.checkpoint.skeleton import Lender
 from spark_elastic.worker.state.keepers.keeper import Keeper
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import Lender, Snapshot, SnapshotPair, as_state_dict
+from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, as_state_dict
 from spark_elastic.worker.state.structure import outline, remember
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from spark_elastic.checkpoint.skeleton import Lender
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.frozen import freeze, frozen_names
 from spark_elastic.worker.state.keepers.copies import OnDevice
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import KeptPart, Lender, Snapshot, SnapshotPair, find_objects
+from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, find_objects
 
 
 class InPlace(OnDevice):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from spark_elastic.checkpoint.skeleton import Lender
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import Lender, Snapshot, SnapshotPair
+from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
 
 
 class Keeper(ABC):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.worker.state.snapshot import StateDict
 from spark_elastic.worker.state.torch_state import TorchState
 
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, StateDict, TensorBuffer
+from spark_elastic.checkpoint.skeleton import StateDict
+from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, TensorBuffer
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.uint8, torch.complex64]
 

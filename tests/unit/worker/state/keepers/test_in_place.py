@@ -8,11 +8,11 @@ import pytest
 import torch
 from worker_stage import Stage, on_stage
 
+from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.objects import ObjectState
-from spark_elastic.worker.state.snapshot import StateDict
 from spark_elastic.worker.state.torch_state import TorchState
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.checkpoint.skeleton import StateDict, map_tree
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.state.keepers import KEEPERS
 from spark_elastic.worker.state.keepers.copies import OnDevice
-from spark_elastic.worker.state.snapshot import KeptPart, StateDict, map_tree
+from spark_elastic.worker.state.snapshot import KeptPart
 from spark_elastic.worker.state.torch_state import TorchState
 
 

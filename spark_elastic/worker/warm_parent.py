@@ -3,7 +3,7 @@
 A fork of it is ready to train in milliseconds, where a fresh interpreter takes seconds. It runs no thread and touches no
 CUDA, so forking is safe. It adopts whatever a worker leaves behind, and ends, with everything below it, when the task that
 started it ends: by the end of its socket, or by a signal from the kernel should that be held open elsewhere. What the two
-tell each other is in ``packets.py``.
+tell each other is in ``task/packets.py``.
 """
 
 from __future__ import annotations
