@@ -2,6 +2,6 @@
 
 What is real: the driver's machine and service, the task's service, the workers' control client, elastic loop, states, worlds,
 repair, the control store, and the row tracker with its order and plan. What is simulated: clock, threads, processes, network,
-Gloo, Spark and its launcher, the supervisor with its warm parent, and the disk of durable checkpoints. ``seams.py`` lists every
-place where the one is put in for the other.
+Gloo, Spark and its launcher, the supervisor with its warm parent, and the disk of durable checkpoints. ``seams.py`` passes the
+latter to the former.
 """

@@ -104,8 +104,6 @@ class Simulation:
 
     def run(self) -> Simulation:
         """Play the schedule to its end, or to the first violation."""
-        global _playing
-        _playing = self
         self._set_up()
         self.clock.run(self._is_decided, self._deadline(), EVENT_LIMIT)
         while not self._is_decided() and self.clock.now < self._deadline() and self.clock.events < EVENT_LIMIT:
@@ -133,6 +131,7 @@ class Simulation:
             event_log=log,
             on_yield=self._yield_slots,
             on_registered=lambda slot: self.spark.slot_registered(slot),
+            runtime=seams.of_driver(self),
         )
         machine: Any = service._machine
         self.invariants = machine.watch = Invariants(self, machine)
@@ -243,16 +242,3 @@ class Simulation:
             self.note("VIOLATION", "", violation)
             if error is not None and self.history is not None:
                 self.history += "".join(traceback.format_exception(error)).splitlines()
-
-
-_playing: Simulation
-
-
-def playing() -> Simulation:
-    """The simulation that this Python process plays at the moment."""
-    return _playing
-
-
-def installed() -> Any:
-    """Have this Python process simulate, as a context manager."""
-    return seams.installed(playing)

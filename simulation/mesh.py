@@ -238,21 +238,30 @@ class Group:
 
         return SimpleNamespace(wait=wait)
 
-    def send(self, value: Any, to: int) -> Work:
+    def broadcast(self, tensor: Any, source: int) -> None:
+        self.process.reached("TRANSFER")
+        value = self.collective(tensor.clone() if self.rank == source else None, source).wait()[source]
+        if self.rank != source:
+            tensor.copy_(value)
+
+    def send(self, tensor: Any, receiver: int) -> Work:
+        self.process.reached("TRANSFER")
+        value = tensor.clone()
         work = Work(self)
         self._pending.append(work)
         mesh = self._mesh
         assert mesh is not None
         if not self.error:
             work.complete(None)
-            key = (self.rank, to)
+            key = (self.rank, receiver)
             if mesh.takers[key]:
-                mesh._deliver(mesh.takers[key].popleft(), mesh.groups[to], {self.rank: value})
+                mesh._deliver(mesh.takers[key].popleft(), mesh.groups[receiver], {self.rank: value})
             else:
                 mesh.mail[key].append(value)
         return work
 
-    def receive(self, source: int) -> Any:
+    def receive(self, tensor: Any, source: int) -> None:
+        self.process.reached("TRANSFER")
         work = Work(self)
         self._pending.append(work)
         mesh = self._mesh
@@ -264,7 +273,7 @@ class Group:
             mesh.takers[key].append(work)
             if source in self.lost:
                 self._fail("connection closed by peer")
-        return work.wait()[source]
+        tensor.copy_(work.wait()[source])
 
     # ------------------------------------------------------------------ for the simulation
 
@@ -295,32 +304,3 @@ class Group:
     def _fail(self, error: str) -> None:
         self.error = self.error or error
         self.condition.notify_all()
-
-
-def _group() -> Group:
-    group: Group = current().process.group
-    return group
-
-
-def _broadcast(tensor: Any, src: int) -> None:
-    group = _group()
-    group.process.reached("TRANSFER")
-    value = group.collective(tensor.clone() if group.rank == src else None, src).wait()[src]
-    if group.rank != src:
-        tensor.copy_(value)
-
-
-def _isend(tensor: Any, dst: int) -> Work:
-    group = _group()
-    group.process.reached("TRANSFER")
-    return group.send(tensor.clone(), dst)
-
-
-def _recv(tensor: Any, src: int) -> None:
-    group = _group()
-    group.process.reached("TRANSFER")
-    tensor.copy_(group.receive(src))
-
-
-# Stands for ``torch.distributed`` in ``repair``.
-DIST = SimpleNamespace(broadcast=_broadcast, isend=_isend, recv=_recv)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulation.job import Simulation, installed
+from simulation.job import Simulation
 from simulation.schedule import make_schedule
+from simulation.seams import undisturbed
 from simulation.training import deliveries
 
 LIMIT = 3000
@@ -393,7 +394,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
 def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str]:
     """Play until something is noticed; return how many schedules it took (0: nothing was), and what it was."""
     deliveries.cache_clear()
-    with applied(mutant), installed():
+    with applied(mutant), undisturbed():
         for seed in range(limit):
             violation = Simulation(make_schedule(seed)).run().violation
             if violation:

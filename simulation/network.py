@@ -149,7 +149,7 @@ class Link:
             self.lose()
 
 
-async def connect(simulation: Simulation, process: Any, expected: Any) -> End:
+async def connect(simulation: Simulation, process: Any, addresses: Any, credentials: Any, expected: Any) -> Any:
     """Connect to the driver. Raises ``OSError``s as ``connection.connect`` does."""
     await asyncio.sleep(simulation.random.uniform(0.001, 0.02))
     if simulation.is_cut(process.machine):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
-from simulation import threads
+from simulation import seams, threads
 from simulation.clock import ProcessLoop
 from spark_elastic.protocol import messages as m
 from spark_elastic.task import service as task_service
@@ -122,7 +123,7 @@ class WorkerProcess(Process):
     def _main(self) -> None:
         self.pause(0.02, 0.3)
         try:
-            code = worker_module.run_worker(TICKET, self.number, self._token)
+            code = worker_module.run_worker(TICKET, self.number, self._token, seams.of_worker(self))
         except InjectedError:
             code = 1
         self.exit(code)
@@ -187,7 +188,9 @@ class TaskProcess(Process):
 
     def _begin(self) -> None:
         place = task_service.TaskPlace(self.slot, self._attempt)
-        self.loop.create_task(task_service._serve(TICKET, place)).add_done_callback(self._ended)
+        self.loop.create_task(
+            task_service.serve(TICKET, place, seams.of_task(self, partial(Supervisor, self)))
+        ).add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not self.is_alive or task.cancelled():
@@ -212,8 +215,8 @@ class TaskProcess(Process):
 class Supervisor:
     """Stands for ``WorkerSupervisor`` and the warm parent below it, which has a life of its own."""
 
-    def __init__(self, ticket: Any, connection: Any, environment: Any) -> None:
-        self.task: TaskProcess = asyncio.get_running_loop().process  # type: ignore[attr-defined]
+    def __init__(self, task: TaskProcess, ticket: Any, connection: Any, environment: Any) -> None:
+        self.task = task
         self.task.supervisor = self
         self.current: WorkerProcess | None = None
         self.pending: list[tuple[int, str]] = []

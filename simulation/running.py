@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from simulation.job import Simulation, installed
+from simulation.job import Simulation
 from simulation.schedule import Schedule, make_schedule
+from simulation.seams import undisturbed
 from simulation.tally import Tally
 
 CHUNK = 100
@@ -18,7 +19,7 @@ CHUNK = 100
 def play(schedule: Schedule, *, keep_history: bool = False) -> Simulation:
     """Play one schedule. An exception of the simulation itself is a violation, too."""
     simulation = Simulation(schedule, keep_history=keep_history)
-    with installed():
+    with undisturbed():
         return simulation.run()
 
 
@@ -28,7 +29,7 @@ def play_chunk(seeds: range) -> Tally:
     # A simulation is one large cycle of references; collecting young ones again and again would find none of it.
     gc.disable()
     gc.freeze()  # what the imports have made is not looked through at the end, either
-    with installed():
+    with undisturbed():
         for seed in seeds:
             tally.count(Simulation(make_schedule(seed)).run())
     gc.collect()

@@ -1,47 +1,89 @@
-"""Puts what is simulated in the place of what is real, for as long as a simulation runs. These are all such places."""
+"""What simulated processes run on: the product's own interfaces to the world outside, with what is simulated behind them.
+
+Nothing of the product is replaced: driver, tasks and workers are given at their entrance what stands for clock, threads,
+network, processes, launcher and disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import types
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from simulation import checkpoints, mesh, network, processes, threads
+from simulation import checkpoints, mesh, network, threads
 from simulation.invariants import WatchedMachine
-from spark_elastic.data import tracker
-from spark_elastic.data.order import EpochOrder
-from spark_elastic.driver import service
+from spark_elastic.driver.runtime import DriverRuntime
 from spark_elastic.protocol.fault_points import Point
-from spark_elastic.task import service as task_service
-from spark_elastic.worker import control, faults, group, reporting, world
+from spark_elastic.task.service import TaskRuntime
+from spark_elastic.worker import faults
 from spark_elastic.worker import job as job_module
-from spark_elastic.worker import main as worker_main
-from spark_elastic.worker.checks import fingerprint
-from spark_elastic.worker.state import repair
+from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.runtime import Runtime
+
+if TYPE_CHECKING:
+    from simulation.job import Simulation
+    from simulation.processes import TaskProcess, WorkerProcess
 
 
-def _asyncio(**replaced: Any) -> Any:
-    """The module asyncio with a few names replaced."""
-    module = types.ModuleType("asyncio")
-    module.__dict__.update({**vars(asyncio), **replaced})
-    return module
+def of_driver(simulation: Simulation) -> DriverRuntime:
+    """What the driver's service runs on."""
+    return DriverRuntime(
+        clock=lambda: simulation.clock.now,
+        new_event_loop=lambda: simulation.driver.loop,  # type: ignore[arg-type,return-value]
+        connection=_connection,
+        machine=WatchedMachine,
+    )
 
 
-def _process() -> Any:
-    return asyncio.get_running_loop().process  # type: ignore[attr-defined]
+def of_task(process: TaskProcess, supervisor: Any) -> TaskRuntime:
+    """What the service of a Spark task runs on."""
+    return TaskRuntime(
+        connect=partial(network.connect, process.simulation, process),
+        facts=lambda *_: process.facts,
+        environment=lambda *_: {},
+        supervisor=supervisor,
+        orphaned=_never,
+    )
 
 
-async def _connect(addresses: Any, credentials: Any, expected: Any) -> Any:
-    process = _process()
-    return await network.connect(process.simulation, process, expected)
+def of_worker(process: WorkerProcess) -> Runtime:
+    """What a worker runs on."""
+    simulation: Any = process.simulation
+    return Runtime(
+        clock=lambda: simulation.clock.now,
+        threads=threads.THREADING,
+        future=threads.Future,  # type: ignore[arg-type]
+        new_event_loop=lambda: process.loop,  # type: ignore[arg-type,return-value]
+        call_in_loop=threads.run_coroutine_threadsafe,  # type: ignore[arg-type]
+        pid=lambda: 1,
+        exit=process.exit,
+        connect=partial(network.connect, simulation, process),
+        prepare=lambda: None,
+        control=Control,
+        group=mesh.Group,  # type: ignore[arg-type]
+        checkpoints=checkpoints.Writer,  # type: ignore[arg-type]
+        set_pin=lambda pin: None,
+        injector=lambda plan, claim: _reached,
+    )
+
+
+class Control(ControlClient):
+    """The control client, which tells the simulation what its process is about."""
+
+    def failed(self, error: BaseException, fatal: bool = False) -> None:
+        """A killed process unwinds here, too, but has nothing to say."""
+        if threads.current().process.is_alive:
+            super().failed(error, fatal)
+
+    def ready(self, reason: str) -> Any:
+        process = threads.current().process
+        process.stands_ready = True
+        order = super().ready(reason)
+        process.stands_ready = False
+        return order
 
 
 def _connection(reader: Any, writer: Any, expected: Any) -> Any:
@@ -50,84 +92,23 @@ def _connection(reader: Any, writer: Any, expected: Any) -> Any:
     return writer
 
 
-def _reached(point: Point, **where: Any) -> None:
+def _reached(point: Point, *_: Any) -> None:
     threads.current().process.reached(point.name)
-
-
-def _exit(code: int) -> None:
-    threads.current().process.exit(code)
 
 
 async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def _failed(real: Any, client: Any, error: BaseException, fatal: bool = False) -> None:
-    """A killed process unwinds here, too, but has nothing to say."""
-    if threads.current().process.is_alive:
-        real(client, error, fatal)
-
-
-def _ready(real: Any, client: Any, reason: str) -> Any:
-    process = threads.current().process
-    process.stands_ready = True
-    order = real(client, reason)
-    process.stands_ready = False
-    return order
-
-
 @contextmanager
-def installed(clock: Any) -> Iterator[None]:
-    """Have this Python process simulate. ``clock`` returns the simulation whose time is told."""
-    of_worker = _asyncio(
-        new_event_loop=lambda: threads.current().process.loop,
-        run_coroutine_threadsafe=threads.run_coroutine_threadsafe,
-    )
-    of_driver = _asyncio(new_event_loop=lambda: clock().driver.loop)
-    real_order, real_failed, real_ready = EpochOrder, control.ControlClient.failed, control.ControlClient.ready
-
-    @functools.lru_cache(maxsize=1000)
-    def orders(rows: bytes, epoch: int, spec: Any) -> Any:
-        return real_order(np.frombuffer(rows, np.int64), epoch, spec)
-
-    replacements: list[tuple[Any, str, Any]] = [
-        (control, "asyncio", of_worker),
-        (control, "threading", threads.THREADING),
-        (control, "concurrent", SimpleNamespace(futures=SimpleNamespace(Future=threads.Future))),
-        (control, "os", SimpleNamespace(getpid=lambda: 1, _exit=_exit)),
-        (control, "connect", _connect),
-        (control, "keep_from_children", lambda descriptor: None),
-        (control.ControlClient, "failed", lambda client, *args, **named: _failed(real_failed, client, *args, **named)),
-        (control.ControlClient, "ready", lambda client, reason: _ready(real_ready, client, reason)),
-        (group, "threading", threads.THREADING),
-        (world, "Group", mesh.Group),
-        (repair, "dist", mesh.DIST),
-        (worker_main, "_reseed", lambda: None),
-        (worker_main, "set_pin", lambda pin: None),
-        (worker_main, "CheckpointWriter", checkpoints.Writer),
-        (logging, "basicConfig", lambda **_: None),
-        (faults, "reached", _reached),
-        (tracker, "EpochOrder", lambda rows, epoch, spec: orders(rows.tobytes(), epoch, spec)),
-        (service, "asyncio", of_driver),
-        (fingerprint, "time", SimpleNamespace(monotonic=lambda: clock().clock.now)),
-        (reporting, "time", SimpleNamespace(monotonic=lambda: clock().clock.now)),
-        (service, "time", SimpleNamespace(monotonic=lambda: clock().clock.now)),
-        (service, "DriverMachine", WatchedMachine),
-        (service, "Connection", _connection),
-        (task_service, "connect", _connect),
-        (task_service, "gather_facts", lambda *_: _process().facts),
-        (task_service, "worker_environment", lambda *_: {}),
-        (task_service, "WorkerSupervisor", processes.Supervisor),
-        (task_service, "_ancestors_gone", _never),
-    ]
+def undisturbed() -> Iterator[None]:
+    """Keep the product's log silent, and leave what it holds for this Python process as it was."""
     logger = logging.getLogger("spark_elastic")
-    before, job = logger.level, job_module._job
-    with ExitStack() as stack:
-        for place, name, replacement in replacements:
-            stack.enter_context(mock.patch.object(place, name, replacement))
-        logger.setLevel(logging.CRITICAL + 1)
-        try:
-            yield
-        finally:
-            logger.setLevel(before)
-            job_module._job = job
+    level, job = logger.level, job_module._job
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        job_module._job = job
+        faults.arm()

@@ -43,9 +43,9 @@ class Dataset:
     def total(self) -> int:
         return sum(self.rows)
 
-    def tracker(self) -> RowGroupTracker:
+    def tracker(self) -> Tracker:
         spec = OrderSpec(seed=1, shuffle=self.lanes > 1, lanes=self.lanes, window=8, mix=self.lanes > 1)
-        return RowGroupTracker(np.array(self.rows, np.int64), spec, BatchPlan(self.per_worker, self.overall))
+        return Tracker(self, np.array(self.rows, np.int64), spec, BatchPlan(self.per_worker, self.overall))
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -67,6 +67,18 @@ def deliveries(data: Dataset, epoch: int, position: int, size: int, rank: int) -
 def _order(data: Dataset, epoch: int) -> EpochOrder:
     tracker = data.tracker()
     return EpochOrder(tracker.rows, epoch, tracker.spec)
+
+
+class Tracker(RowGroupTracker):
+    """The tracker, which takes the order of an epoch from a cache: all workers and many simulations have the same ones."""
+
+    def __init__(self, data: Dataset, rows: np.ndarray, spec: OrderSpec, plan: BatchPlan) -> None:
+        super().__init__(rows, spec, plan)
+        self._data = data
+
+    @property
+    def order(self) -> EpochOrder:
+        return _order(self._data, self.epoch)
 
 
 class Loader(PositionedLoader[Tickets]):

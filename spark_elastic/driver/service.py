@@ -12,7 +12,6 @@ import hmac
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -29,9 +28,9 @@ from spark_elastic.driver.door import Door, listen
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import CONNECTION_BROKE
 from spark_elastic.driver.links import Standby, TaskLink, WorkerLink
-from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.runtime import REAL_RUNTIME, DriverRuntime
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.translation import event_of_task, event_of_worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
@@ -66,7 +65,9 @@ class SparkDriverService:
         faults: Sequence[Fault] = (),
         on_yield: Callable[[], None] = lambda: None,
         on_registered: Callable[[int], None] = lambda slot: None,
+        runtime: DriverRuntime = REAL_RUNTIME,
     ) -> None:
+        self._runtime = runtime
         self.settings = settings
         self.outcome: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
         self.port = 0
@@ -80,7 +81,7 @@ class SparkDriverService:
         self._strikes = {fault.number: fault.times for fault in faults}
         self._on_yield = on_yield
         self._on_registered = on_registered
-        self._machine = DriverMachine(settings, time.monotonic())
+        self._machine = runtime.machine(settings, runtime.clock())
         self._store = ControlStore()
         self._tasks: dict[int, TaskLink] = {}
         self._slots: dict[int, int] = {}
@@ -92,13 +93,13 @@ class SparkDriverService:
         self._ranks: dict[int, int] = {}
         self._next_host = 0
         self._pings = 0
-        self._next_ping = time.monotonic()
+        self._next_ping = runtime.clock()
         self._backend: str | None = settings.backend
         self._has_device_group = False
         self._timer: asyncio.TimerHandle | None = None
         self._deciding: asyncio.Handle | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
+        self._loop = runtime.new_event_loop()
         self._door: Door | None = None
         self._closing: concurrent.futures.Future[None] | None = None
         self._thread = threading.Thread(target=self._run_loop, name="spark_elastic-driver", daemon=True)
@@ -193,7 +194,7 @@ class SparkDriverService:
         current = asyncio.current_task()
         assert current is not None
         self._connections.add(current)
-        connection = Connection(reader, writer, m.ToDriver)
+        connection = self._runtime.connection(reader, writer, m.ToDriver)
         try:
             hello = await asyncio.wait_for(connection.receive(), HELLO_SECONDS)
             if isinstance(hello, m.TaskHello):
@@ -361,7 +362,7 @@ class SparkDriverService:
 
     def _handle(self, event: ev.Event) -> None:
         """Take note of an event at once; decide when all that the loop has at hand is noted, as events come in crowds."""
-        self._attempt(type(event).__name__, lambda: self._machine.note(event, time.monotonic()))
+        self._attempt(type(event).__name__, lambda: self._machine.note(event, self._runtime.clock()))
         if self._deciding is None:
             self._deciding = self._loop.call_soon(self._decide)
 
@@ -387,14 +388,14 @@ class SparkDriverService:
     def _schedule_tick(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        now = time.monotonic()
+        now = self._runtime.clock()
         due = self._machine.deadline()
         regular = self._next_ping
         self._timer = self._loop.call_later(max(0.0, min(regular, due or regular) - now), self._tick)
 
     def _tick(self) -> None:
-        if time.monotonic() >= self._next_ping:
-            self._next_ping = time.monotonic() + TICK_SECONDS
+        if self._runtime.clock() >= self._next_ping:
+            self._next_ping = self._runtime.clock() + TICK_SECONDS
             self._pings += 1
             ping = encode(m.Ping(self._pings))
             for task in self._tasks.values():

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,41 @@ class TaskPlace:
     cpus: int = 1
 
 
+async def _ancestors_gone() -> None:
+    """Wait until pyspark's daemon or the executor's JVM has ended: this process may be left, but it is no host any more."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    watched = []
+    for ancestor in psutil.Process().parents()[:2]:
+        try:
+            descriptor = os.pidfd_open(ancestor.pid)
+        except OSError:
+            continue
+        watched.append(descriptor)
+        loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        for descriptor in watched:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRuntime:
+    """What the service of a task takes from its process and the network. The defaults are the real ones."""
+
+    connect: Callable[..., Awaitable[Connection]] = connect
+    facts: Callable[..., m.HostFacts] = gather_facts
+    environment: Callable[..., dict[str, str]] = worker_environment
+    supervisor: Callable[..., WorkerSupervisor] = WorkerSupervisor
+    # Returns when this process is left behind by those that it belongs to.
+    orphaned: Callable[[], Coroutine[Any, Any, None]] = _ancestors_gone
+
+
+REAL_RUNTIME = TaskRuntime()
+
+
 def run_task(ticket: Ticket, place: TaskPlace) -> None:
     """Serve as a host until the driver says that the job is over; blocks the calling (main) thread.
 
@@ -45,7 +81,7 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
     # Not asyncio.run: it would leave no event loop to get for what Spark runs next in this Python process.
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_serve(ticket, place))
+        loop.run_until_complete(serve(ticket, place))
     finally:
         loop.run_until_complete(_end_what_is_left())
         loop.close()
@@ -60,9 +96,10 @@ async def _end_what_is_left() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def _serve(ticket: Ticket, place: TaskPlace) -> None:
+async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
+    """Be a host until the driver releases it, or is gone. Raises ``TaskRestartError``."""
     try:
-        driver = await connect(list(ticket.addresses), ticket.credentials, m.ToTask)
+        driver = await runtime.connect(list(ticket.addresses), ticket.credentials, m.ToTask)
     except ConnectionRefusedError:
         logger.info("the driver of run %s listens no more: the job is over", ticket.run_id)
         return
@@ -72,7 +109,7 @@ async def _serve(ticket: Ticket, place: TaskPlace) -> None:
             "executors? Firewalls may want a fixed driver_port"
         ) from error
     try:
-        facts = gather_facts(driver.local_address, place.gpus, place.cpus, place.attempt)
+        facts = runtime.facts(driver.local_address, place.gpus, place.cpus, place.attempt)
         driver.send(m.TaskHello(place.slot, facts))
         try:
             welcome = await driver.receive()
@@ -80,22 +117,23 @@ async def _serve(ticket: Ticket, place: TaskPlace) -> None:
             return
         if not isinstance(welcome, m.Welcome):
             return
-        environment = worker_environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
-        await _Host(ticket, driver, environment).serve()
+        environment = runtime.environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
+        await _Host(ticket, driver, environment, runtime).serve()
     finally:
         await driver.close()
 
 
 class _Host:
-    def __init__(self, ticket: Ticket, driver: Connection, environment: dict[str, str]) -> None:
+    def __init__(self, ticket: Ticket, driver: Connection, environment: dict[str, str], runtime: TaskRuntime) -> None:
+        self._runtime = runtime
         self._ticket = ticket
         self._driver = driver
         self._environment = environment
 
     async def serve(self) -> None:
-        async with WorkerSupervisor(self._ticket, self._driver, self._environment) as supervisor:
+        async with self._runtime.supervisor(self._ticket, self._driver, self._environment) as supervisor:
             obeying = asyncio.ensure_future(self._obey(supervisor))
-            orphaned = asyncio.ensure_future(_ancestors_gone())
+            orphaned = asyncio.ensure_future(self._runtime.orphaned())
             try:
                 await asyncio.wait({obeying, supervisor.broken, orphaned}, return_when=asyncio.FIRST_COMPLETED)
                 if supervisor.broken.done():
@@ -126,26 +164,6 @@ class _Host:
                 case m.ReleaseTask():
                     await _within(supervisor.idle.wait(), GRACE_SECONDS)
                     return
-
-
-async def _ancestors_gone() -> None:
-    """Wait until pyspark's daemon or the executor's JVM has ended: this process may be left, but it is no host any more."""
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    watched = []
-    for ancestor in psutil.Process().parents()[:2]:
-        try:
-            descriptor = os.pidfd_open(ancestor.pid)
-        except OSError:
-            continue
-        watched.append(descriptor)
-        loop.add_reader(descriptor, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        for descriptor in watched:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
 
 
 async def _within(waiting: Any, seconds: float) -> None:

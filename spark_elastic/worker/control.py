@@ -10,8 +10,6 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
-import os
-import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -19,9 +17,9 @@ from typing import Protocol
 
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
-from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect, encode
+from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.ticket import Ticket
-from spark_elastic.worker.sockets import keep_from_children
+from spark_elastic.worker.system import REAL_SYSTEM, System
 from spark_elastic.worker.tracebacks import find_place, format_for_user
 
 logger = logging.getLogger("spark_elastic")
@@ -69,11 +67,12 @@ class NoWorld(ControlledWorld):
 class ControlClient:
     """Speaks with the driver. Public methods are for user threads; they may block, and say on what."""
 
-    def __init__(self, ticket: Ticket, worker: int, token: str) -> None:
+    def __init__(self, ticket: Ticket, worker: int, token: str, system: System = REAL_SYSTEM) -> None:
+        self._system = system
         self._ticket = ticket
         self._token = token
         self._worker = worker
-        self._changed = threading.Condition()
+        self._changed = system.threads.Condition()
         self._form: m.FormWorld | None = None
         self._finished = 0
         self._aborted = 0
@@ -83,10 +82,10 @@ class ControlClient:
         self._ending = False
         self._numbers = itertools.count(1)
         self._replies: dict[int, concurrent.futures.Future[m.StoreReply]] = {}
-        self._payload: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        self._payload: concurrent.futures.Future[bytes] = system.future()
         self._connection: Connection | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="spark_elastic-control", daemon=True)
+        self._loop = system.new_event_loop()
+        self._thread = system.threads.Thread(target=self._run, name="spark_elastic-control", daemon=True)
         self.generation = 0
         self.commit: m.CommitId | None = None
         self.beats = 0
@@ -138,7 +137,7 @@ class ControlClient:
         self._ending = True
         assert self._connection is not None
         self._send(m.ResultFollows(elastic))
-        asyncio.run_coroutine_threadsafe(self._connection.send_bytes(data), self._loop).result()
+        self._system.call_in_loop(self._connection.send_bytes(data), self._loop).result()
 
     def report(self, kind: str, values: dict[str, float | int | str]) -> None:
         """Put a fact into the job's event log, of a kind that ``messages.ReportedKind`` has; never blocks."""
@@ -202,7 +201,7 @@ class ControlClient:
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until ``condition`` holds; it is looked at whenever the driver has said something, or ``notify`` was called."""
         with self._changed:
-            return self._changed.wait_for(condition, seconds)
+            return bool(self._changed.wait_for(condition, seconds))
 
     def notify(self) -> None:
         """Wake those who wait for a change."""
@@ -235,7 +234,7 @@ class ControlClient:
         return reply
 
     def _ask(self, number: int, request: m.Message) -> concurrent.futures.Future[m.StoreReply]:
-        waiting: concurrent.futures.Future[m.StoreReply] = concurrent.futures.Future()
+        waiting: concurrent.futures.Future[m.StoreReply] = self._system.future()
         self._replies[number] = waiting
         self._send(request)
         return waiting
@@ -252,15 +251,13 @@ class ControlClient:
             self._loop.run_until_complete(self._converse())
         finally:
             # Whatever ended the conversation: without the driver there is no job. Descendants are the warm parent's to end.
-            os._exit(0 if self._said_goodbye else 1)
+            self._system.exit(0 if self._said_goodbye else 1)
 
     async def _converse(self) -> None:
-        self._connection = connection = await connect(
+        self._connection = connection = await self._system.connect(
             list(self._ticket.addresses), self._ticket.credentials, m.ToWorker
         )
-        # This process has one control connection in its life, so the descriptor stays what it is.
-        keep_from_children(connection.descriptor)
-        connection.send(m.WorkerHello(self._worker, os.getpid(), self._token))
+        connection.send(m.WorkerHello(self._worker, self._system.pid(), self._token))
         beating = asyncio.ensure_future(self._beat(connection))
         payload = bytearray()
         while not self._said_goodbye:

@@ -1,6 +1,6 @@
 """Injected faults, worker side: named points of the protocol at which a fault of the job's plan may strike.
 
-Without a plan each point costs one look at an empty tuple. ``spark_elastic.testing`` makes plans.
+Without a plan each point costs one call. ``spark_elastic.testing`` makes plans.
 """
 
 from __future__ import annotations
@@ -14,33 +14,42 @@ import psutil
 
 from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
 
-_plan: tuple[Fault, ...] = ()
+
+class Injector:
+    """Has the faults of a plan strike. ``claim`` asks the driver whether a fault has strikes left in this job."""
+
+    def __init__(self, plan: tuple[Fault, ...], claim: Callable[[int], bool]) -> None:
+        self._plan = plan
+        self._claim = claim
+
+    def __call__(self, point: Point, rank: int | None, step: int | None, generation: int | None) -> None:
+        """Let a matching fault strike. May block, raise, or never return."""
+        for fault in self._plan:
+            if (
+                fault.point is point
+                and fault.rank in (None, rank)
+                and fault.step in (None, step)
+                and fault.generation in (None, generation)
+                and self._claim(fault.number)
+            ):
+                _strike(fault)
 
 
-def _claim_nothing(number: int) -> bool:
-    return False
+def _no_faults(point: Point, rank: int | None, step: int | None, generation: int | None) -> None: ...
 
 
-_claim: Callable[[int], bool] = _claim_nothing
+_injector: Callable[[Point, int | None, int | None, int | None], None] = _no_faults
 
 
-def arm(plan: tuple[Fault, ...], claim: Callable[[int], bool]) -> None:
-    """Set the plan of this worker. ``claim`` asks the driver whether a fault has strikes left in this job."""
-    global _plan, _claim
-    _plan, _claim = plan, claim
+def arm(injector: Callable[[Point, int | None, int | None, int | None], None] = _no_faults) -> None:
+    """Say what strikes in this process from here on; without an argument nothing does."""
+    global _injector
+    _injector = injector
 
 
 def reached(point: Point, *, rank: int | None = None, step: int | None = None, generation: int | None = None) -> None:
-    """Let a matching fault strike. May block, raise, or never return."""
-    for fault in _plan:
-        if (
-            fault.point is point
-            and fault.rank in (None, rank)
-            and fault.step in (None, step)
-            and fault.generation in (None, generation)
-            and _claim(fault.number)
-        ):
-            _strike(fault)
+    """Note that this worker has come to a named point of the protocol. May block, raise, or never return."""
+    _injector(point, rank, step, generation)
 
 
 def _strike(fault: Fault) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
@@ -93,6 +94,18 @@ class Group:
         """Take note of a collective that was not entered by way of torch's default group."""
         self._watch.entered(work)
 
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Give all ranks the values that ``source`` has, for tensors of the host; blocks."""
+        dist.broadcast(tensor, src=source)
+
+    def send(self, tensor: torch.Tensor, receiver: int) -> Any:
+        """Begin to send to one rank; what is returned has ``wait``."""
+        return dist.isend(tensor, receiver)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Block until ``source`` has sent what the tensor gets."""
+        dist.recv(tensor, source)
+
     def activity(self) -> Activity:
         """What this rank has entered and waits for, and what its connections do."""
         return Activity(self._watch.collectives, self._watch.is_waiting(), *self._host.sockets.traffic())
@@ -142,13 +155,15 @@ class Group:
         return dropping
 
 
-def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool]) -> None:
+def build_on_thread(
+    group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool], threads: Any = threading
+) -> None:
     """Build ``group`` on a thread, waiting by ``wait``, which returns False when the generation is over.
 
     Raises ``WorkerLostError`` then, or when the group could not be built; the thread is left to end by itself.
     """
     failures: list[BaseException] = []
-    done = threading.Event()
+    done = threads.Event()
 
     def build() -> None:
         try:
@@ -159,7 +174,7 @@ def build_on_thread(group: Group, notify: Callable[[], None], wait: Callable[[Ca
             done.set()
             notify()
 
-    threading.Thread(target=build, name="spark_elastic-form", daemon=True).start()
+    threads.Thread(target=build, name="spark_elastic-form", daemon=True).start()
     if not wait(done.is_set):
         group.give_up()
         raise WorkerLostError("the generation ended while its group was being built")

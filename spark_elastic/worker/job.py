@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.reporting import Reporter
+from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
@@ -31,11 +33,12 @@ class Job:
         form_timeout: float,
         checkpoints: CheckpointWriter | None = None,
         is_fixed: bool = False,
+        runtime: Runtime = REAL_RUNTIME,
     ) -> None:
         self.control = control
         # Whether one world is around the whole of the user's function, run(elastic=False).
         self.is_fixed = is_fixed
-        self.reporter = Reporter(control.report)
+        self.reporter = Reporter(control.report, runtime.clock)
         self.checkpoints = checkpoints
         self.world: World | None = None
         self._last_world: World | None = None
@@ -45,9 +48,15 @@ class Job:
         self._worker = worker
         self._address = address
         self._form_timeout = form_timeout
+        self._runtime = runtime
         self._entered = False
         # In the order in which they were made, which is the same on all ranks.
         self._models: list[weakref.ref[DistributedDataParallel]] = []
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds that only grow."""
+        return self._runtime.clock
 
     @property
     def address(self) -> str:
@@ -70,7 +79,7 @@ class Job:
         """
         order = self.control.ready(reason)
         self.leave_world()
-        self.world = World(self.control, order, self._worker, self._address, self._form_timeout)
+        self.world = World(self.control, order, self._worker, self._address, self._form_timeout, self._runtime)
         self.world.form()
         return self.world
 

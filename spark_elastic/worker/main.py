@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
-import random
-import resource
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 
 import cloudpickle
 import msgspec
-import numpy
 
-from spark_elastic.checkpoint.writer import CheckpointWriter
-from spark_elastic.data.pinning import set_pin
 from spark_elastic.errors import NotInWorldError, ScriptFailedError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import WHOLE_JOB
@@ -24,35 +18,34 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.fixed_world import call_in_fixed_world
 from spark_elastic.worker.job import Job, current_job, enter_job
+from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 
-logger = logging.getLogger("spark_elastic")
 
-
-def run_worker(ticket: Ticket, number: int, token: str) -> int:
+def run_worker(ticket: Ticket, number: int, token: str, runtime: Runtime = REAL_RUNTIME) -> int:
     """Run one worker in this process and return its exit code. The process has just been forked from the warm parent."""
-    _reseed()
-    _allow_all_descriptors()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    runtime.prepare()
     with ExitStack() as stack:
-        control = stack.enter_context(ControlClient(ticket, number, token))
+        control = stack.enter_context(runtime.control(ticket, number, token, runtime))
         payload = msgspec.msgpack.decode(control.payload(), type=Payload)
-        faults.arm(payload.faults, control.claim_fault)
+        faults.arm(runtime.injector(payload.faults, control.claim_fault))
         faults.reached(Point.BOOT)
         try:
-            _join_job(stack, control, ticket, number, payload)
+            _join_job(stack, control, ticket, number, payload, runtime)
         except Exception as error:
             control.failed(error)
             return 1
         return _call(control, payload)
 
 
-def _join_job(stack: ExitStack, control: ControlClient, ticket: Ticket, number: int, payload: Payload) -> None:
+def _join_job(
+    stack: ExitStack, control: ControlClient, ticket: Ticket, number: int, payload: Payload, runtime: Runtime
+) -> None:
     checkpoints = None
     if payload.checkpoint is not None:
-        checkpoints = stack.enter_context(CheckpointWriter(payload.checkpoint, control.report, control.beat))
+        checkpoints = stack.enter_context(runtime.checkpoints(payload.checkpoint, control.report, control.beat))
     address = _group_address(ticket, control)
-    enter_job(Job(control, number, address, payload.form_timeout, checkpoints, not payload.elastic))
-    set_pin(lambda key, make: _pin(control, key, make))
+    enter_job(Job(control, number, address, payload.form_timeout, checkpoints, not payload.elastic, runtime))
+    runtime.set_pin(lambda key, make: _pin(control, key, make))
 
 
 def _call(control: ControlClient, payload: Payload) -> int:
@@ -112,18 +105,3 @@ def _group_address(ticket: Ticket, control: ControlClient) -> str:
     from spark_elastic.task.facts import interface_address
 
     return interface_address(ticket.network_interface)
-
-
-def _allow_all_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one: each peer takes four, user code and its files the rest."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):
-        logger.debug("the limit of open files stays as it is", exc_info=True)
-
-
-def _reseed() -> None:
-    """Give this fork random numbers of its own, as a fresh interpreter would have."""
-    random.seed()
-    numpy.random.seed()

@@ -19,7 +19,8 @@ REPORTS_PER_SECOND = 4.0
 class Reporter:
     """Sends events by ``send(kind, values)``, which does not block. Used by the user's thread alone."""
 
-    def __init__(self, send: Callable[[str, Values], None]) -> None:
+    def __init__(self, send: Callable[[str, Values], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._send = send
         self._active_at: float | None = None
         self._has_stepped = True
@@ -33,7 +34,7 @@ class Reporter:
 
         ``progress`` tells how far the data is; here and below it is given on the one rank that speaks for all.
         """
-        now = time.monotonic()
+        now = self._clock()
         idle: Values = {} if self._active_at is None else {"idle": round(now - self._active_at, 4)}
         self._send("entered", {"step": step, **idle})
         if progress is not None:
@@ -43,7 +44,7 @@ class Reporter:
 
     def committed(self, step: int, progress: Callable[[], Values] | None) -> None:
         """Note a commit of the user's."""
-        now = self._active_at = time.monotonic()
+        now = self._active_at = self._clock()
         if not self._has_stepped:
             self._has_stepped = True
             self._send("stepped", {"step": step})
@@ -62,7 +63,7 @@ class Reporter:
 
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Send metrics, at once or with the next ones. Raises ``TypeError`` for what is no number, tensor of one, or string."""
-        now = time.monotonic()
+        now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now
         self._waiting.update({name: _kept(name, value) for name, value in values.items()})

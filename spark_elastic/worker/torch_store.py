@@ -8,13 +8,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
 from torch.distributed import Store
 
 from spark_elastic.protocol.packing import unpack
-from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.sockets import Address, is_published
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.control import ControlClient
 
 SECRET_BYTES = 16
 

@@ -14,7 +14,8 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import Activity, CommitId, FormWorld, Member
 from spark_elastic.worker import faults
 from spark_elastic.worker.control import ControlClient
-from spark_elastic.worker.group import Group, build_on_thread
+from spark_elastic.worker.group import build_on_thread
+from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
@@ -30,7 +31,13 @@ class World:
     """
 
     def __init__(
-        self, control: ControlClient, order: FormWorld, worker: int, address: str, form_timeout: float
+        self,
+        control: ControlClient,
+        order: FormWorld,
+        worker: int,
+        address: str,
+        form_timeout: float,
+        runtime: Runtime = REAL_RUNTIME,
     ) -> None:
         self._control = control
         self.generation = order.generation
@@ -39,8 +46,11 @@ class World:
         self.backend = order.backend
         self.me: Member = next(member for member in order.members if member.worker == worker)
         self.store = WorldStore(control, order.generation)
-        self.group = Group(self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout))
+        self.group = runtime.group(
+            self.store, self.rank, self.size, address, order.backend, timedelta(seconds=form_timeout)
+        )
         self._form_timeout = form_timeout
+        self._threads = runtime.threads
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._copy: PendingCopy | None = None
         self._is_waiting = False
@@ -65,7 +75,7 @@ class World:
         """Connect to the other ranks and become torch's default group. Raises ``WorkerLostError`` if that fails."""
         faults.reached(Point.FORM, rank=self.rank, generation=self.generation)
         self._control.enter(self)
-        build_on_thread(self.group, self._control.notify, self._wait_while_alive)
+        build_on_thread(self.group, self._control.notify, self._wait_while_alive, self._threads)
         self.group.register()
         self._control.formed()
         faults.reached(Point.FORMED, rank=self.rank, generation=self.generation)

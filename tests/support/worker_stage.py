@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ class Stage:
         self.control.report = lambda kind, values: self.control.reported.append((kind, values))
         self.control.vote = lambda: None
         self.reporter = Reporter(self.control.report)
+        self.clock = time.monotonic
         self.world: Any = None
         self.state: Any = None
         self.models: list[Any] = []

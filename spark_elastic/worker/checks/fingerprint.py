@@ -141,7 +141,14 @@ class Comparison:
     ``gather`` brings this rank's figures, encoded, and returns those of all ranks, in any order.
     """
 
-    def __init__(self, rank: int, size: int, gather: Callable[[str, bytes], Sequence[bytes]]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        gather: Callable[[str, bytes], Sequence[bytes]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._rank = rank
         self._size = size
         self._gather = gather
@@ -161,11 +168,11 @@ class Comparison:
         if self._size == 1:
             return 0, 0
         self._figures = None
-        now = time.monotonic()
+        now = self._clock()
         if is_commit and (self._is_asked or commit.index & (commit.index - 1) == 0):
             self._is_asked = False
             self._figures = take_figures(tensors(), commit)
-            self._spent = time.monotonic() - now
+            self._spent = self._clock() - now
             self._asks_at = now + max(self._pause, self._spent / SHARE)
         asks = self._rank == 0 and now >= self._asks_at
         return 0 if self._figures is None else self._figures.digest, int(asks)

@@ -204,7 +204,7 @@ class Commits:
     def seal(self, state: State, job: Job, world: World) -> None:
         """Make the implicit commit, of index 0, from which the user's function is entered."""
         self._comparison = Comparison(
-            world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size)
+            world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size), job.clock
         )
         self.index = -1
         self.steps -= 1  # the seal is no step of the user's

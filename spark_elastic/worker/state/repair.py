@@ -18,7 +18,6 @@ from typing import Protocol
 import cloudpickle
 import msgspec
 import torch
-import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.fault_points import Point
@@ -71,24 +70,24 @@ class OverGloo:
     """Sends through the generation's process group: from one to one, or broadcast where one rank serves all others."""
 
     def __init__(self, world: World, plan: RepairPlan) -> None:
+        self._group = world.group
         self._rank = world.rank
         self._is_broadcast = plan.is_broadcast
 
     def send(self, tensor: torch.Tensor, receivers: Sequence[int]) -> None:
         """Send a tensor to these ranks."""
         if self._is_broadcast:
-            dist.broadcast(tensor, src=self._rank)
+            self._group.broadcast(tensor, self._rank)
             return
-        for work in [dist.isend(tensor, receiver) for receiver in receivers]:
-            assert work is not None
+        for work in [self._group.send(tensor, receiver) for receiver in receivers]:
             work.wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill a tensor with what ``source`` sends."""
         if self._is_broadcast:
-            dist.broadcast(tensor, src=source)
+            self._group.broadcast(tensor, source)
         else:
-            dist.recv(tensor, source)
+            self._group.receive(tensor, source)
 
 
 # By name.

@@ -7,7 +7,7 @@ import sys
 
 RAISE_THE_LIMIT = """
 import resource
-from spark_elastic.worker.main import _allow_all_descriptors
+from spark_elastic.worker.runtime import _allow_all_descriptors
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
 _allow_all_descriptors()

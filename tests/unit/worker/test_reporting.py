@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from spark_elastic.worker import reporting
 from spark_elastic.worker.reporting import BURST, Reporter
 
 
@@ -24,15 +22,13 @@ class Log:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    log = Log()
-    monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: log.now))
-    return log
+def log() -> Log:
+    return Log()
 
 
 @pytest.fixture
 def reporter(log: Log) -> Reporter:
-    return Reporter(lambda kind, values: log.sent.append((kind, values)))
+    return Reporter(lambda kind, values: log.sent.append((kind, values)), lambda: log.now)
 
 
 def test_a_survivor_says_how_long_it_was_idle_and_a_newcomer_does_not(log: Log, reporter: Reporter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -78,12 +79,12 @@ def test_another_piece_of_a_large_tensor_is_looked_at_each_time() -> None:
 class Ranks:
     """Comparisons of ranks that commit in lockstep; each has a tensor of its own."""
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], clock: Callable[[], float] = time.monotonic) -> None:
         self.tensors = tensors
         self.figures: dict[str, list[bytes]] = {}
         self.made: list[int] = []
         self._barrier = threading.Barrier(len(tensors))
-        self.ranks = [Comparison(rank, len(tensors), self._gather) for rank in range(len(tensors))]
+        self.ranks = [Comparison(rank, len(tensors), self._gather, clock) for rank in range(len(tensors))]
         self.said: list[tuple[int, int]] = []
 
     def _gather(self, key: str, mine: bytes) -> list[bytes]:
@@ -116,21 +117,20 @@ class Ranks:
         return found
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(fingerprint, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def test_fingerprints_are_made_at_powers_of_two_and_then_when_rank_0_asks(clock: Any) -> None:
-    ranks = Ranks([torch.ones(2), torch.ones(2)])
+    ranks = Ranks([torch.ones(2), torch.ones(2)], clock)
     for index in range(1, 41):
         clock.now += 0.5
         assert ranks.commit(index) == [None, None]
@@ -138,14 +138,14 @@ def test_fingerprints_are_made_at_powers_of_two_and_then_when_rank_0_asks(clock:
 
 
 def test_a_mere_look_whether_the_world_changes_carries_none(clock: Any) -> None:
-    ranks = Ranks([torch.ones(2), torch.zeros(2)])
+    ranks = Ranks([torch.ones(2), torch.zeros(2)], clock)
     for _ in range(3):
         assert ranks.commit(1, is_commit=False) == [None, None]
     assert ranks.made == []
 
 
 def test_a_difference_is_raised_on_all_ranks_with_its_name_and_the_commits_around_it(clock: Any) -> None:
-    ranks = Ranks([torch.ones(2) for _ in range(3)])
+    ranks = Ranks([torch.ones(2) for _ in range(3)], clock)
     for index in (1, 2, 3):
         ranks.commit(index)
     ranks.tensors[2][0] = 7.0
@@ -158,7 +158,7 @@ def test_a_difference_is_raised_on_all_ranks_with_its_name_and_the_commits_aroun
 
 
 def test_a_world_of_one_compares_nothing(clock: Any) -> None:
-    ranks = Ranks([torch.ones(2)])
+    ranks = Ranks([torch.ones(2)], clock)
     ranks.commit(1)
     assert ranks.said == [(0, 0)]
 

@@ -12,13 +12,14 @@ from worker_stage import Stage, on_stage
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
 from spark_elastic.protocol.messages import CommitId, FormWorld, Member
-from spark_elastic.worker import world
 from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.runtime import Runtime
 from spark_elastic.worker.state import snapshot
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
 from spark_elastic.worker.state.torch_state import TorchState
+from spark_elastic.worker.world import World
 
 
 class Copy(PendingCopy):
@@ -243,18 +244,18 @@ class Group:
         self.seen.append(("device", self._copy.was_made))
 
 
-def formed(monkeypatch: pytest.MonkeyPatch, copy: Copy) -> tuple[world.World, Group]:
+def formed(copy: Copy) -> tuple[World, Group]:
     """Generation 3, which is aborted as soon as its group is."""
     group = Group(copy)
-    monkeypatch.setattr(world, "Group", lambda *args: group)
     control: Any = SimpleNamespace(is_aborted=lambda generation: bool(group.seen))
     order = FormWorld(3, (Member(7, 0, 0, 1, 0, 1, None),), 0, "nccl")
-    return world.World(control, order, 7, "127.0.0.1", 1.0), group
+    runtime = Runtime(group=lambda *args: group)  # type: ignore[arg-type,return-value]
+    return World(control, order, 7, "127.0.0.1", 1.0, runtime), group
 
 
 def test_an_end_is_looked_at_ahead_of_the_aborts_of_the_host_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = Copy()
-    made, group = formed(monkeypatch, copy)
+    made, group = formed(copy)
     made.watch(copy)
     for generation in (2, 3):
         made.abort(generation)
@@ -274,7 +275,7 @@ def test_a_rank_is_stuck_while_it_waits_for_a_copy_and_a_peer_is_gone(monkeypatc
             found.append(made.is_stuck())
 
     copy = Waited()
-    made, group = formed(monkeypatch, copy)
+    made, group = formed(copy)
     assert not made.is_stuck()
     assert made.wait_for(copy)
     group.broken = True
@@ -287,7 +288,7 @@ def test_where_the_host_waits_for_its_reductions_a_copy_is_whole_whenever_it_is_
 ) -> None:
     """Gloo's reductions before it had succeeded when the host went on."""
     copy = Copy()
-    made, group = formed(monkeypatch, copy)
+    made, group = formed(copy)
     group.runs_ahead = False
     made.watch(copy)
     made.abort(3)
@@ -300,7 +301,7 @@ def test_nothing_is_pending_where_no_gpu_is_in_use(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_is_not_ready_before_its_gpu_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _group = formed(monkeypatch, Copy())
+    made, _group = formed(Copy())
     seen = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made.is_stuck()))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)

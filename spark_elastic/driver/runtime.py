@@ -1,0 +1,27 @@
+"""DriverRuntime: what the driver's service takes from outside, and the machine that it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_elastic.driver.machine import DriverMachine
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.protocol.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverRuntime:
+    """Clock, event loop, connections and machine. The defaults are the real ones; the simulation passes in its own."""
+
+    # Seconds that only grow.
+    clock: Callable[[], float] = time.monotonic
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    # Made of the reader and writer of an accepted connection, and the messages that may come.
+    connection: Callable[..., Connection] = Connection
+    machine: Callable[[JobSettings, float], DriverMachine] = DriverMachine
+
+
+REAL_RUNTIME = DriverRuntime()

@@ -1,0 +1,65 @@
+"""Runtime: all that a worker takes from outside: its system, and what is made of it.
+
+The defaults are the real things. Whatever a worker asks of the world outside goes through here, so that the simulation can
+pass in its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+
+from spark_elastic.checkpoint.writer import CheckpointWriter
+from spark_elastic.data.pinning import set_pin
+from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.faults import Injector
+from spark_elastic.worker.group import Group
+from spark_elastic.worker.system import System
+
+logger = logging.getLogger("spark_elastic")
+
+
+def prepare_process() -> None:
+    """Make a worker of a process that has just been forked."""
+    _reseed()
+    _allow_all_descriptors()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
+def _reseed() -> None:
+    """Give this fork random numbers of its own, as a fresh interpreter would have."""
+    random.seed()
+    numpy.random.seed()
+
+
+def _allow_all_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one: each peer takes four, user code and its files the rest."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        logger.debug("the limit of open files stays as it is", exc_info=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime(System):
+    """What one worker runs on."""
+
+    # Makes a worker of the process.
+    prepare: Callable[[], None] = prepare_process
+    # The connection to the driver, and the process group of a generation.
+    control: Callable[..., ControlClient] = ControlClient
+    group: Callable[..., Group] = Group
+    # The store of durable checkpoints, and what the whole job agrees on about its data.
+    checkpoints: Callable[..., CheckpointWriter] = CheckpointWriter
+    set_pin: Callable[..., None] = set_pin
+    # What strikes at the named points of the protocol.
+    injector: Callable[..., Callable[..., None]] = Injector
+
+
+REAL_RUNTIME = Runtime()

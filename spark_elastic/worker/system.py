@@ -1,0 +1,45 @@
+"""System: what a worker's control connection takes from its process and the network. It needs no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spark_elastic.protocol.connection import Connection, connect
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.worker.sockets import keep_from_children
+
+
+async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: Any) -> Connection:
+    """Connect to the driver, over the one control connection that a worker has in its life."""
+    connection = await connect(addresses, credentials, expected)
+    keep_from_children(connection.descriptor)
+    return connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Clock, threads, process and network of a worker. The defaults are the real ones; the simulation passes in its own."""
+
+    # Seconds that only grow.
+    clock: Callable[[], float] = time.monotonic
+    # What has ``Thread``, ``Condition`` and ``Event``, and how one thread hands a result over to another.
+    threads: Any = threading
+    future: Callable[[], concurrent.futures.Future[Any]] = concurrent.futures.Future
+    # The control thread's event loop, and how other threads call into it.
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    call_in_loop: Callable[..., concurrent.futures.Future[Any]] = asyncio.run_coroutine_threadsafe
+    # The number of the process, and its end.
+    pid: Callable[[], int] = os.getpid
+    exit: Callable[[int], Any] = os._exit
+    # How the driver is reached.
+    connect: Callable[..., Awaitable[Connection]] = _connect
+
+
+REAL_SYSTEM = System()
