@@ -29,7 +29,7 @@ def saved_as(package: str) -> Callable[[T], T]:
 
 
 def home_of(module: str, name: str) -> str:
-    """The module by which a saved class is found now: the public package, where that exports it."""
+    """Return the module by which a saved class is found now: the public package, where that exports it."""
     package = module.rpartition(".")[0]
     return package if package in PACKAGES and name in importlib.import_module(package).__all__ else module
 

@@ -87,5 +87,5 @@ def inject(*faults: Fault) -> Iterator[None]:
 
 
 def active_plan() -> tuple[Fault, ...]:
-    """The faults that are to strike in a run that is started here."""
+    """Return the faults that are to strike in a run that is started here."""
     return _active.get()

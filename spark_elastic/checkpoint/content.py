@@ -141,7 +141,7 @@ class _Reader:
 
 
 def _checked(room: Iterable[memoryview], directory: CheckpointDirectory, name: CheckpointName) -> Iterator[memoryview]:
-    """Room for tensors whose description may be nonsense; memory that is short is no damage."""
+    """Yield the room for tensors. A description that makes no sense is damage; a lack of memory is not."""
     try:
         yield from room
     except ValueError as error:

@@ -24,15 +24,16 @@ from spark_elastic.errors import CheckpointError, DamagedError, DataError
 
 logger = logging.getLogger("spark_elastic")
 
-# The format that is written; all from the first to this one are read.
+# The format that is written. Every format from the first to this one can be read.
 VERSION = 2
-# Far more than the manifest of any checkpoint.
+# The size that a manifest may have, far more than that of any checkpoint.
 MOST_MANIFEST_BYTES = 2**20
-# What opening a file fails with where something else has taken its place.
+# What is raised when a file is opened whose place something else has taken.
 _NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOTDIR}
 # Files are read and written in pieces of this size; between two of them progress is reported.
 PIECE_BYTES = 4 * 2**20
-# Runs that claim at once step back from each other. More tries than this mean that the store's listings lie.
+# Runs that claim an attempt at the same time step back from each other. More tries than this mean that the store lists
+# what is not there.
 CLAIM_TRIES = 20
 
 Progress = Callable[[], None]
@@ -90,13 +91,13 @@ class CheckpointDirectory:
 
         handler = getattr(self._files, "handler", None)
         if handler is not None:
-            handler.fs.invalidate_cache()  # fsspec would show an old listing
+            handler.fs.invalidate_cache()  # or fsspec would return a listing that it has cached
         root = self._location.root.strip("/")
         everything = FileSelector(self._location.root, allow_not_found=True, recursive=True)
         try:
             entries = self._files.get_file_info(everything)
         except FileNotFoundError:
-            # Pyarrow does not find it, then looks whether it is there: another run has made it in between.
+            # Pyarrow has not found the folder and then looked again, and another run has made it in between.
             entries = self._files.get_file_info(everything)
         paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
@@ -286,7 +287,7 @@ class CheckpointDirectory:
 
 
 class _NotAFile(Exception):
-    """There is no file where one was written, or not that one."""
+    """The file that was written is not there, or something else is."""
 
 
 @contextmanager
@@ -301,7 +302,7 @@ def _missing(file: str) -> Iterator[None]:
 
 
 def _path_of(entry: Any) -> str:
-    """The path of what was listed; nothing of ours has a name that is no UTF-8."""
+    """Return the path of a listed entry. Names that are not UTF-8 are not ours."""
     try:
         return str(entry.path)
     except UnicodeDecodeError:

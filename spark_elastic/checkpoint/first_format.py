@@ -22,7 +22,7 @@ SKELETON, TENSORS = "skeleton.pt", "tensors.bin"
 
 
 class _Named:
-    """An instance of a class of then: the values of its fields, in their order."""
+    """An instance of a class as it was in the first release: the values of its fields, in their order."""
 
     fields: tuple[Any, ...] = ()
 

@@ -62,7 +62,7 @@ def load_newest(
 
 
 def _state_dicts(value: Any) -> Any:
-    """A value with the contents of its ``StateDict``s in their places, those of modules by the names of the plain module."""
+    """Return a value with its ``StateDict``s replaced by their contents, those of modules by the names of the plain module."""
     if type(value) is StateDict:
         return plain_names(_state_dicts(value.content))
     if type(value) in (list, tuple):

@@ -18,7 +18,7 @@ import torch
 from spark_elastic.checkpoint.directory import PIECE_BYTES
 from spark_elastic.checkpoint.strict_json import load_json
 
-# Those of the oldest release of safetensors that is still in use: one that a reader does not know makes it refuse the file.
+# The dtypes of the oldest release of safetensors still in use: a reader refuses a file with a dtype that it does not know.
 _CODES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -39,7 +39,7 @@ _CODES = {
 _DTYPES = {**{code: dtype for dtype, code in _CODES.items()}, "C64": torch.complex64}
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
-# As in safetensors itself.
+# The limit that safetensors itself sets.
 _MOST_HEADER_BYTES = 100_000_000
 
 
@@ -92,7 +92,7 @@ def load_file(path: str) -> dict[str, torch.Tensor]:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, uncopied."""
+    """Return the bytes of a contiguous tensor without copying them."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -146,7 +146,7 @@ def _entries(header: bytes, room: int) -> list[tuple[str, torch.dtype, list[int]
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """A dtype of torch's by its name. Raises ``ValueError``."""
+    """Return torch's dtype of this name. Raises ``ValueError`` where there is none."""
     dtype = getattr(torch, name, None) if type(name) is str else None
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is no dtype of this torch ({torch.__version__})")

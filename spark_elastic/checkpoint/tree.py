@@ -20,7 +20,7 @@ import torch
 from spark_elastic.checkpoint.skeleton import Leaf, StateDict
 from spark_elastic.checkpoint.tensors import dtype_of, raw
 
-# Every reader of JSON gives back integers below this as they were.
+# Every reader of JSON returns integers below this unchanged.
 _EXACT = 2**53
 # Kinds of NumPy dtypes whose bytes say it all: bool, integers, floats, complex numbers, times, bytes and text.
 _NUMPY_KINDS = "biufcmMSU"
@@ -92,7 +92,7 @@ class TreeEncoder:
 
     def _ordered(self, value: Any, path: str) -> Any:
         encoded = {"$ordered_dict": self._pairs(value, path)}
-        if hasattr(value, "_metadata"):  # versions of a module's parts
+        if hasattr(value, "_metadata"):  # the versions of a module's parts, which torch keeps there
             encoded["metadata"] = self.encode(value._metadata, _below(path, "_metadata"))
         return encoded
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The end of a job waits for its last checkpoint unless nothing of it has been written for so long.
+# The end of a job waits for its last checkpoint, unless nothing of that has been written for this long.
 STALL_SECONDS = 120.0
 
 Report = Callable[[str, dict[str, float | int | str]], None]
@@ -61,7 +61,7 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What is still being written has been waited for, or the worker is failing: its process ends.
+        # Whatever was being written is complete, or the worker is failing and its process ends anyway.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def restore(self, device: torch.device) -> SavedState | None:

@@ -26,10 +26,10 @@ from typing import Any
 from spark_elastic.cli.run import make_session, pairs
 
 ASK_SECONDS = 60.0
-# What a worker cannot do without.
+# The packages that no worker can do without.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
 
-# Of Gloo, for each other worker; and what else a worker has open. Jobs of so many workers are no rarity.
+# The descriptors that Gloo takes for each other worker, and those that a worker has open besides. Jobs of this size are common.
 DESCRIPTORS_A_PEER = 4
 OTHER_DESCRIPTORS = 500
 FEW_WORKERS = 500
@@ -100,7 +100,7 @@ def examine(options: argparse.Namespace) -> int:
 
 
 def check_system() -> Diagnosis:
-    """The operating system."""
+    """Check the operating system."""
     what = f"{platform.system()}, Python {platform.python_version()}"
     if not sys.platform.startswith("linux"):
         return fault("system", what, "spark_elastic runs on Linux only")
@@ -127,7 +127,7 @@ def check_descriptors(where: str, limit: int) -> Diagnosis:
 
 
 def check_java(spark: Version | None) -> Diagnosis:
-    """The Java that pyspark starts, against what the installed Spark wants."""
+    """Check the Java that pyspark starts against what the installed Spark wants."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
@@ -147,7 +147,7 @@ def check_java(spark: Version | None) -> Diagnosis:
 
 
 def check_packages(spark: Version | None) -> list[Diagnosis]:
-    """The versions of packages, against each other."""
+    """Check the versions of packages against each other."""
     found = [
         _package("pyspark", (3, 5), (5,), "pip install 'spark-elastic[spark]', or use the cluster's with PYTHONPATH")
     ]
@@ -178,7 +178,7 @@ def _check_petastorm(version: Version) -> list[Diagnosis]:
 
 
 def check_python(conf: Mapping[str, str]) -> Diagnosis:
-    """The Python that executors are told to use, as far as it can be tried here."""
+    """Check the Python that executors are told to use, as far as it can be tried here."""
     name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     mine = platform.python_version()
     fix = f"set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or to what has the same version on executors"
@@ -232,7 +232,7 @@ def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagn
 
 
 def check_gpus(conf: Mapping[str, str], present: bool) -> list[Diagnosis]:
-    """How many GPUs a worker gets."""
+    """Check how many GPUs a worker gets."""
     amount = conf.get("spark.task.resource.gpu.amount")
     if amount is None:
         if present:
@@ -317,7 +317,7 @@ def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
 
 
 def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Diagnosis]:
-    """What executors have, against the driver."""
+    """Compare what executors have with what the driver has."""
     found = []
     for facts in {each["host"]: each for each in executors}.values():
         for name, mine in driver.items():
@@ -339,7 +339,7 @@ def _facts(_: int) -> dict[str, str]:
 
 
 def installed(name: str) -> Version | None:
-    """The version of a package, as far as it is numbers; None where it is not installed."""
+    """Return the version of a package, as far as it consists of numbers; None where it is not installed."""
     try:
         return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(name).partition("+")[0])[:3]))
     except importlib.metadata.PackageNotFoundError:
@@ -347,7 +347,7 @@ def installed(name: str) -> Version | None:
 
 
 def spark_defaults() -> dict[str, str]:
-    """The settings of spark-defaults.conf, where Spark would look for it."""
+    """Return the settings of the spark-defaults.conf that Spark would read."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
     path = Path(folder or ".", "spark-defaults.conf")

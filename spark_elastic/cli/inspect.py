@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_elastic.data.manifest import Manifest, read_manifest
 
-# Uncompressed, as encoded; decoded it may be more, and a rank holds a window of several row groups.
+# The size of a row group, uncompressed and still encoded. Decoded it may be more, and a rank holds several row groups.
 HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
 

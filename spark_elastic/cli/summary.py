@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print them."""
+    """Print the figures of a log."""
     history = history_of(options)
     print(json.dumps(summarize(history)) if options.json else summary_text(history))
     return 0

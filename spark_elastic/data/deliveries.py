@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from spark_elastic.errors import DataError
 
-# More batches than this are not fetched ahead of the model by anybody.
+# Nobody fetches more batches than this ahead of the model.
 _KEPT = 16
 
 
@@ -68,7 +68,7 @@ class Deliveries:
         self._is_fresh = False
 
     def note(self, loader: object, batch: Any, rank_rows: tuple[int, ...], rank: int) -> None:
-        """A loader is about to hand out this batch."""
+        """Note a batch that a loader is about to hand out."""
         if self._ended:
             self._kept = deque((known for known in self._kept if known.loader not in self._ended), _KEPT)
             self._ended.clear()
@@ -78,11 +78,11 @@ class Deliveries:
         self._is_fresh = True
 
     def end(self, loader: object) -> None:
-        """The loader's iteration has ended: what is left of it may still be used, until another batch is delivered."""
+        """Note the end of a loader's iteration. What it delivered may still be used until another batch is delivered."""
         self._ended.add(id(loader))
 
     def forget(self, loader: object) -> None:
-        """The loader has entered another world; what it delivered before is of no use."""
+        """Drop what a loader has delivered: it has entered another world."""
         self._kept = deque((known for known in self._kept if known.loader != id(loader)), _KEPT)
         if self._last is not None and self._last.loader == id(loader):
             self._last = None

@@ -66,7 +66,9 @@ class ElasticDataLoader(PositionedLoader[Any]):
             )
         self.dataset = dataset
         self._kwargs = {**dataloader_kwargs, "persistent_workers": False}
-        DataLoader(dataset, batch_sampler=[], **self._kwargs)  # refuses what is wrong here, not at the first batch
+        DataLoader(
+            dataset, batch_sampler=[], **self._kwargs
+        )  # raises for wrong arguments now, and not at the first batch
         self._given_generator = dataloader_kwargs.get("generator")
         rows = len(dataset)
         # One lane whose single window is the epoch: a permutation of all items.

@@ -67,7 +67,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | Non
         raise DataError(f"{shown(text)} cannot be opened: {missing}") from missing
     except (ValueError, TypeError, OSError) as failure:
         raise DataError(f"{shown(text)} cannot be opened: {_reason(failure, scheme)}") from failure
-    # libhdfs takes whatever goes wrong for a file that is not there.
+    # libhdfs reports every failure as a file that does not exist.
     if scheme == "hdfs" and not filesystem.exists("/"):
         raise DataError(f"{shown(text)} cannot be opened: no name node answers there")
     return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
@@ -113,7 +113,9 @@ def list_files(location: Location) -> list[tuple[str, int]]:
         found = location.filesystem.get_file_info(pafs.FileSelector(location.root, recursive=True))
     except DataError:
         raise
-    except Exception as failure:  # drivers have errors of their own: credentials, options, time-outs
+    except (
+        Exception
+    ) as failure:  # the drivers of stores raise errors of their own for credentials, options and time-outs
         raise DataError(f"{location.root} cannot be listed: {type(failure).__name__}: {failure}") from failure
     prefix = location.root.rstrip("/") + "/"
     files = []

@@ -33,7 +33,7 @@ class RowFilter:
             raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
         self.schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
         self.text = str(self.expression)
-        # An expression does not tell its fields; a name that only looks used costs reading a column, nothing else.
+        # A pyarrow expression does not list its fields. A name that only seems to be used costs nothing but reading its column.
         self.columns = [name for name in self.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.text)]
         try:
             self.apply(self.schema.empty_table())

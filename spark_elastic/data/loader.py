@@ -16,8 +16,8 @@ from spark_elastic.errors import DataError
 T = TypeVar("T")
 
 _VERSION = 1
-# Loaders with an iteration under way outside a State: for validation, as a rule. Who sees an optimizer step meanwhile knows
-# what they are for.
+# Loaders that are being iterated outside a State, as a rule for validation. One that is iterated while an optimizer steps
+# feeds the training, and belongs into the State.
 iterated_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -102,7 +102,7 @@ class PositionedLoader(Generic[T]):
     def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, Any], shard: tuple[int, int] | None) -> None:
         self._tracker = tracker
         self._identity = dict(identity)
-        # An epoch that was begun with another batch size goes on in its own order.
+        # The order that this loader gives to its epochs. One that was begun with another batch size keeps the order that it had.
         self._own_spec = tracker.spec
         self._shard = shard
         self._in_state = False

@@ -130,7 +130,7 @@ class IdentifiedDictWorker(PyDictReaderWorker):
         rows: list[dict[str, Any]] = super()._load_rows(pq_file, chosen, shuffle_row_drop_range)
         for name, places in chosen.nulls.items():
             for place in places:
-                # Pandas has made NaN of it, and no TransformSpec anything else.
+                # Pandas has made NaN of a null, and no TransformSpec has made anything else of that.
                 if place < len(rows) and _is_nan(rows[place].get(name)):
                     rows[place][name] = None
         return rows

@@ -133,7 +133,7 @@ class ReadAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._process != os.getpid():
-            return  # a forked child has the object but not the thread, and perhaps a locked lock
+            return  # a forked child has this object and not its thread, and the lock may be held for ever
         with self._changed:
             self._stopped = True
             self._ready = []

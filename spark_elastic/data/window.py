@@ -90,7 +90,7 @@ class WindowStore:
         self._check(parts, lane, window, stop - start)
         given = self.order.window_order(lane, window)
         self._place(state, parts, given)
-        # Each row's ticket takes the same way as the row: what is delivered is compared with it.
+        # Each row carries a ticket along, by which what is delivered is compared with what was assigned.
         base = state.slot * self._width
         tickets = np.empty(stop - start, np.int64)
         tickets[given] = np.arange(start, stop, dtype=np.int64) * self.order.spec.lanes + lane

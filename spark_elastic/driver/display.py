@@ -71,7 +71,7 @@ class ProgressDisplay:
         return nullcontext() if self._bar is None else self._bar.external_write_mode(target)
 
     def _make_room(self, record: logging.LogRecord) -> bool:
-        """Wipe the line ahead of a log message. Takes no lock: who logs waits for nobody."""
+        """Wipe the line ahead of a log message. Takes no lock, so that a thread that logs waits for nobody."""
         _quietly(self._bar.clear, nolock=True)
         return True
 
@@ -136,7 +136,7 @@ def _make_bar() -> Any:
 
 
 def _size() -> dict[str, Any]:
-    """How large tqdm is to take the terminal for. Some do not know, as in containers; it would draw nothing there."""
+    """Return the size of the terminal for tqdm, which draws nothing where a terminal reports none, as some in containers do."""
     try:
         is_known = min(os.get_terminal_size(sys.stderr.fileno())) > 0
     except OSError:

@@ -286,7 +286,7 @@ def _claim_checkpoint(
 
 
 def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> int | None:
-    """The size of a fixed world; None where it is left to Spark's configuration."""
+    """Return the size of a fixed world; None where it is left to Spark's configuration."""
     given = [size for size in (num_proc, min_np, max_np) if size is not None]
     if len(set(given)) > 1:
         raise ValueError(

@@ -30,7 +30,7 @@ from spark_elastic.estimator.store import Store
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
-# Spark's tasks open files all the time: where none has changed for so long, the writer is dead.
+# Spark's tasks write files all the time. Where none has changed for this long, the job that wrote them is dead.
 ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
 _SPLIT = "_split"
@@ -152,7 +152,7 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
         if found is None:
-            with contextlib.suppress(OSError):  # its writer is at work
+            with contextlib.suppress(OSError):  # its writer is still at work
                 if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
                     _delete(store, url)
         elif found.identity == identity and ("data" in store.keep or _users[url]):
@@ -161,7 +161,7 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
 
 
 def _read(store: Store, url: str) -> Dataset | None:
-    """What was written to a folder; None where nothing was, or not all."""
+    """Return what was written to a folder; None where nothing was written, or not all of it."""
     marker = store.spark_url(f"{url}/{_COMPLETE}")
     return Dataset(**json.loads(store.files.read(marker))) if store.files.exists(marker) else None
 
@@ -217,7 +217,7 @@ def _indicator(frame: DataFrame, split: Split) -> list[Column]:
 
 
 def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:
-    """Aggregates of all columns in the pass that writes them."""
+    """Return aggregates of all columns, to be computed in the pass that writes them."""
     wanted = [f.count(f.lit(1)).alias("rows"), f.sum(column(_SPLIT)).alias("validation_rows")]
     for place, name in enumerate(names):
         values, kind = column(name), frame.schema[name].dataType
@@ -280,6 +280,6 @@ def _example(frame: DataFrame, name: str) -> str:
     others = [other for other in numbered if other != name and frame.columns.count(other) == 1]
     shown = [name, *others[: SHOWN - 1]]
     row = numbers.where(bad).select(*map(column, shown)).first()
-    if row is None:  # the rows are others each time
+    if row is None:  # the DataFrame gives other rows each time it is computed
         return ""
     return f", first in the row {', '.join(f'{key}={str(value)[:60]}' for key, value in zip(shown, row, strict=True))}"

@@ -34,7 +34,7 @@ def describe(value: Any, *, weights: bool = True) -> Any:
 
 
 class _Description:
-    """One walk through a value; what it meets again on its way down is told by its name, so that cycles end."""
+    """Walks through a value once. What it meets again below itself is described by its name, so that cycles end."""
 
     def __init__(self, weights: bool) -> None:
         self._weights = weights
@@ -48,7 +48,7 @@ class _Description:
             if any(value is entry for entry in self._above):
                 return ["again", _name(value)]
             self._above.append(value)
-            # The value is kept, too, so that its id stays its own.
+            # The value is kept, too, so that no other object gets its id.
             self._known[id(value)] = (value, self._composed(value))
             self._above.pop()
         return self._known[id(value)][1]
@@ -70,9 +70,9 @@ class _Description:
         if isinstance(value, torch.optim.Optimizer):
             groups = [{**group, "params": len(group["params"])} for group in value.param_groups]
             return [self._class(type(value)), self.of(groups)]
-        return self._code(value)
+        return self._of_object(value)
 
-    def _code(self, value: Any) -> Any:
+    def _of_object(self, value: Any) -> Any:
         """Describe what can be called, a class or a module; anything else by its attributes."""
         if isinstance(value, functools.partial):
             return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
@@ -101,7 +101,7 @@ class _Description:
         ]
 
     def _module(self, value: torch.nn.Module) -> Any:
-        """Its class, attributes and parts; of a network's state only the shapes, unless weights count."""
+        """Describe a module by its class, attributes and parts, and by the shapes of its state unless weights count."""
         if isinstance(value, torch.jit.ScriptModule):
             return [_name(value), _hash(str(value.code).encode()), self.of(_shapes(value))]
         attributes = {name: entry for name, entry in vars(value).items() if name not in _OF_EVERY_MODULE}
@@ -161,7 +161,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _code(code: types.CodeType) -> bytes:
-    """What compiled code does, without where it stands in a file."""
+    """Return what compiled code does, and not where it stands in a file."""
     constants = [_code(entry) if isinstance(entry, types.CodeType) else _constant(entry) for entry in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars)
     return repr((code.co_code, names, constants)).encode()

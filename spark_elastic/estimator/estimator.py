@@ -31,13 +31,13 @@ from spark_elastic.estimator.params import TrainingParams, inputs, names, param,
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
-    Lesson,
+    Recipe,
     Sizes,
     first_rows,
     made_up_batch,
     own_randomness,
     plan_data,
-    plan_lesson,
+    plan_recipe,
     plan_sizes,
     plan_split,
 )
@@ -61,18 +61,18 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
     # ------------------------------------------------------------------ for subclasses
 
     def _layout(self, schema: StructType) -> Layout:
-        """The roles of the columns. Raises ValueError and TypeError for columns that are missing or of wrong types."""
+        """Return the roles of the columns. Raises ValueError and TypeError for columns that are missing or of wrong types."""
         raise NotImplementedError
 
     def _layout_of_names(self) -> Layout:
-        """The roles of the columns of a dataset whose schema is not known here."""
+        """Return the roles of the columns of a dataset whose schema is not known here."""
         raise NotImplementedError
 
     def _default_loss(self) -> Any:
         return None
 
     def _make_model(self, layout: Layout) -> ElasticModel:
-        """A model without a network."""
+        """Make a model without a network."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ fit
@@ -84,16 +84,16 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
-        lesson = plan_lesson(self, layout, self._default_loss())
+        recipe = plan_recipe(self, layout, self._default_loss())
         check_gpus(session.sparkContext.getConf(), wanted=bool(self.value("useGpu")))
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
-            lesson = lesson.tried(made_up)
+            recipe = recipe.checked_on(made_up)
         with self._opened_store(session) as store:
             run_id, resumable = self._run_id(), self.value("runId") is not None
-            # A temporary store has nothing to find again: the rows need not be hashed.
+            # Nobody looks for data in a temporary store again, so the rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
             record = RunRecord(run_id, identity, describe_params(self), version=VERSION)
@@ -114,7 +114,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 validation = store.worker_url(data.validation_url) if data.validation_url else None
                 urls = store.worker_url(data.training_url), validation
                 plan = plan_data(self, urls, store.storage_options, False)
-                model = self._train(session, store, record, plan, lesson, sizes, data.facts)
+                model = self._train(session, store, record, plan, recipe, sizes, data.facts)
         return model.describe(label_metadata=labels_of(schema[layout.labels[0]]) if layout.labels else {})
 
     def fit_on_parquet(
@@ -138,7 +138,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             raise ValueError(
                 "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
             )
-        lesson = plan_lesson(self, self._layout_of_names(), self._default_loss())
+        recipe = plan_recipe(self, self._layout_of_names(), self._default_loss())
         check_gpus(session.sparkContext.getConf(), wanted=bool(self.value("useGpu")))
         sizes = plan_sizes(self, session)
         with self._opened_store(session) as store:
@@ -148,7 +148,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             identity = "/".join(read_manifest(each, storage_options=options or None).fingerprint for each in urls)
             record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
             check_run(store, record)
-            return self._train(session, store, record, plan, lesson, sizes, {})
+            return self._train(session, store, record, plan, recipe, sizes, {})
 
     def _train(
         self,
@@ -156,28 +156,28 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         store: Store,
         record: RunRecord,
         data: DataPlan,
-        lesson: Lesson,
+        recipe: Recipe,
         sizes: Sizes,
         facts: Mapping[str, Any],
     ) -> Any:
-        """Check the lesson on the first rows, train, and return the model."""
-        sample = first_rows(lesson.layout, data)
-        lesson = lesson.tried(sample)
-        layout, run_id = lesson.layout, record.run_id
-        model = self._untrained(lesson, sample)
+        """Check the recipe on the first rows, train, and return the model."""
+        sample = first_rows(recipe.layout, data)
+        recipe = recipe.checked_on(sample)
+        layout, run_id = recipe.layout, record.run_id
+        model = self._untrained(recipe, sample)
         model._check(facts)
-        class_labels = lesson.class_labels(len(model.widths))
+        class_labels = recipe.class_labels(len(model.widths))
         _check_classes(class_labels, facts)
         if not store.temporary:
             record_run(store, record)
         callbacks = self.value("callbacks") or []
         plan = TrainingPlan(
             run_id=run_id,
-            model=lesson.network,
+            model=recipe.network,
             layout=layout,
-            objective=lesson.objective or Objective(()),
+            objective=recipe.objective or Objective(()),
             data=data,
-            steps=lesson.steps,
+            steps=recipe.steps,
             epochs=self.value("epochs"),
             steps_per_epoch=self.value("stepsPerEpoch"),
             checkpoint_steps=self.value("checkpointSteps"),
@@ -202,21 +202,23 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             )
         if not store.temporary:
             forget_run(store, run_id)
-        network = copy.deepcopy(lesson.network)
+        network = copy.deepcopy(recipe.network)
         network.load_state_dict(trained.weights)
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)
 
-    def _untrained(self, lesson: Lesson, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
-        """The model with its Params and shapes, but no network yet."""
-        layout = lesson.layout
+    def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
+        """Return the model with its Params and shapes, but without a network."""
+        layout = recipe.layout
         with own_randomness(0), torch.no_grad():
-            outputs = outputs_of(layout.call(copy.deepcopy(lesson.network).eval(), sample), layout)
+            outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
         widths = [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
-        model.clear(model.useGpu)  # where it scores is another question
-        model._resetUid(self.uid)  # as Spark's own models have it
+        model.clear(
+            model.useGpu
+        )  # useGpu says where the estimator trains; where its model scores is for the model to say
+        model._resetUid(self.uid)  # as in Spark's own models
         return model
 
     def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
@@ -245,7 +247,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     @contextmanager
     def _opened_store(self, session: Any) -> Iterator[Store]:
-        """The store, checked; in local modes a temporary one where none is given."""
+        """Return the store after checking it; in local modes a temporary one where none is given."""
         store = self.value("store")
         if store is None:
             if not is_local(session):
@@ -333,7 +335,7 @@ def _check_facts(schema: StructType, layout: Layout, facts: Mapping[str, Any]) -
 
 def _check_classes(names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
     for name in names:
-        fraction = facts.get(name, {}).get("fraction")  # data of an earlier version do not tell
+        fraction = facts.get(name, {}).get("fraction")  # data that an earlier release has written does not tell
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
 

@@ -37,7 +37,7 @@ def check_finite(
 
 
 def _first_bad(values: Any) -> int | None:
-    """The place of the first row with a value that is no finite number; None where there is none, as nearly always."""
+    """Return the place of the first row with a value that is no finite number; None where all are finite, as nearly always."""
     if isinstance(values, torch.Tensor) and values.is_nested:
         flat = values.values()
         if not flat.is_floating_point() or bool(flat.isfinite().all()):

@@ -63,7 +63,7 @@ def is_index(field: StructField) -> bool:
 
 
 def row_shape(field: StructField) -> tuple[int, ...] | None:
-    """The shape of one row: () for a number, (size,) for a vector of known size, None where the schema does not tell."""
+    """Return the shape of one row: () for a number, (size,) for a vector of known size, None where the schema does not tell."""
     if not is_list(field.dataType):
         return ()
     attributes = (field.metadata or {}).get("ml_attr", {})
@@ -72,21 +72,21 @@ def row_shape(field: StructField) -> tuple[int, ...] | None:
 
 
 def labels_of(field: StructField) -> dict[str, Any]:
-    """The ML attribute of a label column that StringIndexer made, by which IndexToString finds the strings again."""
+    """Return the ML attribute of a label column that StringIndexer made; by it IndexToString finds the strings again."""
     metadata = field.metadata or {}
     return dict(metadata) if metadata.get("ml_attr", {}).get("vals") else {}
 
 
 def column(name: str) -> Column:
-    """A column by its exact name, dots and all."""
+    """Return the column of exactly this name, which may have dots."""
     return f.col("`" + name.replace("`", "``") + "`")
 
 
 def as_numbers(frame: DataFrame, name: str) -> Column:
-    """The column as Parquet and Arrow keep it best: vectors dense as arrays, all fractions as float."""
+    """Return the column as Parquet and Arrow keep it best: vectors as dense arrays, all fractions as float."""
     kind = frame.schema[name].dataType
     if is_vector(kind):
-        # It refuses nulls, without naming the column.
+        # Spark's function raises for nulls without naming the column.
         return f.when(column(name).isNotNull(), vector_to_array(column(name), "float32")).alias(name)
     if isinstance(kind, ArrayType):
         return column(name).cast(ArrayType(_narrow(kind.elementType))).alias(name)

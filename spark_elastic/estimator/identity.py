@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, StructType
 from spark_elastic.estimator.frame import column
 
 _STEPS = frozenset({"Filter", "LogicalRelation", "OneRowRelation", "Project", "Range", "SubqueryAlias", "Union"})
-# With a mode (of errors, of decimals) that the plan's JSON leaves out, as the last of their arguments.
+# Expressions whose last argument is a mode, of errors or of decimals, that the plan's JSON leaves out.
 _WITH_MODE = frozenset({"Add", "Cast", "Divide", "Multiply", "Remainder", "Subtract"})
 _EXPRESSIONS = _WITH_MODE | {
     "Alias", "And", "AttributeReference", "CaseWhen", "Coalesce", "CreateArray", "EqualNullSafe", "EqualTo", "GetStructField",
@@ -34,10 +34,10 @@ _DATASOURCES = "org.apache.spark.sql.execution.datasources."
 _FILES = f"{_DATASOURCES}HadoopFsRelation"
 _FORMATS = frozenset({f"{_DATASOURCES}parquet.ParquetFileFormat", f"{_DATASOURCES}orc.OrcFileFormat"})
 _LISTED = f"{_DATASOURCES}InMemoryFileIndex"
-# Fields of plans that their JSON leaves out: what is told apart from them, or says nothing of the rows.
+# Fields that the JSON of plans leaves out: their content is found by other means, or says nothing of the rows.
 _TOLD_APART = frozenset({"catalogTable", "evalContext", "evalMode", "relation", "session", "stream"})
 _LITERALS = ("boolean", "byte", "date", "decimal", "double", "float", "integer", "long", "short", "string", "timestamp")
-# Settings by which the same rows are only computed otherwise.
+# Settings that change how rows are computed and not which rows come out.
 _OF_SPEED = (
     "spark.sql.adaptive.", "spark.sql.autoBroadcastJoinThreshold", "spark.sql.catalogImplementation", "spark.sql.codegen.",
     "spark.sql.execution.arrow.", "spark.sql.files.max", "spark.sql.files.min", "spark.sql.files.openCostInBytes",
@@ -57,7 +57,7 @@ def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
         if plan is None or "InMemoryRelation" in cached:
             return None
         relations = [_relation(frame, leaf.relation()) for leaf in _each(analysed.collectLeaves()) if _reads(leaf)]
-    except Py4JError:  # a file is gone, or Spark of another version has no such thing
+    except Py4JError:  # a file is gone, or this version of Spark has no such method
         return None
     if None in relations:
         return None
@@ -75,7 +75,7 @@ def content_of(selected: DataFrame) -> list[Column]:
     parts: list[Column] = []
     for field in selected.schema:
         value = column(field.name)
-        # The hash of a null is none, and that of an array has no end.
+        # Spark hashes a null to the seed, and an array without marking its end.
         parts += [value.isNull(), *([f.size(value)] if isinstance(field.dataType, ArrayType) else []), value]
     first = f.xxhash64(*parts).cast("decimal(38,0)")
     second = f.xxhash64(f.lit(1), *parts).cast("decimal(38,0)")

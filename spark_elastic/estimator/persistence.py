@@ -33,7 +33,7 @@ from spark_elastic.estimator.hadoop import HadoopFiles
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams
 
-# The format that is written; all from the first to this one are read.
+# The format that is written. Every format from the first to this one can be read.
 FORMAT = 2
 _WEIGHTS, _CODE = "weights.safetensors", "code.pkl"
 _FACTS = "sparkElastic"
@@ -216,7 +216,7 @@ def _load_objects(path: str, written: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 objects: dict[str, Any] = _Unpickler(file, tensors).load()
             except (AttributeError, ImportError):
-                raise  # the network's code is not here
+                raise  # the network's code cannot be imported here
             except Exception as error:
                 raise DamagedError(f"{path} is damaged: {_CODE}: {type(error).__name__}: {error}") from error
         return objects
@@ -255,7 +255,7 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
         super().__init__(file)
         self._tensors, self._names = tensors, names
-        self._seen: list[Any] = []  # keeps identities from being used again
+        self._seen: list[Any] = []  # holds on to them, so that no other object gets one of their ids
 
     def persistent_id(self, value: Any) -> Any:
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and value.is_leaf

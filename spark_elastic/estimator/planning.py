@@ -36,7 +36,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Recipe:
     """What is trained: copies of the network and of an optimizer instance over it, and how."""
 
     network: torch.nn.Module
@@ -46,8 +46,8 @@ class Lesson:
     on_cpu: bool
     transform: Any = None
 
-    def tried(self, batch: dict[str, torch.Tensor]) -> Lesson:
-        """Try one step on the driver's CPU, where it can run there, and return the lesson with what that told.
+    def checked_on(self, batch: dict[str, torch.Tensor]) -> Recipe:
+        """Try one step on the driver's CPU, where it can run there, and return the recipe with what that told.
 
         Raises ValueError where network, columns, labels and losses do not fit each other.
         """
@@ -79,7 +79,7 @@ def own_randomness(seed: int) -> Iterator[None]:
         yield
 
 
-def plan_lesson(params: Parameterized, layout: Layout, default_loss: Any) -> Lesson:
+def plan_recipe(params: Parameterized, layout: Layout, default_loss: Any) -> Recipe:
     """Copy network and optimizer, and check what does not go together."""
     size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
     if everywhere is not None and params.isSet("batchSize"):
@@ -92,7 +92,7 @@ def plan_lesson(params: Parameterized, layout: Layout, default_loss: Any) -> Les
     with own_randomness(0):
         check_steps(network, steps)
     on_cpu = not params.value("useGpu") and steps.train_step is None
-    return Lesson(network, layout, steps, objective, on_cpu, params.value("transform"))
+    return Recipe(network, layout, steps, objective, on_cpu, params.value("transform"))
 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:

@@ -15,7 +15,7 @@ from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.shapes import shown_shape
 from spark_elastic.estimator.training import make_optimizer, make_scheduler
 
-# Odd, so that no layer takes the rows for its features.
+# An odd number of rows, which no layer takes for its number of features.
 ROWS = 7
 
 

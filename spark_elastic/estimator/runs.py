@@ -14,7 +14,7 @@ from typing import Any
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.store import Store
 
-# What may differ when a run goes on: how long, with how many workers, and what happens around training.
+# Params that may differ when a run goes on: those that say for how long and with how many workers, and what happens around it.
 FREE = frozenset(
     {
         "callbacks",

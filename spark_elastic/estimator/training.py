@@ -100,7 +100,7 @@ class Trainer:
         self.objective = plan.objective.to(self.device)
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self._callbacks: tuple[bytes, list[Callback]] = (b"", [])
-        # Where a loss was no finite number, in words; the fit ends there. And the epoch for which this has been said.
+        # A sentence that says where a loss was no finite number, which ends the fit; and the last epoch for which it was logged.
         self.not_finite: str | None = None
         self._complained: int | None = None
         self._losses = LossWatch()
@@ -138,7 +138,7 @@ class Trainer:
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
             torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
-        # Who stopped, did so for the epochs that were wanted then: a fit that wants more goes on.
+        # A callback that stopped training did so for the epochs that were wanted then: a fit that wants more of them goes on.
         while max(state.epoch, state.stopped) < self.plan.epochs:
             if not state.started:
                 state.started = time.time()
@@ -196,7 +196,7 @@ class Trainer:
             [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values.values()]
         )
         sums = torch.cat([sums * amount if amount else torch.zeros_like(sums), sums.new_tensor([amount])])
-        # Reduced while backward computes; waited for before the commit that counts the batch.
+        # The sums are reduced while backward computes, and waited for before the commit that counts the batch.
         work = dist.all_reduce(sums, async_op=True) if se.size() > 1 else None
         scaled = loss / passes
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()
@@ -296,7 +296,7 @@ class Trainer:
         metrics, state.callbacks, stop, keep = self._call_back(state, metrics)
         if keep:
             state.best = kept_weights(self.model.module.state_dict())
-        # Bytes are copied by no commit, however many epochs they tell of.
+        # As bytes the history is copied by no commit, however many epochs it tells of.
         state.history += json.dumps(metrics, default=_as_plain).encode() + b"\n"
         state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
         state.stopped = self.plan.epochs if stop else 0
@@ -310,7 +310,7 @@ class Trainer:
         layout, objective, data = self.plan.layout, self.objective, self.plan.data
         assert data.validation_url is not None
         shard = (se.rank(), se.size())
-        # As many rows as a training batch has on this rank, where nothing else is said.
+        # By default as many rows as a training batch has on this rank.
         size = data.validation_batch_size or -(-(data.global_batch_size or 1) // se.size())
         loader = ParquetLoader(
             data.validation_url,
@@ -417,7 +417,7 @@ def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optim
         raise TypeError(f"optimizer must make a torch.optim.Optimizer, and made a {type(optimizer).__name__}")
     check_parameters(optimizer, model)
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # follows the parameters to their device
+        optimizer.load_state_dict(optimizer.state_dict())  # moves its state to the device of the parameters
     return optimizer
 
 

@@ -105,7 +105,7 @@ def scoring_device(use_gpu: bool | None) -> torch.device:
         raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
     if not addresses or not torch.cuda.is_available():
         return torch.device("cpu")
-    # Where the cluster hides all other GPUs from the process, the one that is left is the first.
+    # Where the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
     return torch.device("cuda", int(addresses[0]) if int(addresses[0]) < torch.cuda.device_count() else 0)
 
 
@@ -128,7 +128,7 @@ class PredictionUdf:
         self._shapes = {name: shapes.get(name) for name in scorer.layout.features}
         network = session.sparkContext.broadcast(cloudpickle.dumps(scorer.on_cpu()))
         names = list(self._shapes)
-        # Spark makes a column of numbers faster than a struct of one.
+        # Spark makes a column of numbers faster than a struct with one number.
         self._only = kind.names[0] if len(kind.names) == 1 and None not in self._shapes.values() else None
         if None in self._shapes.values():
             self._udf = _ragged_udf(network, names, kind, batch_size, use_gpu)

@@ -33,7 +33,7 @@ def check_gpus(conf: Any, wanted: bool = False) -> None:
 
 
 def find_session(stack: ExitStack) -> Any:
-    """The active session, else a new local-cluster that ends with the run."""
+    """Return the active session, else a new local-cluster that ends with the run."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -42,7 +42,7 @@ def find_session(stack: ExitStack) -> Any:
         return session
     context = SparkContext._active_spark_context
     if context is not None and context._jsc is not None:
-        # The user's; the active session is a matter of each thread.
+        # The user has made a session on another thread: each thread has an active session of its own.
         return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     cores = os.cpu_count() or 1
@@ -50,7 +50,9 @@ def find_session(stack: ExitStack) -> Any:
         SparkSession.builder.master(f"local-cluster[{cores},1,1024]")
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.default.parallelism", cores)  # Spark itself counts the executors that have come up so far
+        .config(
+            "spark.default.parallelism", cores
+        )  # Spark's own default counts only the executors that have come up so far
         .getOrCreate()
     )
     stack.callback(session.stop)
@@ -85,7 +87,7 @@ def default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np
 
 
 def addresses_of(session: Any, port: int) -> tuple[tuple[str, int], ...]:
-    """Where executors reach the driver: what Spark tells them itself, then what this machine believes."""
+    """Return where executors reach the driver: the host that Spark tells them, else the name of this machine."""
     conf = session.sparkContext.getConf()
     host = conf.get("spark.driver.host", "") or socket.gethostname()
     return ((host.strip("[]"), port),)

@@ -37,7 +37,7 @@ CANCEL_SECONDS = 0.05
 # Attempts of a slot's task that are looked at to find out where it runs now.
 TASKS_OF_A_SLOT = 100
 
-# How names of exceptions begin that are not Python's.
+# The names of exceptions that are not Python's begin like this.
 _OF_JAVA = ("java.", "org.", "scala.")
 
 
@@ -120,7 +120,7 @@ class SparkSlots:
         self._wake = threading.Condition()
         self._closing = False
         self._give_back = False
-        # Whether any slot has ever registered: executors that cannot run us are not like all others then.
+        # Whether any slot has ever registered. If so, executors differ, and another try may find one that can run a task.
         self._has_hosts = False
         self._properties = _inherited_properties(self._context)
         self._has_properties = False
@@ -317,7 +317,7 @@ class SparkSlots:
                 self._cancel_waiting()
             except Exception:
                 if is_gone(self._context) or time.monotonic() > deadline:
-                    # The SparkContext is gone as a rule, and its jobs with it.
+                    # As a rule the SparkContext is gone, and its jobs with it.
                     logger.debug("could not cancel the slots", exc_info=True)
                     return
             with self._wake:

@@ -22,7 +22,7 @@ FRAME_LIMIT = 64 * 2**20
 CHUNK_BYTES = 2**20
 HANDSHAKE_SECONDS = 15.0
 READ_BYTES = 32 * 1024
-# Bytes that may wait in a connection before the sender of forwarded output drops lines.
+# The bytes that may wait in a connection before forwarded output is dropped, a line at a time.
 CROWDED_BYTES = 4 * 2**20
 
 _LENGTH = struct.Struct("!I")

@@ -42,7 +42,7 @@ class Credentials:
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The certificate is the identity; host names of a cluster say nothing.
+        # The certificate is the identity. Host names of a cluster prove nothing.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.certificate.decode())

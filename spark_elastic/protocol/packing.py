@@ -14,7 +14,7 @@ import msgspec
 
 
 def pack(values: Sequence[bytes]) -> bytes:
-    """Pack values in little room when their ends are alike."""
+    """Pack values; those with a common end take little room."""
     end = _common_end(values)
     own = [value.removesuffix(end) for value in values]
     return zlib.compress(msgspec.msgpack.encode((own, end)))
@@ -27,7 +27,7 @@ def unpack(packed: bytes) -> tuple[bytes, ...]:
 
 
 def _common_end(values: Sequence[bytes]) -> bytes:
-    """What the first and the last value have in common when all are sorted from behind, all have."""
+    """Return the longest end that all values share: sorted by their reversed bytes, the first and the last one share it."""
     mirrored = [value[::-1] for value in values]
     first, last = min(mirrored, default=b""), max(mirrored, default=b"")
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))

@@ -62,7 +62,7 @@ def worker_environment(
 
 
 def _executor_pid() -> int:
-    """The executor's JVM: the nearest ancestor that is not Python; the task's parent where there is none."""
+    """Return the pid of the executor's JVM: the nearest ancestor that is not Python; where all are, the task's parent."""
     for ancestor in psutil.Process().parents():
         if ancestor.name().startswith("java"):
             return int(ancestor.pid)

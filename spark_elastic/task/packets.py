@@ -65,7 +65,7 @@ def send(connection: socket.socket, packet: Packet, descriptors: list[int] | Non
     try:
         socket.send_fds(connection, [msgspec.json.encode(packet)], descriptors or [])
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the other end is gone, which its reader is about to learn
+        pass  # the other end is gone, and whoever reads from this socket is about to see it
 
 
 def receive_order(connection: socket.socket) -> tuple[Order | None, list[int]]:

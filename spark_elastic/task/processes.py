@@ -23,7 +23,7 @@ def die_with_parent(signal_number: int, parent: int) -> None:
     """Have the kernel send us ``signal_number`` when the thread that started us ends. Call it first thing in a child."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal_number)  # it ended before we asked
+        os.kill(os.getpid(), signal_number)  # the process ended before it was looked at
 
 
 def adopt_orphans(adopt: bool = True) -> None:
@@ -57,7 +57,7 @@ class ExitSign:
         try:
             return os.pread(self._file, 512, 0).rpartition(b")")[2].split(None, 1)[0] in (b"T", b"t")
         except OSError:
-            return False  # it is gone, which is another matter
+            return False  # the process is gone, and others notice that
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -78,7 +78,7 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
 
     Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
     """
-    # Not asyncio.run: it would leave no event loop to get for what Spark runs next in this Python process.
+    # asyncio.run is not used: what Spark runs next in this Python process would find no event loop.
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(serve(ticket, place))

@@ -170,7 +170,7 @@ class WorkerSupervisor:
         try:
             await asyncio.wait_for(self._quiet.wait(), LAST_WORDS_SECONDS)
         except asyncio.TimeoutError:
-            pass  # a descendant outside our reach holds the pipe
+            pass  # a descendant that is out of reach holds the pipe open
         self._report(WorkerExited(worker, code, tuple(self._last_lines)))
         self._last_lines.clear()
         self._worker = None

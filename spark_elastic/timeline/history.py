@@ -11,7 +11,7 @@ from typing import Any
 from spark_elastic.driver.failures import VAGUE
 from spark_elastic.timeline.resets import Event, Reset, find_resets
 
-# The speed is that between two reports so far apart at least, further in long runs: so many are enough to draw.
+# A speed is that between two reports which are at least this far apart, and further in long runs, so that this many are drawn.
 SPEED_SECONDS = 1.0
 SPEEDS = 600
 
@@ -226,7 +226,7 @@ def _generations(events: Sequence[Event]) -> list[Generation]:
 
 
 def _work(events: Sequence[Event]) -> tuple[str, list[tuple[float, int]]]:
-    """The unit of work, and how much was done when: the rows of all epochs, or steps where nobody counts rows."""
+    """Return the unit of work, and how much was done when: rows of all epochs, or steps where nobody counts rows."""
     reports = [(event["time"], event["values"]) for event in events if event["event"] == "progress"]
     if any("rows" in values for _, values in reports):
         return "rows", [(t, v["epoch"] * v["rows_total"] + v["rows"]) for t, v in reports if "rows" in v]
@@ -234,7 +234,7 @@ def _work(events: Sequence[Event]) -> tuple[str, list[tuple[float, int]]]:
 
 
 def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:
-    """Speeds one after the other, each over at least ``seconds``."""
+    """Return consecutive speeds, each over at least ``seconds``."""
     marks: list[tuple[float, int]] = []
     for time, work in done:
         if not marks or time - marks[-1][0] >= seconds:
@@ -243,7 +243,7 @@ def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:
 
 
 def _metrics(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
-    """Rank 0's numbers over time."""
+    """Return rank 0's numbers over time."""
     found: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         if event["event"] == "metrics" and event["rank"] == 0:

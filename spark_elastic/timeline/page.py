@@ -11,14 +11,14 @@ from spark_elastic.timeline.history import Doing, History, WorkerLine
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.summary import clock, headline, reset_facts
 
-# Of a metric; a browser is slow with more, and the eye sees no more.
+# The points that are drawn of a metric. A browser gets slow with more, and nobody could see them.
 POINTS = 1000
 
 
 def html(history: History) -> str:
     """Return the page."""
     template = resources.files("spark_elastic.timeline").joinpath("template.html").read_text(encoding="utf-8")
-    # What a log holds, such as the message of an error, must not end the element that it stands in.
+    # The text of a log, such as the message of an error, must not close the element that it is put into.
     data = json.dumps(_facts(history)).replace("<", "\\u003c")
     title = escaping.escape(f"run {history.run_id}")
     return template.replace("{{title}}", title).replace("{{data}}", data)

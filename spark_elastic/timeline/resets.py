@@ -10,7 +10,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-# An injected fault that struck no longer than this before the survivors' last commit is what the loss comes from.
+# An injected fault is the cause of a loss if it struck at most this long before the survivors' last commit.
 FAULT_SECONDS = 1.0
 
 
@@ -62,7 +62,7 @@ def find_resets(events: Sequence[Event]) -> list[Reset]:
     log = _Log.of(events)
     resets: list[Reset] = []
     start: Event | None = None
-    later: Event | None = None  # what ended the generation that is to end this reset
+    later: Event | None = None  # another reset has begun before this one was over
     formed: Event | None = None
     known = 0
     for event in events:
@@ -73,7 +73,8 @@ def find_resets(events: Sequence[Event]) -> list[Reset]:
             formed = event
         elif kind in ("world_broken", "world_interrupted"):
             is_same = start is not None and generation == start["generation"]
-            if start is None or (is_same and kind == "world_broken"):  # a departure can still become a failure
+            # What began as a planned departure can still become a failure.
+            if start is None or (is_same and kind == "world_broken"):
                 start = event
             elif not is_same:
                 later = event
@@ -81,7 +82,7 @@ def find_resets(events: Sequence[Event]) -> list[Reset]:
             resets.append(_take_apart(log, start, formed, known))
             start = later if later is not None and later["generation"] == generation else None
             later = None
-    if start is not None:  # the run ended in it
+    if start is not None:  # the run ended during this reset
         size = log.forming[start["generation"]]["size"]
         resets.append(_named(start, start["time"], events[-1]["time"], old_size=size))
     return resets
@@ -111,7 +112,7 @@ class _Log:
         return log
 
     def step_of(self, event: Event) -> int:
-        """How many commits an event shows to have been made; 0 where it tells nothing."""
+        """Return how many commits had been made at an event, as far as it tells; else 0."""
         if event["event"] in ("progress", "stepped"):
             return int(event["values"]["step"])
         if event["event"] == "worker_ready" and event["commit"] != "None":
@@ -127,12 +128,12 @@ def _take_apart(log: _Log, start: Event, formed: Event, known: int) -> Reset:
     idle = {event["worker"]: event["values"]["idle"] for event in entered if "idle" in event["values"]}
 
     def latest(events: Sequence[Event], default: float) -> float:
-        """When the last survivor did something; where nobody survived, the last of all."""
+        """Return when the last survivor did something; where nobody survived, when the last newcomer did."""
         return max((event["time"] for event in events if event["worker"] in idle or not idle), default=default)
 
     worked = max((e["time"] - idle[e["worker"]] for e in entered if e["worker"] in idle), default=start["time"])
     begin, victim = worked, None
-    if start["event"] == "world_broken":  # those who are interrupted as planned work on until they commit
+    if start["event"] == "world_broken":  # workers that are interrupted as planned go on training until they commit
         # A fault strikes at a commit, which others may make later.
         struck = [event for event in log.faults if worked - FAULT_SECONDS <= event["time"] <= start["time"]]
         begin = min(struck[-1]["time"] if struck else worked, start["time"])

@@ -9,7 +9,7 @@ from spark_elastic.timeline.resets import Kind, Part, Reset
 
 
 def summarize(history: History) -> dict[str, Any]:
-    """The figures as plain data. Seconds throughout, ``at`` from the beginning of the run."""
+    """Return the figures as plain data. Seconds throughout, ``at`` from the beginning of the run."""
     return {
         "run_id": history.run_id,
         "outcome": history.outcome,
@@ -29,7 +29,7 @@ def summarize(history: History) -> dict[str, Any]:
 
 
 def reset_facts(reset: Reset) -> dict[str, Any]:
-    """One reset as plain data."""
+    """Return one reset as plain data."""
     return {
         "kind": reset.kind.value,
         "at": round(reset.begin, 3),
@@ -44,7 +44,7 @@ def reset_facts(reset: Reset) -> dict[str, Any]:
 
 
 def summary_text(history: History) -> str:
-    """The figures as lines of text."""
+    """Return the figures as lines of text."""
     unit = history.unit
     lines = [
         f"run {history.run_id}: {history.outcome}",

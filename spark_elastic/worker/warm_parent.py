@@ -33,7 +33,7 @@ def main(descriptor: int, task_pid: int) -> None:
     try:
         import_everything()
     except Exception as error:
-        failure = error  # for the workers to tell, who speak with the driver
+        failure = error  # the workers raise it: they, and not this process, speak with the driver
     _Guardian(connection, failure).serve()
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from spark_elastic.estimator import TorchEstimator, TorchModel
 from spark_elastic.estimator.layout import Input, Layout
-from spark_elastic.estimator.planning import plan_lesson
+from spark_elastic.estimator.planning import plan_recipe
 
 cloudpickle.register_pickle_by_value(networks)
 
@@ -96,13 +96,13 @@ def test_every_form_of_outputs_is_scored_for_every_shape_of_columns(frame: Any, 
     for form in FORMS:
         estimator = make(INPUTS[columns], form)
         layout = estimator._layout(data.schema)
-        lesson = plan_lesson(estimator, layout, None)
+        recipe = plan_recipe(estimator, layout, None)
         sample = {
             name: torch.zeros(7, *shapes.get(name, ()), dtype=torch.int64 if name in ("i", "flag") else torch.float32)
             for name in layout.columns
         }
-        lesson = lesson.tried(sample)
-        model = estimator._untrained(lesson, sample).describe(model=lesson.network)
+        recipe = recipe.checked_on(sample)
+        model = estimator._untrained(recipe, sample).describe(model=recipe.network)
         check(model.transform(data), form)
 
 

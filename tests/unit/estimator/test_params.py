@@ -25,7 +25,7 @@ from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
 from spark_elastic.estimator.persistence import ModelWriter
-from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_lesson
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_recipe
 from spark_elastic.estimator.runs import RunRecord, describe_params
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.launchers.session import check_gpus
@@ -53,11 +53,11 @@ def make(**params: Any) -> TorchEstimator:
     return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
 
 
-def lesson(estimator: TorchEstimator) -> Any:
+def recipe(estimator: TorchEstimator) -> Any:
     layout = estimator._layout(SCHEMA)
-    planned = plan_lesson(estimator, layout, estimator._default_loss())
+    planned = plan_recipe(estimator, layout, estimator._default_loss())
     batch = made_up_batch(layout, SCHEMA)
-    return planned if batch is None else planned.tried(batch)
+    return planned if batch is None else planned.checked_on(batch)
 
 
 SETTINGS = {
@@ -149,7 +149,7 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
 )
 def test_what_does_not_go_together_is_an_error_before_anything_is_started(params: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
-        lesson(make(**params))
+        recipe(make(**params))
 
 
 def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
@@ -167,7 +167,7 @@ def test_only_a_data_frame_is_fitted() -> None:
 
 def classifier_model(outputs: int, **params: Any) -> Any:
     classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
-    return classifier._untrained(lesson(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
+    return classifier._untrained(recipe(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
 
 
 def test_the_number_of_classes_may_be_given() -> None:
@@ -198,14 +198,14 @@ def test_thresholds_are_one_for_each_class_and_at_most_one_is_0() -> None:
 def test_labels_that_a_loss_takes_as_classes_have_no_fractions() -> None:
     classes = torch.nn.CrossEntropyLoss()
     several = make(labelCols=["y", "n"], model=torch.nn.Linear(1, 2), loss=[torch.nn.MSELoss(), classes])
-    assert plan_lesson(several, several._layout(SCHEMA), None).class_labels(2) == ("n",)
+    assert plan_recipe(several, several._layout(SCHEMA), None).class_labels(2) == ("n",)
     stacked = make(labelCols=["y", "n"], model=torch.nn.Linear(1, 2), loss=classes)
-    assert lesson(stacked).class_labels(1) == ()
+    assert recipe(stacked).class_labels(1) == ()
     one = {"labelCols": ["y"], "model": torch.nn.Linear(1, 2), "loss": classes}
-    assert lesson(make(**one)).class_labels(1) == ("y",)
-    assert lesson(make(**one, transform=dict)).class_labels(1) == ()
-    assert lesson(make(**one, trainStep=max)).class_labels(1) == ()
-    assert lesson(TorchClassifier(model=torch.nn.Linear(1, 1), featuresCol="x", labelCol="y")).class_labels(1) == ("y",)
+    assert recipe(make(**one)).class_labels(1) == ("y",)
+    assert recipe(make(**one, transform=dict)).class_labels(1) == ()
+    assert recipe(make(**one, trainStep=max)).class_labels(1) == ()
+    assert recipe(TorchClassifier(model=torch.nn.Linear(1, 1), featuresCol="x", labelCol="y")).class_labels(1) == ("y",)
     _check_classes(("y",), {"y": {"fraction": None}})
     with pytest.raises(ValueError, match=r"column 'y' has the label 0.7; the loss takes class indexes"):
         _check_classes(("y",), {"y": {"fraction": 0.7}})
@@ -213,7 +213,7 @@ def test_labels_that_a_loss_takes_as_classes_have_no_fractions() -> None:
 
 def test_both_batch_sizes_are_an_error() -> None:
     with pytest.raises(ValueError, match="batchSize=8 or globalBatchSize=16, not both"):
-        lesson(make(batchSize=8, globalBatchSize=16))
+        recipe(make(batchSize=8, globalBatchSize=16))
 
 
 def test_relative_paths_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +223,8 @@ def test_relative_paths_are_those_of_the_driver(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_scalar_becomes_a_matrix_only_for_models_that_want_one() -> None:
-    assert lesson(make()).layout.inputs[0].expand
-    assert not lesson(make(model=torch.nn.Embedding(3, 1), featureCols=["n"])).layout.inputs[0].expand
+    assert recipe(make()).layout.inputs[0].expand
+    assert not recipe(make(model=torch.nn.Embedding(3, 1), featureCols=["n"])).layout.inputs[0].expand
 
 
 def test_indexes_that_string_indexer_wrote_become_whole_numbers() -> None:
@@ -237,7 +237,7 @@ def test_indexes_that_string_indexer_wrote_become_whole_numbers() -> None:
 
 def test_the_estimators_model_and_optimizer_are_copied_together() -> None:
     model = torch.nn.Linear(1, 1)
-    planned = lesson(make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+    planned = recipe(make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
     assert planned.network is not model
     parameters = planned.steps.optimizer.param_groups[0]["params"]
     assert parameters[0] is next(planned.network.parameters())
@@ -366,7 +366,7 @@ def test_fits_share_slots_where_these_suffice_and_wait_in_line_where_not() -> No
 
 def test_a_model_carries_its_estimators_uid_and_training_params() -> None:
     estimator = make(learningRate=0.5, optimizer=torch.optim.SGD, useGpu=False, store="/x", epochs=3)
-    model = estimator._untrained(lesson(estimator), {"x": torch.zeros(3), "y": torch.zeros(3)})
+    model = estimator._untrained(recipe(estimator), {"x": torch.zeros(3), "y": torch.zeros(3)})
     assert model.uid == estimator.uid
     assert all(entry.parent == estimator.uid for entry in model.params)
     assert (model.getLearningRate(), model.getEpochs(), model.getBatchSize()) == (0.5, 3, 32)
@@ -383,7 +383,7 @@ def test_a_model_carries_its_estimators_uid_and_training_params() -> None:
 def test_a_model_can_be_told_to_score_other_columns() -> None:
     estimator = make(featureCols=["x", "code"], model=torch.nn.Bilinear(1, 1, 1))
     batch = {name: torch.zeros(3) for name in ("x", "code", "y")}
-    model = estimator._untrained(lesson(estimator), batch)
+    model = estimator._untrained(recipe(estimator), batch)
     other = model.copy({model.featureCols: ["n", "z"]})
     assert other.layout.features == ["n", "z"]
     assert other.shapes == {"n": (), "z": ()}
