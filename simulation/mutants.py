@@ -127,7 +127,9 @@ MUTANTS = (
         "if world.phase is WorldPhase.FINISHING and self.settings.elastic:",
         "if False:",
     ),
-    Mutant("the job is over at the first vote", _MACHINE + "_finish_if_voted", "if all(", "if any("),
+    Mutant(
+        "the job is over at the first vote", "spark_elastic.driver.voting:have_all_voted", "return all(", "return any("
+    ),
     Mutant(
         "a drained worker stays while too few others are left",
         _MACHINE + "_form_if_ready",
@@ -141,7 +143,12 @@ MUTANTS = (
         "default=None)",
         "default=None, key=lambda commit: commit.index)",
     ),
-    Mutant("all survivors are given up with one host", _MACHINE + "_lose_state", "not self.settings.durable or", ""),
+    Mutant(
+        "all survivors are given up with one host",
+        "spark_elastic.driver.setbacks:Setbacks.lost_state",
+        "not self._settings.durable",
+        "False",
+    ),
     Mutant(
         "a commit need not be whole",
         "spark_elastic.worker.state.keepers.copies:OnDevice.settle",

@@ -27,7 +27,7 @@ class Tally:
         self.events += played.clock.events
         self.commits += played.commits
         self.generations += machine.generation
-        self.resets += machine.resets
+        self.resets += machine.setbacks.resets
         self.faults.update(fault.kind.name for fault in played.strikes.struck)
         self.points.update(fault.point for fault in played.strikes.struck if fault.point is not None)
         self.transitions.update(played.invariants.transitions)

@@ -29,27 +29,20 @@ from spark_elastic.driver.joining import joins_at, why_interrupt
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
+from spark_elastic.driver.setbacks import Setbacks
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.shortage import Shortage
 from spark_elastic.driver.situation import Situation
+from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
 from spark_elastic.driver.world import Worker, World
 from spark_elastic.errors import (
     RanksDifferError,
-    ResetLimitExceededError,
     SparkElasticError,
-    StateLostError,
     TrainingFailedError,
     WorkerFailure,
     name_worker,
 )
 from spark_elastic.protocol.messages import Activity, CommitId, Member
-
-# So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
-UNFORMED_LIMIT = 10
-# So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
-LOST_WORLDS_LIMIT = 3
-# So many worlds in a row whose ranks all waited for each other, without a commit, end the job, where no connection was silent.
-STUCK_WORLDS_LIMIT = 3
 
 
 class DriverMachine:
@@ -67,8 +60,8 @@ class DriverMachine:
         self.workers: dict[int, Worker] = {}
         self.world: World | None = None
         self.over = False
-        self.resets = 0
         self.book = FailureBook()
+        self.setbacks = Setbacks(settings)
         self._history = History()
         self._commands: list[do.Command] = []
         self._next_worker = 0
@@ -81,9 +74,6 @@ class DriverMachine:
         self._plain_target: int | None = None
         self._started = now
         self._shortage = Shortage(settings)
-        self._unformed = 0
-        self._lost_worlds = 0
-        self._stuck_worlds = 0
         # Lost workers whose exit code, once it is known, counts against the user's code.
         self._exits_to_count: set[int] = set()
         self._clock = MachineClock(now)
@@ -311,7 +301,7 @@ class DriverMachine:
         if world.phase is WorldPhase.FORMING and len(world.acknowledged) == len(world.members):
             self._change_world(WorldChange.CONNECTED)
             world.was_formed = True
-            self._unformed = 0
+            self.setbacks.formed()
             for worker in self._living_members():
                 worker.active_at = now
                 worker.form_failures = 0
@@ -516,17 +506,8 @@ class DriverMachine:
         if world.phase is not WorldPhase.BREAKING:
             self._change_world(WorldChange.BROKE)
             world.broken_by = reason
-            self.resets += 1
             self._record("world_broken", generation=world.generation, reason=reason)
-            limit = self.settings.reset_limit
-            if limit is not None and self.resets > limit:
-                self._fail(
-                    ResetLimitExceededError(
-                        f"{self.resets} resets were caused by failures, more than reset_limit={limit} allows; "
-                        f"the last one: {reason}",
-                        self.book.story(),
-                    )
-                )
+            if self._fail_if(self.setbacks.broke(reason, self.book.story())):
                 return
         waiting = [
             worker for worker in self._living_members() if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)
@@ -541,18 +522,10 @@ class DriverMachine:
 
     def _break_stuck(self, reason: str, silent: Collection[int], now: float) -> None:
         """The world waits for itself. The next has connections of its own; if it gets stuck, too, who does not answer goes."""
-        self._stuck_worlds += 1
-        if self._stuck_worlds >= (UNFORMED_LIMIT if silent else STUCK_WORLDS_LIMIT):
-            self._fail(
-                TrainingFailedError(
-                    f"{self._stuck_worlds} worlds in a row got stuck without a commit; in the last one {reason}. Do all ranks "
-                    "call the same collectives in the same order, with the same shapes?",
-                    self.book.story(),
-                )
-            )
+        if self._fail_if(self.setbacks.got_stuck(reason, bool(silent), self.book.story())):
             return
         self._break(reason, now)
-        if self._stuck_worlds > 1:
+        if self.setbacks.is_stuck_again:
             for number in silent:
                 self._lose(number, "its connections to the others were silent in two worlds in a row", now)
 
@@ -589,13 +562,8 @@ class DriverMachine:
 
     def _lose_state(self, what: str) -> None:
         """Nobody holds the state any more: go on from the newest durable checkpoint, as a new run would, or fail."""
-        remedy = "there is no durable checkpoint (see checkpoint=)"
-        if self.settings.durable:
-            remedy = f"so were {self._lost_worlds} worlds before it, with no commit since the checkpoint"
-        if not self.settings.durable or self._lost_worlds == LOST_WORLDS_LIMIT:
-            self._fail(StateLostError(f"{what}, and the state with them; {remedy}", self.book.story()))
+        if self._fail_if(self.setbacks.lost_state(what, self.book.story())):
             return
-        self._lost_worlds += 1
         self._record("state_lost", generation=self._generation, reason=what)
         self._drop_world(WorldChange.LOST)
         self._give_up_if_pointless()
@@ -609,13 +577,8 @@ class DriverMachine:
         self._start_workers(now)
         self._release_drained()
         self._finish_if_voted(now)
-        if self.over:
-            return
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
-            if all(
-                worker in self.workers and self.workers[worker].phase is WorkerPhase.DONE
-                for worker in self.world.workers
-            ):
+            if have_all_delivered(self.situation):
                 self._change_world(WorldChange.DELIVERED)
                 self._finish(self.world.workers)
             return
@@ -656,29 +619,17 @@ class DriverMachine:
             self._record("worker_starting", worker=number, host=host.host, name=host.name)
 
     def _finish_if_voted(self, now: float) -> None:
-        world = self.world
-        if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
-            return
-        members = [self.workers.get(number) for number in world.workers]
-        if all(worker is not None and worker.phase is WorkerPhase.VOTED for worker in members):
-            self._change_world(WorldChange.VOTED)
+        if have_all_voted(self.situation):
+            world = self._change_world(WorldChange.VOTED)
             self._commands.append(do.FinishWorld(world.generation, world.workers))
             self._record("world_finished", generation=world.generation, size=len(world.members))
-            for worker in list(self.workers.values()):
-                if worker.worker not in world.ranks:
-                    self._leave(worker)
-        elif world.phase is WorldPhase.INTERRUPTING:
-            # Some ranks left the function, others the world: those that left have to enter it again.
-            voted = [worker for worker in members if worker is not None and worker.phase is WorkerPhase.VOTED]
-            if voted and any(worker is not None and worker.phase is WorkerPhase.READY for worker in members):
-                for worker in voted:
-                    worker.enter(WorkerChange.CALLED_BACK)
-                    worker.awaited_since = now
-                self._commands.append(
-                    do.AbortWorld(
-                        world.generation, tuple(worker.worker for worker in voted), "other ranks were interrupted"
-                    )
-                )
+            self._dismiss([worker for worker in self.workers.values() if worker.worker not in world.ranks])
+        elif voted := find_to_call_back(self.situation):
+            for worker in voted:
+                worker.enter(WorkerChange.CALLED_BACK)
+                worker.awaited_since = now
+            numbers = tuple(worker.worker for worker in voted)
+            self._commands.append(do.AbortWorld(self._generation, numbers, "other ranks were interrupted"))
 
     def _finish_plain(self, now: float) -> bool:
         """End a job whose function has no elastic part once enough results are there. Return whether it did."""
@@ -735,15 +686,7 @@ class DriverMachine:
         if self.world is not None:
             self._change_world(WorldChange.FOLLOWED)
         self.world = World(self._generation, members, since=now)
-        self._unformed += 1
-        if self._unformed > UNFORMED_LIMIT:
-            self._fail(
-                TrainingFailedError(
-                    f"{UNFORMED_LIMIT} worlds in a row broke before all ranks were connected. Can the workers reach each "
-                    "other on the interface that they use (network_interface)?",
-                    self.book.story(),
-                )
-            )
+        if self._fail_if(self.setbacks.forming(self.book.story())):
             return
         for member in members:
             worker = self.workers[member.worker]
@@ -766,16 +709,7 @@ class DriverMachine:
     def _tick(self, event: ev.Tick, now: float) -> None:
         for host in self.hosts:
             host.heard = now if host.heard is None else host.heard
-        checks = (
-            watchdog.silent_hosts,
-            watchdog.silent_workers,
-            watchdog.stuck_collectives,
-            watchdog.missing_results,
-            watchdog.late_survivors,
-            watchdog.slow_forming,
-            watchdog.overdue_drains,
-        )
-        for check in checks:
+        for check in watchdog.checks():
             if not self.over:
                 for finding in list(check(self.situation)):
                     self._act_on(finding, now)
@@ -810,9 +744,7 @@ class DriverMachine:
     def _check_shortage(self) -> None:
         if self._shortage.is_time_to_yield(self.situation):
             self._yield_slots()
-        error = self._shortage.verdict(self.situation, self._elastic_since)
-        if error is not None:
-            self._fail(error)
+        self._fail_if(self._shortage.verdict(self.situation, self._elastic_since))
 
     def _yield_slots(self) -> None:
         self._record("slots_yielded", hosts=len(self.hosts))
@@ -838,7 +770,7 @@ class DriverMachine:
             self.admission.progressed(worker.place)
         if not world.progressed:
             world.progressed = True
-            self._lost_worlds = self._stuck_worlds = 0
+            self.setbacks.progressed()
             self.book.progressed(world.generation)
             for number in world.workers:
                 self.hosts.worker_progressed(self._places[number])
@@ -880,7 +812,7 @@ class DriverMachine:
 
     def _finish(self, workers: tuple[int, ...]) -> None:
         self.over = True
-        self._record("job_finished", workers=list(workers), resets=self.resets)
+        self._record("job_finished", workers=list(workers), resets=self.setbacks.resets)
         self._commands.append(do.FinishJob(workers))
         self._release_hosts()
 
@@ -891,6 +823,12 @@ class DriverMachine:
         self._record("job_failed", error=type(error).__name__, message=str(error))
         self._commands.append(do.FailJob(error))
         self._release_hosts()
+
+    def _fail_if(self, error: SparkElasticError | None) -> bool:
+        """Fail the job if there is a reason to. Return whether there is."""
+        if error is not None:
+            self._fail(error)
+        return error is not None
 
     def _release_hosts(self) -> None:
         for host in self.hosts:

@@ -6,7 +6,7 @@ the machine's own, which stands still while the driver is paused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
@@ -318,3 +318,16 @@ def overdue_drains(seen: Situation) -> Iterator[Finding]:
         if host is not None and host.drain_deadline is not None and seen.now >= host.drain_deadline:
             yield WorldStuck(f"{host.name} goes away before the next commit")
             return
+
+
+def checks() -> tuple[Callable[[Situation], Iterator[Finding]], ...]:
+    """Return the checks in their order. The machine acts on what one finds before it makes the next."""
+    return (
+        silent_hosts,
+        silent_workers,
+        stuck_collectives,
+        missing_results,
+        late_survivors,
+        slow_forming,
+        overdue_drains,
+    )

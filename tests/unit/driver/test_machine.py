@@ -12,7 +12,7 @@ from machine_script import Script, reform, running
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
-from spark_elastic.driver.machine import LOST_WORLDS_LIMIT
+from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
 from spark_elastic.errors import JobCancelledError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import Activity, CommitId
 
@@ -436,7 +436,7 @@ def test_a_last_holder_that_is_silent_for_a_while_is_waited_for() -> None:
     script.commit()
     assert script.since(lambda: script.pass_time(100, silent={0, 1})).of(do.KillWorker) == []
     script.pass_time(10)
-    assert (script.error, script.machine.resets) == (None, 0)
+    assert (script.error, script.machine.setbacks.resets) == (None, 0)
 
 
 def test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before() -> None:
@@ -572,7 +572,7 @@ def test_a_drained_host_that_goes_while_too_few_are_left_is_no_failure() -> None
     script.obey_interrupt()
     script.lose_host(1)
     assert script.error is None
-    assert script.machine.resets == 0
+    assert script.machine.setbacks.resets == 0
 
 
 def test_a_drain_deadline_holds_also_after_the_driver_was_paused() -> None:

@@ -1,0 +1,90 @@
+"""Setbacks: worlds that came to nothing, one after the other, and when that is a reason to give the job up."""
+
+from __future__ import annotations
+
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.errors import (
+    ResetLimitExceededError,
+    SparkElasticError,
+    StateLostError,
+    TrainingFailedError,
+    WorkerFailure,
+)
+
+# So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
+UNFORMED_LIMIT = 10
+# So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
+LOST_WORLDS_LIMIT = 3
+# So many worlds in a row whose ranks all waited for each other, without a commit, end the job, where no connection was silent.
+STUCK_WORLDS_LIMIT = 3
+
+Story = tuple[WorkerFailure, ...]
+
+
+class Setbacks:
+    """Counts for one job. What notes a setback returns the error with which the job ends, or None where it goes on.
+
+    ``story`` is what is known of the failed workers, which the error tells along.
+    """
+
+    def __init__(self, settings: JobSettings) -> None:
+        self.resets = 0
+        self._settings = settings
+        self._unformed = self._lost = self._stuck = 0
+
+    @property
+    def is_stuck_again(self) -> bool:
+        """Whether more than one world in a row got stuck without a commit."""
+        return self._stuck > 1
+
+    def forming(self, story: Story) -> SparkElasticError | None:
+        """Note that another world is formed."""
+        self._unformed += 1
+        if self._unformed <= UNFORMED_LIMIT:
+            return None
+        return TrainingFailedError(
+            f"{UNFORMED_LIMIT} worlds in a row broke before all ranks were connected. Can the workers reach each "
+            "other on the interface that they use (network_interface)?",
+            story,
+        )
+
+    def formed(self) -> None:
+        """Note that all ranks of a world have connected."""
+        self._unformed = 0
+
+    def progressed(self) -> None:
+        """Note the first commit of a world."""
+        self._lost = self._stuck = 0
+
+    def broke(self, reason: str, story: Story) -> SparkElasticError | None:
+        """Note that a failure has broken a world."""
+        self.resets += 1
+        limit = self._settings.reset_limit
+        if limit is None or self.resets <= limit:
+            return None
+        return ResetLimitExceededError(
+            f"{self.resets} resets were caused by failures, more than reset_limit={limit} allows; the last one: {reason}",
+            story,
+        )
+
+    def got_stuck(self, reason: str, has_silent: bool, story: Story) -> SparkElasticError | None:
+        """Note that all ranks of a world wait for each other; ``has_silent``: some connections do not answer."""
+        self._stuck += 1
+        if self._stuck < (UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT):
+            return None
+        return TrainingFailedError(
+            f"{self._stuck} worlds in a row got stuck without a commit; in the last one {reason}. Do all ranks "
+            "call the same collectives in the same order, with the same shapes?",
+            story,
+        )
+
+    def lost_state(self, what: str, story: Story) -> SparkElasticError | None:
+        """Note that nobody holds the state any more: the next world begins from the newest durable checkpoint, if any."""
+        if not self._settings.durable:
+            remedy = "there is no durable checkpoint (see checkpoint=)"
+        elif self._lost == LOST_WORLDS_LIMIT:
+            remedy = f"so were {self._lost} worlds before it, with no commit since the checkpoint"
+        else:
+            self._lost += 1
+            return None
+        return StateLostError(f"{what}, and the state with them; {remedy}", story)

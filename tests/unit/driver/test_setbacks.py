@@ -1,0 +1,51 @@
+"""Worlds that come to nothing: how many in a row end a job, and what makes the count begin again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT, STUCK_WORLDS_LIMIT, UNFORMED_LIMIT, Setbacks
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.errors import ResetLimitExceededError, StateLostError, TrainingFailedError
+
+
+def setbacks(**settings: Any) -> Setbacks:
+    return Setbacks(JobSettings(min_np=1, num_proc=1, max_np=1, **settings))
+
+
+def test_worlds_in_a_row_that_do_not_form_end_the_job_and_one_that_does_begins_the_count_again() -> None:
+    job = setbacks()
+    assert [job.forming(()) for _ in range(UNFORMED_LIMIT)] == [None] * UNFORMED_LIMIT
+    job.formed()
+    assert [job.forming(()) for _ in range(UNFORMED_LIMIT)] == [None] * UNFORMED_LIMIT
+    assert isinstance(job.forming(()), TrainingFailedError)
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_more_resets_than_the_limit_end_the_job(limit: int) -> None:
+    job = setbacks(reset_limit=limit)
+    assert [job.broke("a loss", ()) for _ in range(limit)] == [None] * limit
+    assert isinstance(job.broke("a loss", ()), ResetLimitExceededError)
+    assert job.resets == limit + 1
+
+
+@pytest.mark.parametrize(("has_silent", "limit"), [(False, STUCK_WORLDS_LIMIT), (True, UNFORMED_LIMIT)])
+def test_stuck_worlds_in_a_row_end_the_job_later_where_connections_are_silent(has_silent: bool, limit: int) -> None:
+    job = setbacks()
+    job.got_stuck("all wait", has_silent, ())
+    job.progressed()
+    for number in range(1, limit):
+        assert job.got_stuck("all wait", has_silent, ()) is None
+        assert job.is_stuck_again == (number > 1)
+    assert isinstance(job.got_stuck("all wait", has_silent, ()), TrainingFailedError)
+
+
+def test_a_lost_state_ends_a_job_without_checkpoints_at_once_and_others_after_a_few() -> None:
+    assert isinstance(setbacks().lost_state("all were lost", ()), StateLostError)
+    job = setbacks(durable=True)
+    assert [job.lost_state("all were lost", ()) for _ in range(LOST_WORLDS_LIMIT)] == [None] * LOST_WORLDS_LIMIT
+    assert isinstance(job.lost_state("all were lost", ()), StateLostError)
+    job.progressed()
+    assert job.lost_state("all were lost", ()) is None
