@@ -29,6 +29,7 @@ from report import Table, emit, summarize
 
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -193,7 +194,7 @@ def decide(workers: int) -> tuple[float, float]:
     machine.decide()
     gc.collect()  # what the machine of the turn before has left is not this one's
     start = time.perf_counter()
-    machine.handle(ev.WorkerGone(started[0], "its process died"), 1.0)
+    machine.handle(ev.WorkerGone(started[0], FirstSign.PROCESS_DIED), 1.0)
     aborted = time.perf_counter()
     for worker in started[1:]:
         machine.note(ev.WorkerReady(worker, 1, CommitId(1, 0), "a rank was lost"), 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.protocol.messages import Activity, CommitId
 
 
@@ -62,7 +63,7 @@ class WorkerGone(msgspec.Struct, frozen=True):
     """The worker will not act any more, as its connection or the kernel tells; its exit code may follow."""
 
     worker: int
-    reason: str
+    sign: FirstSign
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from spark_elastic.errors import WorkerFailure
 
@@ -17,10 +18,12 @@ KEPT = 32
 
 _CLUSTERS_DOING = {-signal.SIGKILL, -signal.SIGTERM}
 
-# How the end of a worker looks before its exit code is known.
-PROCESS_DIED = "its process died"
-CONNECTION_BROKE = "its connection to the driver broke"
-VAGUE = (PROCESS_DIED, CONNECTION_BROKE)
+
+class FirstSign(Enum):
+    """How the end of a worker looks before its exit code tells why."""
+
+    PROCESS_DIED = "its process died"
+    CONNECTION_BROKE = "its connection to the driver broke"
 
 
 def describe_exit(code: int) -> str:
@@ -41,22 +44,28 @@ class FailureBook:
     """Keeps the failures of a job, and counts those that repeat without progress between them."""
 
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
+    # Those of whose end nothing but the first sign is known.
+    _unexplained: set[int] = field(default_factory=set)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
     _counted: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, failure: WorkerFailure) -> None:
-        """Remember how a worker failed."""
+    def add(self, failure: WorkerFailure, *, is_explained: bool = True) -> None:
+        """Keep a failure; the oldest ones go when there are too many. One that is not explained waits for the exit code."""
         self.failures[failure.worker] = failure
+        if not is_explained:
+            self._unexplained.add(failure.worker)
         while len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
 
-    def explain(self, worker: int, code: int, last_lines: tuple[str, ...]) -> None:
-        """Add what the exit of a worker tells, if its failure was noted for less."""
+    def explain(self, worker: int, code: int, last_lines: tuple[str, ...]) -> bool:
+        """Add what the exit of a worker tells. Return whether nothing but the first sign of its end was known before."""
+        is_why = worker in self._unexplained
+        self._unexplained.discard(worker)
         known = self.failures.get(worker)
-        if known is None:
-            return
-        cause = describe_exit(code) if known.cause in VAGUE else known.cause
-        self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
+        if known is not None:
+            cause = describe_exit(code) if is_why else known.cause
+            self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
+        return is_why
 
     def count_exception(self, generation: int, place: str, error: str) -> None:
         """Count an exception of user code at this place."""

@@ -14,7 +14,7 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver import watchdog
 from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.clock import MachineClock
-from spark_elastic.driver.failures import FailureBook, describe_exit
+from spark_elastic.driver.failures import FailureBook, FirstSign, describe_exit
 from spark_elastic.driver.forming import (
     choose_next,
     choose_replaced,
@@ -355,7 +355,7 @@ class DriverMachine:
     def _worker_gone(self, event: ev.WorkerGone, now: float) -> None:
         if self.situation.speaks_of_the_job(event.worker):
             self._exits_to_count.add(event.worker)
-        self._lose(event.worker, event.reason, now)
+        self._lose(event.worker, event.sign, now)
 
     def _worker_exited(self, event: ev.WorkerExited, now: float) -> None:
         host = self.hosts.get(event.host)
@@ -371,7 +371,7 @@ class DriverMachine:
             if self.situation.speaks_of_the_job(event.worker):
                 self._exits_to_count.add(event.worker)
             self._lose(event.worker, describe_exit(event.code), now)
-        self.book.explain(event.worker, event.code, event.last_lines)
+        is_why = self.book.explain(event.worker, event.code, event.last_lines)
         if event.worker in self._exits_to_count and not self.over:
             self._exits_to_count.discard(event.worker)
             self.book.count_exit(self._generation, event.code)
@@ -381,7 +381,9 @@ class DriverMachine:
             known = self.book.failures.get(event.worker)
             cause = known.cause if known is not None else describe_exit(event.code)
             self._commands.append(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
-        self._record("worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code))
+        self._record(
+            "worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code), explains=is_why
+        )
 
     def _result_flowed(self, event: ev.ResultFlowed, now: float) -> None:
         worker = self.workers.get(event.worker)
@@ -415,7 +417,7 @@ class DriverMachine:
 
     # ------------------------------------------------------------------ losing a worker
 
-    def _lose(self, number: int, cause: str, now: float) -> None:
+    def _lose(self, number: int, why: str | FirstSign, now: float) -> None:
         """Take a worker out of the job. It is fenced from here on: whatever it still sends is ignored."""
         worker = self.workers.get(number)
         if worker is None or worker.phase is WorkerPhase.DONE or self.over:
@@ -427,10 +429,11 @@ class DriverMachine:
         if worker.phase is WorkerPhase.LEAVING:
             return
         world = self.world
+        cause, is_explained = (why.value, False) if isinstance(why, FirstSign) else (why, True)
         rank = self.situation.rank_of(number)
         is_joining = self.situation.is_joining(worker)
         if number not in self.book.failures:
-            self.book.add(WorkerFailure(number, rank, worker.host_name, cause))
+            self.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
         bad_place = self.hosts.worker_failed(worker.place, now)
         if bad_place and host is not None and not self.is_member(number):

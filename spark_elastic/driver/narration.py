@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from spark_elastic.driver.failures import VAGUE
 from spark_elastic.errors import name_worker
 
 
@@ -17,8 +16,8 @@ class Narrator:
         self._elastic = elastic
         self._is_broken = False
         self._commit = "None"
-        # Who was lost for a reason that only the exit code will tell.
-        self._unexplained: dict[int, str] = {}
+        # Who was lost and where, until its exit is known.
+        self._lost: dict[int, str] = {}
 
     def tell(self, kind: str, fields: Mapping[str, Any]) -> tuple[int, str] | None:
         """Return the level and text of a line, or None for what is of no interest here."""
@@ -26,12 +25,12 @@ class Narrator:
             case "worker_lost":
                 rank, worker, cause = fields["rank"], fields["worker"], fields["cause"]
                 who = name_worker(worker, rank)
-                if cause in VAGUE:
-                    self._unexplained[worker] = f"{who} on {fields['host']}"
-                return logging.WARNING, f"{who} on {fields['host']} was lost: {cause}"
+                self._lost[worker] = f"{who} on {fields['host']}"
+                return logging.WARNING, f"{self._lost[worker]} was lost: {cause}"
             case "worker_exited":
-                lost = self._unexplained.pop(fields["worker"], None)
-                return None if lost is None else (logging.WARNING, f"{lost} {fields['meaning']}")
+                lost = self._lost.pop(fields["worker"], None)
+                is_told = lost is not None and fields["explains"]
+                return (logging.WARNING, f"{lost} {fields['meaning']}") if is_told else None
             case "world_broken":
                 self._is_broken = True
                 text = f"generation {fields['generation']} ends: {fields['reason']}"

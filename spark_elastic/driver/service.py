@@ -26,7 +26,7 @@ from spark_elastic.driver.compatibility import why_refuse, why_warn
 from spark_elastic.driver.control_store import ControlStore
 from spark_elastic.driver.door import Door, listen
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.driver.failures import CONNECTION_BROKE
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.links import Standby, TaskLink, WorkerLink
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
@@ -231,7 +231,7 @@ class SparkDriverService:
         place = f"{hello.facts.name}/{hello.facts.executor_pid}"
         self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
         self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place, hello.facts.address))
-        reason = CONNECTION_BROKE
+        reason = FirstSign.CONNECTION_BROKE.value
         try:
             async for message in connection.messages():
                 if isinstance(message, m.TaskFailed):
@@ -273,7 +273,7 @@ class SparkDriverService:
                 self._worker_said(link, message)
         finally:
             del self._links[number]
-            self._handle(ev.WorkerGone(number, CONNECTION_BROKE))
+            self._handle(ev.WorkerGone(number, FirstSign.CONNECTION_BROKE))
 
     # ------------------------------------------------------------------ messages → events
 

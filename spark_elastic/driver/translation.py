@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_elastic.driver import events as ev
-from spark_elastic.driver.failures import PROCESS_DIED
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.protocol import messages as m
 
 
@@ -15,7 +15,7 @@ def event_of_task(host: int, message: object) -> ev.Event | None:
         case m.WorkerSeen(worker):
             return ev.WorkerSeen(worker)
         case m.WorkerDying(worker):
-            return ev.WorkerGone(worker, PROCESS_DIED)
+            return ev.WorkerGone(worker, FirstSign.PROCESS_DIED)
         case m.WorkerExited(worker, code, last_lines):
             return ev.WorkerExited(host, worker, code, last_lines)
     return None

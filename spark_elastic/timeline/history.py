@@ -8,7 +8,6 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
-from spark_elastic.driver.failures import VAGUE
 from spark_elastic.timeline.resets import Event, Reset, find_resets
 
 # A speed is that between two reports which are at least this far apart, and further in long runs, so that this many are drawn.
@@ -177,7 +176,7 @@ class _Lines:
                 self.lines[worker].cause = event["cause"]
             case "worker_exited":
                 self._change(worker, None, time)
-                if self.lines[worker].cause in VAGUE:
+                if event["explains"]:
                     self.lines[worker].cause = event["meaning"]
             case "result_arrived":
                 if not self._generation:  # a function without an elastic part

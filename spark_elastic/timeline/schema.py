@@ -74,7 +74,12 @@ EVENTS: dict[str, tuple[str, dict[str, str], dict[str, str] | None]] = {
     ),
     "worker_exited": (
         "Its process has ended.",
-        {"worker": "int", "code": "int; minus the signal that killed it", "meaning": "str"},
+        {
+            "worker": "int",
+            "code": "int; minus the signal that killed it",
+            "meaning": "str",
+            "explains": "bool; whether this is why the worker was lost: no more than that had been known before",
+        },
         None,
     ),
     "result_arrived": ("What it returned is here.", {"worker": "int"}, None),

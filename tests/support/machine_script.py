@@ -12,6 +12,7 @@ from typing import Any
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
@@ -226,7 +227,7 @@ class Script:
     def kill(self, *workers: int, code: int = -9) -> None:
         """Workers' processes die; all are seen dying before the first exit code is known."""
         for worker in workers:
-            self.send(ev.WorkerGone(worker, "its process died"))
+            self.send(ev.WorkerGone(worker, FirstSign.PROCESS_DIED))
         for worker in workers:
             self.exits(worker, code)
 

@@ -57,7 +57,7 @@ def killed() -> list[dict[str, Any]]:
         event("fault_injected", 9.95, worker=1, rank=1, fault=0),
         event("worker_lost", 10.0, worker=1, rank=1, host="west", cause="its process died"),
         event("world_broken", 10.0, generation=1, reason="rank 1 on west was lost: its process died"),
-        event("worker_exited", 10.05, worker=1, code=-9, meaning="killed by SIGKILL"),
+        event("worker_exited", 10.05, worker=1, code=-9, meaning="killed by SIGKILL", explains=True),
         event("worker_starting", 10.1, worker=2, host=1, name="west"),
         ready(10.2, 0, 1, "1.69"),
         *world(10.3, 2, [0], 2, "1.69"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.driver.failures import CRASH_LIMIT, KEPT, FailureBook, describe_exit
+from spark_elastic.driver.failures import CRASH_LIMIT, KEPT, FailureBook, FirstSign, describe_exit
 from spark_elastic.errors import WorkerFailure
 
 
@@ -64,8 +64,8 @@ def test_crashes_count_and_kills_do_not() -> None:
 
 def test_an_exit_explains_a_broken_connection() -> None:
     book = FailureBook()
-    book.add(WorkerFailure(4, 1, "a", "its connection to the driver broke"))
-    book.explain(4, -11, ("boom",))
+    book.add(WorkerFailure(4, 1, "a", FirstSign.CONNECTION_BROKE.value), is_explained=False)
+    assert book.explain(4, -11, ("boom",))
     assert book.story() == (WorkerFailure(4, 1, "a", "killed by SIGSEGV", "", ("boom",)),)
 
 
@@ -73,13 +73,13 @@ def test_an_exit_explains_a_broken_connection() -> None:
 def test_an_exit_does_not_replace_what_is_known_better(cause: str) -> None:
     book = FailureBook()
     book.add(WorkerFailure(4, 1, "a", cause, "Traceback" if cause.startswith("raised") else ""))
-    book.explain(4, -9, ())
+    assert not book.explain(4, -9, ())
     assert book.story()[0].cause == cause
 
 
 def test_an_exit_of_a_worker_that_did_not_fail_is_no_failure() -> None:
     book = FailureBook()
-    book.explain(4, 0, ())
+    assert not book.explain(4, 0, ())
     assert book.story() == ()
 
 

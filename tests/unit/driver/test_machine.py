@@ -12,6 +12,7 @@ from machine_script import Script, reform, running
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
 from spark_elastic.errors import JobCancelledError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import Activity, CommitId
@@ -208,7 +209,7 @@ def test_cancelling_ends_the_job_once() -> None:
 def test_an_exit_after_the_end_still_explains_the_failure() -> None:
     script = running("a", "b")
     script.vote()
-    script.send(ev.WorkerGone(1, "its connection to the driver broke"))
+    script.send(ev.WorkerGone(1, FirstSign.CONNECTION_BROKE))
     assert script.outcome is not None
     script.exits(1, -11)
     assert "SIGSEGV" in str(script.machine.book.failures[1])

@@ -7,6 +7,7 @@ from machine_script import Script, reform, running
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.errors import NotEnoughHostsError, ResetLimitExceededError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
 
@@ -663,7 +664,7 @@ def test_a_ready_of_a_past_generation_is_refused() -> None:
 
 def test_what_a_fenced_worker_still_says_is_ignored() -> None:
     script = running("a", "b", "c")
-    script.send(ev.WorkerGone(2, "its connection broke"))
+    script.send(ev.WorkerGone(2, FirstSign.CONNECTION_BROKE))
     for event in (
         ev.WorkerReady(2, 1, None, "late"),
         ev.WorkerAborted(2, 1, None),
