@@ -150,7 +150,7 @@ def _checked(room: Iterable[memoryview], directory: CheckpointDirectory, name: C
         ) from error
 
 
-def _is_name(name: Any) -> bool:
+def _is_name(name: object) -> bool:
     return type(name) is str and not name.startswith("_")
 
 

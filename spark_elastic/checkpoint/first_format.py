@@ -68,10 +68,10 @@ class TensorRoom:
             yield raw(flat).numpy().data
 
 
-def rebuild(skeleton: Any, tensors: Sequence[torch.Tensor], objects: Sequence[Any] | None) -> Any:
+def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence[Any] | None) -> Any:
     """Put tensors and objects into the tree."""
 
-    def give(value: Any) -> Any:
+    def give(value: object) -> Any:
         if type(value) is _StateDict:
             return StateDict(_marked(map_tree(give, *value.fields)))
         if type(value) is _Leaf:
@@ -98,7 +98,7 @@ def _spec(dtype: Any, device: Any, shape: Any) -> tuple[torch.dtype, str, tuple[
     return dtype, device, tuple(map(_index, shape))
 
 
-def _index(number: Any) -> int:
+def _index(number: object) -> int:
     if type(number) is not int or number < 0:
         raise ValueError(f"{number!r} is no size or place")
     return number

@@ -61,7 +61,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def is_plain(key: Any) -> bool:
+def is_plain(key: object) -> bool:
     """Whether a key is read back as it was written."""
     return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain, key)))
 

@@ -145,7 +145,7 @@ def _entries(header: bytes, room: int) -> list[tuple[str, torch.dtype, list[int]
     return found
 
 
-def dtype_of(name: Any) -> torch.dtype:
+def dtype_of(name: object) -> torch.dtype:
     """Return torch's dtype of this name. Raises ``ValueError`` where there is none."""
     dtype = getattr(torch, name, None) if type(name) is str else None
     if not isinstance(dtype, torch.dtype):

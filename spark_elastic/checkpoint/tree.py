@@ -97,7 +97,7 @@ class TreeEncoder:
         return encoded
 
 
-def _below(path: str, key: Any) -> str:
+def _below(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
@@ -146,7 +146,7 @@ class TreeDecoder:
         self._objects = objects
         self._device = device
 
-    def decode(self, node: Any) -> Any:
+    def decode(self, node: object) -> Any:
         """Return the value that a node of the JSON tree stands for."""
         if type(node) is list:
             return [self.decode(entry) for entry in node]
@@ -177,7 +177,7 @@ class TreeDecoder:
             raise ValueError("a key stands twice in one dict")
         return found
 
-    def _ordered(self, pairs: list[Any], metadata: Any = None) -> Any:
+    def _ordered(self, pairs: list[Any], metadata: object = None) -> Any:
         found = self._pairs(OrderedDict, pairs)
         if metadata is not None:
             found._metadata = self.decode(metadata)
@@ -187,7 +187,7 @@ class TreeDecoder:
         return OpaqueObject(kind, number) if self._objects is None else self._objects[number]
 
 
-def _numpy_dtype(name: Any) -> Any:
+def _numpy_dtype(name: object) -> Any:
     dtype = numpy.dtype(str(name))
     if dtype.kind not in _NUMPY_KINDS:
         raise ValueError(f"{name!r} is not among the dtypes that are stored")

@@ -9,7 +9,6 @@ stands for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,7 +71,7 @@ def _dense_if_even(lists: Ragged) -> Column:
     return lists
 
 
-def from_transform(result: Any, rows: int, where: str) -> dict[str, Column]:
+def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
     """Convert what a user's transform returned: a Table, a RecordBatch, or a mapping of names to arrays or tensors.
 
     Columns of an Arrow result without a tensor are left out. Raises DataError where the number of rows has changed.

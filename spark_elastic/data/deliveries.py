@@ -12,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -67,7 +66,7 @@ class Deliveries:
         # Whether a batch was delivered since a model was given one.
         self._is_fresh = False
 
-    def note(self, loader: object, batch: Any, rank_rows: tuple[int, ...], rank: int) -> None:
+    def note(self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int) -> None:
         """Note a batch that a loader is about to hand out."""
         if self._ended:
             self._kept = deque((known for known in self._kept if known.loader not in self._ended), _KEPT)

@@ -78,7 +78,7 @@ class PetastormEngine:
         columns: Sequence[str] | None,
         *,
         row_filter: RowFilter | None = None,
-        transform: Any = None,
+        transform: object = None,
         options: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:

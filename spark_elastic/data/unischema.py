@@ -44,7 +44,7 @@ class _StandIn:
     def __init__(self, *args: Any) -> None:
         self.args = args
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if isinstance(state, dict):
             self.__dict__.update(state)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from spark_elastic.driver.progress import JobView
 
@@ -66,7 +66,7 @@ class ProgressDisplay:
             self._is_new = True
             self._changed.notify()
 
-    def aside(self, target: Any) -> AbstractContextManager[None]:
+    def aside(self, target: TextIO) -> AbstractContextManager[None]:
         """Take the line away while something else is written to ``target``."""
         return nullcontext() if self._bar is None else self._bar.external_write_mode(target)
 

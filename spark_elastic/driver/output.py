@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TextIO
 
 from spark_elastic.protocol.messages import Stream
 
@@ -42,7 +42,7 @@ class OutputPrinter:
     Each write happens inside ``aside(stream)``, which takes away what else is drawn there.
     """
 
-    def __init__(self, aside: Callable[[Any], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, aside: Callable[[TextIO], AbstractContextManager[object]] = nullcontext) -> None:
         self._aside = aside
         self._pages: queue.Queue[_Page | _LogLine | None] = queue.Queue(BACKLOG)
         self._dropped: dict[tuple[Stream, str], int] = {}
@@ -89,7 +89,7 @@ class OutputPrinter:
             lines += [f"{page.prefix} {line}\n" for line in page.lines]
             self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
 
-    def _write(self, target: Any, text: str) -> None:
+    def _write(self, target: TextIO, text: str) -> None:
         """Write to one of the driver's own streams. Whatever is wrong there is no trouble of the job's."""
         try:
             with self._aside(target):
@@ -98,7 +98,7 @@ class OutputPrinter:
             pass  # closed, or none at all
 
 
-def _write(target: Any, text: str) -> None:
+def _write(target: TextIO, text: str) -> None:
     try:
         target.write(text)
     except UnicodeError:

@@ -109,7 +109,7 @@ class JobView:
         return ", ".join(parts)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

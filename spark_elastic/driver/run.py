@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import msgspec
@@ -29,6 +29,9 @@ from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher, SlotListener, Slots
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("spark_elastic")
 
@@ -53,7 +56,7 @@ def run(
     reset_limit: int | None = None,
     backend: str | None = None,
     env: Mapping[str, str] | None = None,
-    spark: Any = None,
+    spark: SparkSession | None = None,
     network_interface: str | None = None,
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -242,7 +245,7 @@ def _await(service: SparkDriverService) -> list[bytes]:
 # ---------------------------------------------------------------- arguments
 
 
-def _pickle_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+def _pickle_call(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {fn!r}")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):

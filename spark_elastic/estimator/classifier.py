@@ -12,6 +12,7 @@ from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasT
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
+from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
@@ -38,7 +39,7 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors):
     def _default_loss(self) -> Any:
         return ClassificationLoss()
 
-    def _make_model(self, layout: Any) -> TorchClassificationModel:
+    def _make_model(self, layout: Layout) -> TorchClassificationModel:
         loss = self.value("loss")
         is_probability = isinstance(loss, torch.nn.BCELoss)
         return TorchClassificationModel().describe(expected=self.value("numClasses"), is_probability=is_probability)

@@ -28,7 +28,7 @@ _NO_CODE = frozenset({"__dict__", "__doc__", "__module__", "__weakref__", "__fir
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 
 
-def describe(value: Any, *, weights: bool = True) -> Any:
+def describe(value: object, *, weights: bool = True) -> Any:
     """Describe a value. weights: whether those of a network count; where they do not, their shapes do."""
     return _Description(weights).of(value)
 
@@ -41,7 +41,7 @@ class _Description:
         self._above: list[Any] = []
         self._known: dict[int, tuple[Any, Any]] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
             return value
         if id(value) not in self._known:
@@ -53,7 +53,7 @@ class _Description:
             self._above.pop()
         return self._known[id(value)][1]
 
-    def _composed(self, value: Any) -> Any:
+    def _composed(self, value: object) -> Any:
         """Describe a value by what it is made of."""
         if isinstance(value, Mapping):
             return {str(key): self.of(entry) for key, entry in value.items()}
@@ -122,7 +122,7 @@ class _Description:
         used = {name: value.__globals__[name] for name in _globals_of(value.__code__) if name in value.__globals__}
         return [*told, _hash(_code(value.__code__)), {name: self._used(used[name], value) for name in sorted(used)}]
 
-    def _used(self, value: Any, function: types.FunctionType) -> Any:
+    def _used(self, value: object, function: types.FunctionType) -> Any:
         """A global of a function; in short, where that is code. Of a module of own code what the function may take from it."""
         if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
             named = {
@@ -148,13 +148,13 @@ class _Description:
         return [_name(value), _hash(json.dumps(parts).encode())]
 
 
-def _unwrapped(part: Any) -> Any:
+def _unwrapped(part: object) -> Any:
     if isinstance(part, property):
         return [part.fget, part.fset]
     return getattr(part, "__func__", part)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     given = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
     slots = [name for names in given for name in ((names,) if isinstance(names, str) else names) if name != "__dict__"]
     return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
@@ -167,7 +167,7 @@ def _code(code: types.CodeType) -> bytes:
     return repr((code.co_code, names, constants)).encode()
 
 
-def _constant(value: Any) -> str:
+def _constant(value: object) -> str:
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 
@@ -200,7 +200,7 @@ def _shapes(module: torch.nn.Module) -> dict[str, Any]:
     return {name: _shape(entry) for name, entry in module.state_dict().items()}
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: object) -> Any:
     return list(value.shape) if isinstance(value, torch.Tensor) else None
 
 
@@ -208,6 +208,6 @@ def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"

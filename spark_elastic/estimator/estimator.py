@@ -123,7 +123,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         validation_url: str | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
-        spark: Any = None,
+        spark: SparkSession | None = None,
     ) -> Any:
         """Train on Parquet, or a Petastorm dataset, that exists already, and return the model.
 
@@ -152,7 +152,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     def _train(
         self,
-        session: Any,
+        session: SparkSession,
         store: Store,
         record: RunRecord,
         data: DataPlan,
@@ -221,7 +221,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         model._resetUid(self.uid)  # as in Spark's own models
         return model
 
-    def _run(self, session: Any, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
+    def _run(self, session: SparkSession, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
@@ -246,7 +246,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         return self.value("runId") or f"{type(self).__name__}-{secrets.token_hex(6)}"
 
     @contextmanager
-    def _opened_store(self, session: Any) -> Iterator[Store]:
+    def _opened_store(self, session: SparkSession) -> Iterator[Store]:
         """Return the store after checking it; in local modes a temporary one where none is given."""
         store = self.value("store")
         if store is None:

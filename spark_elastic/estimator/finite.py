@@ -55,7 +55,7 @@ def _first_bad(values: Any) -> int | None:
     return next((place for place, row in enumerate(values) if not _is_finite(row)), None)
 
 
-def _is_finite(row: Any) -> bool:
+def _is_finite(row: object) -> bool:
     array = np.asarray(row)
     if array.dtype == object:
         return all(entry is not None and _is_finite(entry) for entry in array.reshape(-1)) if array.ndim else False

@@ -93,7 +93,7 @@ def _told(analysed: Any) -> Any:
     text: str = analysed.toJSON()
     numbers: dict[str, int] = {}
 
-    def known(value: Any) -> bool:
+    def known(value: object) -> bool:
         if isinstance(value, list):
             return all(map(known, value))
         if not isinstance(value, dict):
@@ -142,7 +142,7 @@ def _modes_within(expression: Any) -> Iterator[str]:
         yield from _modes_within(child)
 
 
-def _reads(leaf: Any) -> bool:
+def _reads(leaf: object) -> bool:
     return _name(leaf) == "LogicalRelation"
 
 

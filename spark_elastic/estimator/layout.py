@@ -75,7 +75,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.long()
 
 
-def outputs_of(value: Any, layout: Layout) -> list[torch.Tensor]:
+def outputs_of(value: object, layout: Layout) -> list[torch.Tensor]:
     """Return a model's outputs as a list: those of a list or tuple by their places, those of a dict by their names.
 
     Training and ``transform`` both take them in this order. Raises TypeError for what is no tensor, and ValueError for a dict

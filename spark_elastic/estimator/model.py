@@ -23,6 +23,7 @@ from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from typing_extensions import Self
 
 _STRUCT = "__spark_elastic_prediction"
@@ -113,7 +114,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         value = column(_STRUCT)[name]
         return (array_to_vector(value) if width else value).alias(name, metadata=self._metadata(name))
 
-    def _prediction_udf(self, session: Any, outputs: Mapping[str, int]) -> PredictionUdf:
+    def _prediction_udf(self, session: SparkSession, outputs: Mapping[str, int]) -> PredictionUdf:
         """The UDF, made once for a set of outputs, so that executors keep their network over several queries."""
         key = (
             session.sparkContext.applicationId,

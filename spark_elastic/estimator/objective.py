@@ -43,7 +43,7 @@ class Objective:
         metrics = {name: moved(metric, device) for name, metric in self.metrics.items()}
         return replace(self, losses=tuple(moved(loss, device) for loss in self.losses), metrics=metrics)
 
-    def pairs(self, layout: Layout, outputs: Any, batch: Mapping[str, torch.Tensor]) -> list[Pair]:
+    def pairs(self, layout: Layout, outputs: object, batch: Mapping[str, torch.Tensor]) -> list[Pair]:
         """Return (loss, output, label) in the shapes in which they meet, one for each loss.
 
         One loss and one output with several labels of one number each get the labels side by side.
@@ -140,7 +140,7 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def can_weight(loss: Any) -> bool:
+def can_weight(loss: object) -> bool:
     """Whether a loss can be had for each row, as a weighted mean needs it."""
     return hasattr(loss, "reduction") or _takes_reduction(loss)
 
@@ -168,5 +168,5 @@ def _takes_reduction(loss: Any) -> bool:
         return False
 
 
-def _has_state(metric: Any) -> bool:
+def _has_state(metric: object) -> bool:
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))

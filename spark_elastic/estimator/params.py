@@ -64,7 +64,7 @@ def _getter(name: str, title: str, doc: str) -> Callable[..., Any]:
 
 
 def _setter(name: str, title: str, doc: str) -> Callable[..., Any]:
-    def set(self: Parameterized, value: Any) -> Any:
+    def set(self: Parameterized, value: object) -> Any:
         return self._set(**{name: value})
 
     set.__name__, set.__doc__ = title, f"Set {name}: {doc}"
@@ -74,7 +74,7 @@ def _setter(name: str, title: str, doc: str) -> Callable[..., Any]:
 def param(name: str, doc: str, convert: Converter) -> Any:
     """Make a Param whose errors name it."""
 
-    def named(value: Any) -> Any:
+    def named(value: object) -> Any:
         if value is None:
             return None
         try:
@@ -99,7 +99,7 @@ def converter_of(param: Param[Any]) -> str:
 def whole(least: int) -> Converter:
     """Whole numbers from ``least`` on."""
 
-    def convert(value: Any) -> int:
+    def convert(value: object) -> int:
         if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
             raise TypeError(f"must be a whole number, not {value!r}")
         if value < least:
@@ -112,7 +112,7 @@ def whole(least: int) -> Converter:
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter:
     """Numbers between two bounds; the upper one excluded."""
 
-    def convert(value: Any) -> float:
+    def convert(value: object) -> float:
         if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
             raise TypeError(f"must be a number, not {value!r}")
         converted = float(value)
@@ -126,14 +126,14 @@ def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = F
     return convert
 
 
-def boolean(value: Any) -> bool:
+def boolean(value: object) -> bool:
     """Convert a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"must be True or False, not {value!r}")
     return value
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Convert a string."""
     if not isinstance(value, str):
         raise TypeError(f"must be a string, not {value!r}")
@@ -143,7 +143,7 @@ def text(value: Any) -> str:
 def one_of(*choices: str) -> Converter:
     """Make a converter that takes one of these strings."""
 
-    def convert(value: Any) -> str:
+    def convert(value: object) -> str:
         if value not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
         return str(value)
@@ -151,7 +151,7 @@ def one_of(*choices: str) -> Converter:
     return convert
 
 
-def names(value: Any) -> list[str]:
+def names(value: object) -> list[str]:
     """Names of columns; one alone may be given as it is."""
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else None
     if not listed or not all(isinstance(name, str) and name for name in listed):
@@ -159,14 +159,14 @@ def names(value: Any) -> list[str]:
     return listed
 
 
-def numbers(value: Any) -> list[float]:
+def numbers(value: object) -> list[float]:
     """Convert a list of numbers."""
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"must be a list of numbers, not {value!r}")
     return [number()(entry) for entry in value]
 
 
-def class_thresholds(value: Any) -> list[float]:
+def class_thresholds(value: object) -> list[float]:
     """Spark ML's thresholds of classes."""
     listed: list[float] = TypeConverters.toListFloat(value)
     if not all(entry >= 0 for entry in listed) or listed.count(0) > 1:
@@ -174,7 +174,7 @@ def class_thresholds(value: Any) -> list[float]:
     return listed
 
 
-def json_dict(value: Any) -> dict[str, Any]:
+def json_dict(value: object) -> dict[str, Any]:
     """Keyword arguments that survive JSON."""
     if not isinstance(value, Mapping):
         raise TypeError(f"must be a dict, not {value!r}")
@@ -185,21 +185,21 @@ def json_dict(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def keywords(value: Any) -> dict[str, Any]:
+def keywords(value: object) -> dict[str, Any]:
     """Convert a dict of keyword arguments."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(f"must be a dict of keyword arguments, not {value!r}")
     return dict(value)
 
 
-def function(value: Any) -> Any:
+def function(value: object) -> Any:
     """Convert a callable."""
     if not callable(value):
         raise TypeError(f"must be callable, not {value!r}")
     return value
 
 
-def functions(value: Any) -> Any:
+def functions(value: object) -> Any:
     """A function, or a list of them."""
     if isinstance(value, (list, tuple)):
         if not value:
@@ -208,7 +208,7 @@ def functions(value: Any) -> Any:
     return function(value)
 
 
-def metrics(value: Any) -> dict[str, Any]:
+def metrics(value: object) -> dict[str, Any]:
     """Metrics by name; in a list they are named after their function or class."""
     if isinstance(value, Mapping):
         return {text(name): function(metric) for name, metric in value.items()}
@@ -221,7 +221,7 @@ def metrics(value: Any) -> dict[str, Any]:
     return found
 
 
-def inputs(value: Any) -> dict[str, Any]:
+def inputs(value: object) -> dict[str, Any]:
     """``{"x": [columns]}`` or ``{"x": ([columns], "int64")}``."""
     if not isinstance(value, Mapping) or not value:
         raise TypeError(f"must be a dict from keywords of forward to columns, not {value!r}")
@@ -234,7 +234,7 @@ def inputs(value: Any) -> dict[str, Any]:
     return found
 
 
-def store(value: Any) -> Store:
+def store(value: object) -> Store:
     """Convert a Store, or the URL of one."""
     if isinstance(value, str):
         return Store.create(value)
@@ -243,7 +243,7 @@ def store(value: Any) -> Store:
     return value
 
 
-def callback_list(value: Any) -> list[Any]:
+def callback_list(value: object) -> list[Any]:
     """Convert a callback or a list of callbacks."""
     listed = list(value) if isinstance(value, Sequence) else [value]
     for entry in listed:
@@ -252,7 +252,7 @@ def callback_list(value: Any) -> list[Any]:
     return listed
 
 
-def optimizer(value: Any) -> Any:
+def optimizer(value: object) -> Any:
     """Convert an optimizer: a class, an instance, or a function of parameters."""
     import torch
 
@@ -261,7 +261,7 @@ def optimizer(value: Any) -> Any:
     return value
 
 
-def module(value: Any) -> Any:
+def module(value: object) -> Any:
     """Convert a network."""
     import torch
 

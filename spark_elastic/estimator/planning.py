@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
@@ -24,6 +24,9 @@ from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_mo
 from spark_elastic.estimator.store import full_url
 from spark_elastic.estimator.training import check_rows
 from spark_elastic.launchers.session import default_sizes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def own_randomness(seed: int) -> Iterator[None]:
         yield
 
 
-def plan_recipe(params: Parameterized, layout: Layout, default_loss: Any) -> Recipe:
+def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> Recipe:
     """Copy network and optimizer, and check what does not go together."""
     size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
     if everywhere is not None and params.isSet("batchSize"):
@@ -105,7 +108,7 @@ def plan_split(params: Parameterized, indicator: str | None, schema: StructType)
     return split
 
 
-def plan_sizes(params: Parameterized, session: Any) -> Sizes:
+def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     """Take minNp, numProc and maxNp. What is not given: at least one worker, all slots to start with and at most."""
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
     _, default_start, default_most = default_sizes(session, start, least, most)
@@ -198,7 +201,7 @@ def _steps(params: Parameterized, optimizer: Any) -> StepPlan:
     )
 
 
-def _objective(params: Parameterized, layout: Layout, loss: Any) -> Objective | None:
+def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective | None:
     if loss is None:
         return None
     if not layout.labels:

@@ -52,7 +52,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
             self._feed([params["featuresCol"]])
         return super()._set(**params)
 
-    def predict(self, x: Any) -> Any:
+    def predict(self, x: object) -> Any:
         """Predict on the driver. x: the features of one row, a vector or array: a float; or [rows, features]: an array."""
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
         shape = self.shapes[self.layout.features[0]] or ()

@@ -9,6 +9,7 @@ import torch
 from pyspark.ml.evaluation import Evaluator, RegressionEvaluator
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.model import Flat
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 
@@ -23,7 +24,7 @@ class TorchRegressor(Predictor):
     def _default_loss(self) -> Any:
         return torch.nn.MSELoss()
 
-    def _make_model(self, layout: Any) -> TorchRegressionModel:
+    def _make_model(self, layout: Layout) -> TorchRegressionModel:
         return TorchRegressionModel()
 
 

@@ -124,7 +124,7 @@ def forget_run(store: Store, run_id: str) -> None:
             store.files.delete(store.spark_url(url))
 
 
-def _changes(name: str, ours: Any, theirs: Any) -> list[str]:
+def _changes(name: str, ours: object, theirs: object) -> list[str]:
     """Say where two descriptions differ, as deep inside as their shapes are the same."""
     if json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True):
         return []
@@ -136,6 +136,6 @@ def _changes(name: str, ours: Any, theirs: Any) -> list[str]:
     return [f"{name} (was {_short(ours)}, is {_short(theirs)})"]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -39,12 +37,12 @@ class ClassificationLoss:
         return functional.cross_entropy(output, label.long(), reduction=self.reduction)
 
 
-def takes_classes(loss: Any) -> bool:
+def takes_classes(loss: object) -> bool:
     """Whether a loss takes class indexes as labels."""
     return isinstance(loss, _CLASS_INDEX) or getattr(loss, "__name__", "") in _CLASS_INDEX_NAMES
 
 
-def meet(output: torch.Tensor, label: torch.Tensor, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and label in the shapes and dtypes that ``loss`` takes.
 
     output: [rows, …]; label: [rows] or [rows, …]. Half precision becomes float32. Of losses that torch does not know by
@@ -71,7 +69,7 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: Any) -> tuple[torch.Te
     return output, label
 
 
-def _misfit(output: torch.Tensor, label: torch.Tensor, loss: Any, wanted: str) -> str:
+def _misfit(output: torch.Tensor, label: torch.Tensor, loss: object, wanted: str) -> str:
     name = getattr(loss, "__name__", type(loss).__name__)
     shapes = f"the label has shape {shown_shape(label)} and the output {shown_shape(output)}"
     return f"the label's shape does not fit the loss: {shapes}; {name} takes {wanted}"

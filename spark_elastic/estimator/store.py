@@ -9,10 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.hadoop import HadoopFiles
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 KINDS = ("data", "checkpoints", "logs")
 _RUN_ID = re.compile(r"[\w.-]+", re.ASCII)
@@ -120,7 +124,7 @@ class Store:
         """Delete all data that fits have written here. No fit may be using them."""
         self.files.delete(self.spark_url(self.data_url))
 
-    def check(self, session: Any) -> None:
+    def check(self, session: SparkSession) -> None:
         """Make sure that the store can be written, and that executors see what the driver writes.
 
         The second costs a small Spark job, and only where the URL is ``file://`` and the cluster is not on this machine alone.
@@ -137,8 +141,8 @@ class Store:
         finally:
             self.files.delete(self.spark_url(probe))
 
-    def _check_shared(self, context: Any, path: str) -> None:
-        def look(_: Any) -> Any:
+    def _check_shared(self, context: SparkContext, path: str) -> None:
+        def look(_: object) -> Any:
             import socket
 
             yield None if os.path.exists(path) else socket.gethostname()
@@ -154,7 +158,7 @@ class Store:
             )
 
 
-def is_local(session: Any) -> bool:
+def is_local(session: SparkSession) -> bool:
     """Whether all executors are on the driver's machine."""
     return str(session.sparkContext.master).startswith("local")
 

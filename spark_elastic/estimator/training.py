@@ -380,7 +380,7 @@ def kept_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name: constant(value) if isinstance(value, torch.Tensor) else value for name, value in weights.items()}
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: object) -> Any:
     """What JSON does not know, as callbacks may add it to an epoch's metrics."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
 

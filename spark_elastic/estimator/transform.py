@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -22,6 +22,9 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
@@ -118,7 +121,7 @@ class PredictionUdf:
 
     def __init__(
         self,
-        session: Any,
+        session: SparkSession,
         scorer: Scorer,
         shapes: Mapping[str, tuple[int, ...] | None],
         kind: StructType,
@@ -209,7 +212,7 @@ def _values(series: Any) -> Any:
     return list(series) if series.dtype == object else series.to_numpy()
 
 
-def _tensor(values: Any) -> torch.Tensor:
+def _tensor(values: object) -> torch.Tensor:
     if isinstance(values, list):
         return torch.nested.nested_tensor([torch.as_tensor(np.array(row)) for row in values], layout=torch.jagged)
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from spark_elastic.launchers.base import Launcher
 from spark_elastic.launchers.spark import SparkLauncher
 
 # By name; each takes the session that the user has given to ``run``, or None.
-LAUNCHERS: Mapping[str, Callable[[object], Launcher]] = {"spark": SparkLauncher}
+LAUNCHERS: Mapping[str, Callable[[Any], Launcher]] = {"spark": SparkLauncher}

@@ -6,7 +6,11 @@ import os
 import socket
 import sys
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
 
 
 def check_session(spark: Any) -> None:
@@ -15,7 +19,7 @@ def check_session(spark: Any) -> None:
         raise TypeError(f"spark must be a SparkSession with its SparkContext (not of Spark Connect), not {spark!r}")
 
 
-def check_gpus(conf: Any, wanted: bool = False) -> None:
+def check_gpus(conf: SparkConf, wanted: bool = False) -> None:
     """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
 
     Each task checks what it is really given, too.
@@ -32,7 +36,7 @@ def check_gpus(conf: Any, wanted: bool = False) -> None:
         )
 
 
-def find_session(stack: ExitStack) -> Any:
+def find_session(stack: ExitStack) -> SparkSession:
     """Return the active session, else a new local-cluster that ends with the run."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -59,7 +63,9 @@ def find_session(stack: ExitStack) -> Any:
     return session
 
 
-def default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+def default_sizes(
+    session: SparkSession, num_proc: int | None, min_np: int | None, max_np: int | None
+) -> tuple[int, int, int]:
     """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
     conf = session.sparkContext.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":
@@ -86,7 +92,7 @@ def default_sizes(session: Any, num_proc: int | None, min_np: int | None, max_np
     return min_np, num_proc, max_np
 
 
-def addresses_of(session: Any, port: int) -> tuple[tuple[str, int], ...]:
+def addresses_of(session: SparkSession, port: int) -> tuple[tuple[str, int], ...]:
     """Return where executors reach the driver: the host that Spark tells them, else the name of this machine."""
     conf = session.sparkContext.getConf()
     host = conf.get("spark.driver.host", "") or socket.gethostname()

@@ -16,11 +16,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
 from spark_elastic.protocol.ticket import Ticket
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("spark_elastic")
 
@@ -48,16 +52,15 @@ class SparkEndedError(Exception):
 class SparkLauncher:
     """Takes slots from the given session, else from the active one, else from a local-cluster that ends on exit."""
 
-    def __init__(self, spark: Any = None) -> None:
+    def __init__(self, spark: SparkSession | None = None) -> None:
         if spark is not None:
             check_session(spark)
-        self._session = spark
+        self._given = spark
         self._stack = ExitStack()
 
     def __enter__(self) -> SparkLauncher:
         with ExitStack() as stack:
-            if self._session is None:
-                self._session = find_session(stack)
+            self._session = find_session(stack) if self._given is None else self._given
             check_gpus(self._session.sparkContext.getConf())
             self._stack = stack.pop_all()
         return self
@@ -110,7 +113,7 @@ class SparkSlots:
     grows.
     """
 
-    def __init__(self, context: Any, ticket: Ticket, slots: int, listener: SlotListener) -> None:
+    def __init__(self, context: SparkContext, ticket: Ticket, slots: int, listener: SlotListener) -> None:
         self._context = context
         self._ticket = ticket
         self._slots = [_Slot() for _ in range(slots)]
@@ -385,7 +388,7 @@ def _unlogged(*names: str) -> Iterator[None]:
             quiet.removeFilter(is_of_others)
 
 
-def _inherited_properties(context: Any) -> dict[str, str]:
+def _inherited_properties(context: SparkContext) -> dict[str, str]:
     """Local properties of the calling thread that have to hold for our jobs, too: the launcher has a thread of its own."""
     names = ("spark.scheduler.pool",)
     found = {name: context.getLocalProperty(name) for name in names}
@@ -437,7 +440,7 @@ def find_cancellation(reason: str) -> str:
     return f"its Spark jobs were cancelled ({reason})"
 
 
-def is_gone(context: Any) -> bool:
+def is_gone(context: SparkContext) -> bool:
     """Whether the SparkContext has been stopped, or its JVM has ended.
 
     A question that cannot be asked (this process has no descriptor left, for example) does not count as an answer.

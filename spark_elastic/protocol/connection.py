@@ -44,7 +44,7 @@ def encode(message: Message) -> bytes:
 class Connection:
     """One authenticated connection. Used by the event loop that made it, and by no other thread."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: Any) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, expected: object) -> None:
         self._reader = reader
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(expected)
@@ -133,7 +133,7 @@ def chunks(data: bytes | memoryview) -> Iterator[Chunk]:
         yield Chunk(bytes(view[start : start + CHUNK_BYTES]), last=start + CHUNK_BYTES >= len(view))
 
 
-async def connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: Any) -> Connection:
+async def connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: object) -> Connection:
     """Connect to the first address that answers. Raises the last ``OSError`` when none does."""
     context = credentials.client_context()
     failure: OSError = OSError("no address to connect to")

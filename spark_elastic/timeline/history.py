@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Any
 
 from spark_elastic.timeline.resets import Event, Reset, find_resets
 
@@ -252,5 +251,5 @@ def _metrics(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and value == value and abs(value) != float("inf")
