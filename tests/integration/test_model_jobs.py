@@ -21,4 +21,5 @@ def test_models_compiled_and_in_containers_train_on_two_loaders_as_in_one_proces
     for rank in result.results:
         assert rank["difference"] < 1e-9
         assert rank["trains"]
-        assert rank["hooked"] > 0
+        assert all(was_called == (size > 1) for size, was_called in rank["hooked"])
+    assert any(size > 1 for rank in result.results for size, _ in rank["hooked"])

@@ -781,16 +781,18 @@ def many_models(steps: int) -> dict[str, Any]:
         step=0,
     )
     seen: list[tuple[int, int]] = []
+    hooked: list[tuple[int, bool]] = []
 
     @se.elastic
     def train(state: Any) -> None:
-        calls.clear()
         while state.step < steps:
             for pair in zip(state.loader, state.other, strict=False):
                 if state.step == 8:
                     modules[1][2].requires_grad_(True)
                 optimizer.zero_grad()
+                calls.clear()
                 loss_of(one, compiled, pair).backward()
+                hooked.append((se.size(), bool(calls)))
                 optimizer.step()
                 state.step += 1
                 seen.append((state.step, se.size()))
@@ -820,7 +822,7 @@ def many_models(steps: int) -> dict[str, Any]:
     pairs = zip((p for m in modules for p in m.parameters()), (p for m in plain for p in m.parameters()), strict=True)
     return {
         "seen": seen,
-        "hooked": len(calls),
+        "hooked": hooked,
         "difference": max(float((p - q).detach().abs().max()) for p, q in pairs),
         "trains": all(p.requires_grad for p in modules[1].parameters()),
     }
