@@ -7,8 +7,8 @@ import sys
 import time
 from dataclasses import replace
 
+from simulation.faults.schedule import make_schedule
 from simulation.running import minimize, play, play_many, replay_command
-from simulation.schedule import make_schedule
 from simulation.tally import Tally
 
 SHOWN = 10

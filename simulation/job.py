@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import platform
-import random
-import traceback
-from collections import Counter
 from typing import Any
 
 import cloudpickle
 import msgspec
 
-from simulation import seams
-from simulation.clock import Clock
-from simulation.invariants import Invariants
-from simulation.ledger import Ledger
-from simulation.mesh import Mesh
-from simulation.network import Link
-from simulation.processes import Process, WorkerProcess
-from simulation.schedule import Fault, Schedule
-from simulation.spark import Machine, Spark
-from simulation.strikes import Strikes
-from simulation.training import train
+from simulation.checks.invariants import Invariants, WatchedMachine
+from simulation.checks.ledger import Ledger
+from simulation.faults.schedule import Schedule
+from simulation.faults.strikes import Strikes
+from simulation.product import seams
+from simulation.product.hosts import WorkerProcess
+from simulation.product.spark import Spark
+from simulation.product.training import train
+from simulation.world.machines import Machine
+from simulation.world.mesh import Mesh
+from simulation.world.network import Link
+from simulation.world.process import Process
+from simulation.world.universe import Universe
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
@@ -60,26 +58,13 @@ class _Log:
     def record(self, kind: str, **fields: Any) -> None: ...
 
 
-class Simulation:
+class Simulation(Universe):
     """Plays one schedule. ``violation`` is what was found to be wrong, empty if nothing was."""
 
     def __init__(self, schedule: Schedule, *, keep_history: bool = False) -> None:
         self.schedule = schedule
-        self.random = random.Random(schedule.seed ^ 0x5EED)
-        self.clock = Clock()
-        self.python = platform.python_version()
-        self.violation = ""
-        self.history: list[str] | None = [] if keep_history else None
+        super().__init__(schedule.seed, keep_history)
         self.ledger = Ledger()
-        self.disk: dict[Any, Any] = {}
-        self.points: Counter[str] = Counter()
-        self.commits = 0
-        self.processes: list[Process] = []
-        self.workers: dict[int, WorkerProcess] = {}
-        self.meshes: set[Mesh] = set()
-        self.is_listening = True
-        self.is_over = False
-        self.newcomers_fail_until = 0.0
         self._meshes: dict[int, Mesh] = {}
         self._healed_at = self.clock.now
         job = schedule.job
@@ -95,7 +80,6 @@ class Simulation:
         self.driver = Process(self, Machine("driver"), 0)
         self.driver.kind = "driver"
         self.strikes = Strikes(self)
-        self.faults_at: dict[str, list[Fault]] = {}
         self.spark: Spark
         self.service: SparkDriverService
         self.invariants: Invariants
@@ -131,7 +115,7 @@ class Simulation:
             event_log=log,
             on_yield=self._yield_slots,
             on_registered=lambda slot: self.spark.slot_registered(slot),
-            runtime=seams.of_driver(self),
+            runtime=seams.of_driver(self, WatchedMachine),
         )
         machine: Any = service._machine
         self.invariants = machine.watch = Invariants(self, machine)
@@ -221,24 +205,7 @@ class Simulation:
         seconds = 0.0003 + dice * 0.003 if dice < 0.95 else dice * 0.1
         return seconds + link.lag * self.random.random()
 
-    @staticmethod
-    def is_cut(machine: Machine) -> bool:
-        return machine.is_cut > 0
-
     def mesh(self, generation: int, size: int) -> Mesh:
         if generation not in self._meshes:
             self._meshes[generation] = Mesh(self, generation, size)
         return self._meshes[generation]
-
-    def note(self, what: str, who: object, details: str) -> None:
-        """Add a line to the history."""
-        if self.history is not None:
-            self.history.append(f"{self.clock.now - 100.0:9.4f}  {who!s:<12} {what} {details}")
-
-    def fail(self, violation: str, error: BaseException | None = None) -> None:
-        """Note the first thing that is wrong; the simulation ends there."""
-        if not self.violation:
-            self.violation = violation
-            self.note("VIOLATION", "", violation)
-            if error is not None and self.history is not None:
-                self.history += "".join(traceback.format_exception(error)).splitlines()

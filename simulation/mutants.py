@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulation.faults.schedule import make_schedule
 from simulation.job import Simulation
-from simulation.schedule import make_schedule
-from simulation.seams import undisturbed
-from simulation.training import deliveries
+from simulation.product.seams import undisturbed
+from simulation.product.training import deliveries
 
 LIMIT = 3000
 

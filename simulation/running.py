@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from simulation.faults.schedule import Schedule, make_schedule
 from simulation.job import Simulation
-from simulation.schedule import Schedule, make_schedule
-from simulation.seams import undisturbed
+from simulation.product.seams import undisturbed
 from simulation.tally import Tally
 
 CHUNK = 100

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from simulation.faults.schedule import Schedule, make_schedule
 from simulation.job import TIMEOUTS
 from simulation.mutants import MUTANTS, applied, is_noticed_by_its_test, schedules_until_caught
 from simulation.running import minimize, play, play_many, replay_command
-from simulation.schedule import Schedule, make_schedule
 from simulation.tally import Tally
 
 # About a minute and a half on two cores; `make simulate` plays more.

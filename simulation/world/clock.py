@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from simulation.threads import run_coroutine_threadsafe
+from simulation.world.threads import run_coroutine_threadsafe
 
 
 class Handle:

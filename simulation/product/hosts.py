@@ -1,29 +1,28 @@
-"""Simulated processes: how they start, are stopped and die, and what the supervisor and its warm parent do about workers."""
+"""Hosts: tasks and workers as processes, and what the supervisor and its warm parent do about workers."""
 
 from __future__ import annotations
 
 import asyncio
+import platform
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenlet import GreenletExit
 
-from simulation import seams, threads
-from simulation.clock import ProcessLoop
+from simulation.product import seams
+from simulation.world import threads
+from simulation.world.machines import Executor
+from simulation.world.process import Process
+from simulation.world.universe import Universe
 from spark_elastic.protocol import messages as m
+from spark_elastic.protocol.messages import CommitId
 from spark_elastic.task import service as task_service
 from spark_elastic.task.supervisor import HostFaultError
 from spark_elastic.worker import main as worker_module
 from spark_elastic.worker.job import current_job
 
-if TYPE_CHECKING:
-    from simulation.job import Simulation
-    from simulation.mesh import Group
-    from simulation.network import Link
-    from simulation.spark import Executor, Machine
-    from spark_elastic.protocol.messages import CommitId
-
+PYTHON = platform.python_version()
 TICKET: Any = SimpleNamespace(run_id="simulated", addresses=(("driver", 1),), credentials=None, network_interface=None)
 
 
@@ -31,81 +30,12 @@ class InjectedError(Exception):
     """What a fault of the kind RAISE raises in user code."""
 
 
-class Process:
-    """Something that runs on a machine until it ends or is killed."""
-
-    kind = "process"
-
-    def __init__(self, simulation: Simulation, machine: Machine, number: int) -> None:
-        self.simulation = simulation
-        self.machine = machine
-        self.number = number
-        self.loop = ProcessLoop(simulation.clock, self)
-        self.threads: list[threads.Thread] = []
-        self.links: list[Link] = []
-        self.job: Any = None
-        self.group: Group | None = None
-        self.is_alive = True
-        machine.processes.append(self)
-        simulation.processes.append(self)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.number}"
-
-    def unhandled(self, error: BaseException) -> None:
-        """Our code has let an exception escape where nobody looks at it."""
-        if self.is_alive:
-            self.simulation.fail(f"{self}: unhandled {type(error).__name__}: {error}", error)
-
-    def stop(self) -> None:
-        """SIGSTOP."""
-        self.loop.is_stopped = True
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        if self.is_alive and self.loop.is_stopped and not self.machine.is_frozen:
-            self.loop.go_on()
-
-    def kill(self, code: int = -9) -> None:
-        """The process does nothing more from here on; its sockets are closed once its memory is freed."""
-        if not self.is_alive:
-            return
-        self.is_alive = False
-        self.loop.is_dead = True
-        self.simulation.note("dies", self, f"code {code}")
-        self.machine.processes.remove(self)
-        clock, random = self.simulation.clock, self.simulation.random
-        clock.soon(self._unwind)
-        freed = random.uniform(0.2, 1.5) if random.random() < 0.1 else random.uniform(0.0005, 0.02)
-        clock.after(freed, self._close_sockets)
-        self._dying(code, freed)
-
-    def _dying(self, code: int, freed: float) -> None:
-        """Who supervises this process takes notice, ``freed`` seconds before it can be reaped."""
-
-    def _unwind(self) -> None:
-        for thread in self.threads:
-            thread.end()
-        self.threads.clear()
-        self.loop.end()
-
-    def _close_sockets(self) -> None:
-        if self.machine.is_lost:
-            return  # nobody says goodbye: the connections are given up after a while
-        for link in self.links:
-            if link.client.open:
-                link.client.open = False
-                link.client._transmit(None)
-        if self.group is not None:
-            self.group.leave()
-
-
 class WorkerProcess(Process):
     """A training worker: ``run_worker`` on its main thread."""
 
     kind = "worker"
 
-    def __init__(self, simulation: Simulation, task: TaskProcess, number: int, token: str) -> None:
+    def __init__(self, simulation: Universe, task: TaskProcess, number: int, token: str) -> None:
         super().__init__(simulation, task.machine, number)
         self.task = task
         self._token = token
@@ -123,7 +53,7 @@ class WorkerProcess(Process):
     def _main(self) -> None:
         self.pause(0.02, 0.3)
         try:
-            code = worker_module.run_worker(TICKET, self.number, self._token, seams.of_worker(self))
+            code = worker_module.run_worker(TICKET, self.number, self._token, seams.of_worker(self, self.exit))
         except InjectedError:
             code = 1
         self.exit(code)
@@ -165,7 +95,7 @@ class TaskProcess(Process):
 
     kind = "task"
 
-    def __init__(self, simulation: Simulation, executor: Executor, number: int, slot: int, attempt: int) -> None:
+    def __init__(self, simulation: Universe, executor: Executor, number: int, slot: int, attempt: int) -> None:
         super().__init__(simulation, executor.machine, number)
         self.executor = executor
         self.slot = slot
@@ -181,7 +111,7 @@ class TaskProcess(Process):
             address="10.0.0.1",
             pid=self.number,
             executor_pid=self.executor.number,
-            python=self.simulation.python,
+            python=PYTHON,
             torch="2",
             attempt=self._attempt,
         )
@@ -189,7 +119,7 @@ class TaskProcess(Process):
     def _begin(self) -> None:
         place = task_service.TaskPlace(self.slot, self._attempt)
         self.loop.create_task(
-            task_service.serve(TICKET, place, seams.of_task(self, partial(Supervisor, self)))
+            task_service.serve(TICKET, place, seams.of_task(self, self.facts, partial(Supervisor, self)))
         ).add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

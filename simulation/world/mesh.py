@@ -11,14 +11,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simulation.threads import Condition, current
+from simulation.world.threads import Condition, current
+from simulation.world.universe import Universe
 from spark_elastic.protocol.messages import Activity
 from spark_elastic.worker.backends import BACKENDS
-
-if TYPE_CHECKING:
-    from simulation.job import Simulation
 
 
 class Work:
@@ -46,7 +44,7 @@ class Work:
 class Mesh:
     """The connections among the ranks of one generation."""
 
-    def __init__(self, simulation: Simulation, generation: int, size: int) -> None:
+    def __init__(self, simulation: Universe, generation: int, size: int) -> None:
         self.simulation = simulation
         self.generation = generation
         self.size = size
@@ -139,7 +137,7 @@ class Group:
 
     def __init__(self, store: Any, rank: int, size: int, address: str, backend: str, timeout: timedelta) -> None:
         self.process = current().process
-        self.simulation: Simulation = self.process.simulation
+        self.simulation: Universe = self.process.simulation
         self.generation: int = store._generation
         self.rank = rank
         self.size = size

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from simulation.world.universe import Universe
 from spark_elastic.protocol import connection
 from spark_elastic.protocol import messages as m
-
-if TYPE_CHECKING:
-    from simulation.job import Simulation
 
 # When the kernel gives a connection up over which nothing comes back (see ``connection._notice_lost_hosts``).
 GIVEN_UP_SECONDS = 30.0
@@ -112,7 +110,7 @@ class End:
 class Link:
     """A connection of a task or a worker (``client``) to the driver (``server``)."""
 
-    def __init__(self, simulation: Simulation, client: Any, server: Any) -> None:
+    def __init__(self, simulation: Universe, client: Any, server: Any) -> None:
         self.simulation = simulation
         self.client = End(self, client)
         self.server = End(self, server)
@@ -149,7 +147,7 @@ class Link:
             self.lose()
 
 
-async def connect(simulation: Simulation, process: Any, addresses: Any, credentials: Any, expected: Any) -> Any:
+async def connect(simulation: Universe, process: Any, addresses: Any, credentials: Any, expected: Any) -> Any:
     """Connect to the driver. Raises ``OSError``s as ``connection.connect`` does."""
     await asyncio.sleep(simulation.random.uniform(0.001, 0.02))
     if simulation.is_cut(process.machine):
@@ -170,7 +168,7 @@ async def connect(simulation: Simulation, process: Any, addresses: Any, credenti
     return link.client
 
 
-def _accept(simulation: Simulation, link: Link, accepted: asyncio.Future[None]) -> None:
+def _accept(simulation: Universe, link: Link, accepted: asyncio.Future[None]) -> None:
     if not simulation.is_listening:
         link.lose()
     end: Any = link.server  # stands for reader and writer

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from simulation import threads
-from simulation.gpu import GpuCopy
+from simulation.world import threads
+from simulation.world.gpu import GpuCopy
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simulation.gpu import NONSENSE
-from simulation.schedule import Kind
+from simulation.faults.schedule import Kind
+from simulation.product.hosts import WorkerProcess
+from simulation.world.gpu import NONSENSE
+from simulation.world.universe import Universe
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
@@ -25,11 +27,6 @@ from spark_elastic.errors import (
 )
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.job import current_job
-
-if TYPE_CHECKING:
-    from simulation.job import Simulation
-    from simulation.processes import WorkerProcess
-
 
 # Workers that the machine counts on.
 _COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
@@ -80,7 +77,7 @@ class WatchedMachine(DriverMachine):
 
 
 class Invariants:
-    def __init__(self, simulation: Simulation, machine: DriverMachine) -> None:
+    def __init__(self, simulation: Universe, machine: DriverMachine) -> None:
         self.simulation = simulation
         self.machine = machine
         self.transitions: Counter[tuple[str, str, str]] = Counter()

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-from simulation.training import Dataset
+from simulation.product.training import Dataset
 
 
 class Kind(Enum):

@@ -8,48 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simulation import checkpoints, mesh, network, threads
-from simulation.invariants import WatchedMachine
+from simulation.world import checkpoints, mesh, network, threads
+from simulation.world.process import Process
+from simulation.world.universe import Universe
+from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.runtime import DriverRuntime
 from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.messages import HostFacts
 from spark_elastic.task.service import TaskRuntime
 from spark_elastic.worker import faults
 from spark_elastic.worker import job as job_module
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.runtime import Runtime
 
-if TYPE_CHECKING:
-    from simulation.job import Simulation
-    from simulation.processes import TaskProcess, WorkerProcess
 
-
-def of_driver(simulation: Simulation) -> DriverRuntime:
+def of_driver(simulation: Universe, machine: type[DriverMachine]) -> DriverRuntime:
     """What the driver's service runs on."""
     return DriverRuntime(
         clock=lambda: simulation.clock.now,
-        new_event_loop=lambda: simulation.driver.loop,  # type: ignore[arg-type,return-value]
+        new_event_loop=lambda: simulation.driver.loop,
         connection=_connection,
-        machine=WatchedMachine,
+        machine=machine,
     )
 
 
-def of_task(process: TaskProcess, supervisor: Any) -> TaskRuntime:
+def of_task(process: Process, facts: HostFacts, supervisor: Any) -> TaskRuntime:
     """What the service of a Spark task runs on."""
     return TaskRuntime(
         connect=partial(network.connect, process.simulation, process),
-        facts=lambda *_: process.facts,
+        facts=lambda *_: facts,
         environment=lambda *_: {},
         supervisor=supervisor,
         orphaned=_never,
     )
 
 
-def of_worker(process: WorkerProcess) -> Runtime:
+def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
     """What a worker runs on."""
     simulation: Any = process.simulation
     return Runtime(
@@ -59,7 +58,7 @@ def of_worker(process: WorkerProcess) -> Runtime:
         new_event_loop=lambda: process.loop,  # type: ignore[arg-type,return-value]
         call_in_loop=threads.run_coroutine_threadsafe,  # type: ignore[arg-type]
         pid=lambda: 1,
-        exit=process.exit,
+        exit=exit,
         connect=partial(network.connect, simulation, process),
         prepare=lambda: None,
         control=Control,

@@ -1,42 +1,14 @@
-"""Spark: machines, executors, one job of one task per slot, and the launcher that submits them."""
+"""Spark: its executors, one job of one task per slot, and the launcher that submits them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simulation.processes import Process, TaskProcess
-
-if TYPE_CHECKING:
-    from simulation.job import Simulation
+from simulation.product.hosts import TaskProcess
+from simulation.world.machines import Executor, Machine
+from simulation.world.universe import Universe
 
 MAX_FAILURES = 4
-
-
-class Machine:
-    """A computer of the cluster. ``slowness`` multiplies what takes time on it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.processes: list[Process] = []
-        self.slowness = 1.0
-        # Cut off from the driver; from the other machines.
-        self.is_cut = 0
-        self.is_isolated = False
-        self.is_frozen = False
-        # Gone without a goodbye.
-        self.is_lost = False
-
-
-class Executor:
-    def __init__(self, number: int, machine: Machine, cores: int) -> None:
-        self.number = number
-        self.machine = machine
-        self.cores = cores
-        self.tasks: list[TaskProcess] = []
-        self.is_alive = True
-        self.is_draining = False
-        # Whether its new workers cannot be connected to.
-        self.is_blocked = False
 
 
 class _Slot:
@@ -53,7 +25,7 @@ class _Slot:
 class Spark:
     """The cluster as our tasks see it. Executors that go are replaced after ``replace_seconds``."""
 
-    def __init__(self, simulation: Simulation, machines: int, executors: int, cores: int, slots: int) -> None:
+    def __init__(self, simulation: Universe, machines: int, executors: int, cores: int, slots: int) -> None:
         self.simulation = simulation
         self.machines = [Machine("abcdefgh"[number]) for number in range(machines)]
         self.executors: list[Executor] = []

@@ -5,14 +5,10 @@ A reduction waits for lost ranks until it is aborted. An abort completes it with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from simulation.threads import Condition
+from simulation.world.process import Process
+from simulation.world.threads import Condition
 from spark_elastic.worker.state.pending_copy import PendingCopy
-
-if TYPE_CHECKING:
-    from simulation.processes import WorkerProcess
-    from spark_elastic.worker.state.snapshot import Snapshot
+from spark_elastic.worker.state.snapshot import Snapshot
 
 NONSENSE = -1
 
@@ -20,7 +16,7 @@ NONSENSE = -1
 class GpuCopy(PendingCopy):
     """The copy of a commit. Stopping the process does not stop its GPU."""
 
-    def __init__(self, process: WorkerProcess, snapshot: Snapshot, step_seconds: float) -> None:
+    def __init__(self, process: Process, snapshot: Snapshot, step_seconds: float) -> None:
         assert process.group is not None
         self._group = process.group
         self._snapshot = snapshot

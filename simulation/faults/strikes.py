@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenlet import getcurrent
 
-from simulation import threads
-from simulation.processes import InjectedError, TaskProcess, WorkerProcess
-from simulation.schedule import Fault, Kind
+from simulation.faults.schedule import Fault, Kind
+from simulation.product.hosts import InjectedError, TaskProcess, WorkerProcess
+from simulation.world import threads
+from simulation.world.machines import Executor, Machine
+from simulation.world.universe import Universe
 from spark_elastic.errors import JobCancelledError
 from spark_elastic.worker.job import current_job
-
-if TYPE_CHECKING:
-    from simulation.job import Simulation
-    from simulation.spark import Executor, Machine
-
 
 # A lock of Python's that is held for less, shorter than hang_timeout and form_timeout, explains no loss.
 BRIEF_SECONDS = 5.0
@@ -29,7 +26,7 @@ BLACK_HOLE_SECONDS = 15.0
 class Strikes:
     """Carries faults out, and knows which workers were hit: their loss needs no other explanation."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Universe) -> None:
         self.simulation = simulation
         # Workers, tasks, executors and machines that were struck.
         self.hit: set[object] = set()

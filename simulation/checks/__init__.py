@@ -1,0 +1,1 @@
+"""What has to hold after every event, commit and job."""
