@@ -1,18 +1,13 @@
 """The phases of a world and of a worker, and every way from one to another.
 
 Worlds and workers change their phase in ``World.enter`` and ``Worker.enter``, which look it up here and raise
-``IllegalTransition`` where the tables have no entry. ``python -m spark_elastic.driver.phases`` prints the tables as
-docs/architecture.md shows them.
+``IllegalTransition`` where the tables have no entry. docs/phases.svg shows them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, unique
-from typing import TypeVar
-
-Phase = TypeVar("Phase", bound=Enum)
-Change = TypeVar("Change", bound=Enum)
 
 
 class IllegalTransition(AssertionError):
@@ -125,20 +120,3 @@ WORKER: Mapping[tuple[WorkerPhase, WorkerChange], WorkerPhase] = {
     # It had returned before another worker showed that there is an elastic function.
     (WorkerPhase.DONE, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
 }
-
-
-def document() -> str:
-    """The two tables as text: each phase, what goes on in it, and the changes that end it."""
-    return f"A world\n\n{_listed(WorldPhase, WORLD)}\nA worker\n\n{_listed(WorkerPhase, WORKER)}"
-
-
-def _listed(phases: type[Phase], table: Mapping[tuple[Phase, Change], Phase]) -> str:
-    lines = []
-    for phase in phases:
-        lines.append(f"{phase.name:<13} {phase.value}")
-        lines += [f"    → {then.name:<12} {change.value}" for (now, change), then in table.items() if now is phase]
-    return "".join(f"{line}\n" for line in lines)
-
-
-if __name__ == "__main__":
-    print(document(), end="")

@@ -1,8 +1,6 @@
-"""The tables of phases: what they forbid raises with the history that led there, and the page shows what they say."""
+"""The tables of phases: what they forbid raises with the history that led there."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from machine_script import running
@@ -11,14 +9,6 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver import phases
 from spark_elastic.driver.history import CHANGES_KEPT, EVENTS_KEPT, History, MachineFault
 from spark_elastic.driver.phases import IllegalTransition, WorkerChange, WorkerPhase, WorldChange, WorldPhase
-
-ARCHITECTURE = Path(__file__).parents[3] / "docs" / "architecture.md"
-
-
-def test_the_page_on_architecture_shows_the_tables() -> None:
-    assert f"```text\n{phases.document()}```\n" in ARCHITECTURE.read_text(encoding="utf-8"), (
-        "put what `python -m spark_elastic.driver.phases` prints into docs/architecture.md"
-    )
 
 
 def test_every_phase_is_reached_and_every_change_is_in_the_tables() -> None:
