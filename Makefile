@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
+# Test modules that run at a time, each worker of pytest-xdist with a Spark session of its own.
+TEST_PROCESSES ?= 2
+
 .PHONY: setup demo test docs schedules simulate fuzz chaos lint bench java clean
 
 setup: $(VENV)/.installed
@@ -25,8 +28,8 @@ demo: java setup
 	$(BIN)/python examples/flights_demo.py
 
 test: java setup $(PETASTORM)/.installed
-	$(BIN)/python -m pytest
-	$(PETASTORM)/bin/python -m pytest tests/petastorm tests/unit/data
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile tests/petastorm tests/unit/data
 
 # The documentation as a site in site/; broken links are errors. `mkdocs serve` shows it while you write.
 docs: setup
@@ -53,7 +56,7 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 	$(PYTHON) -m venv $(PETASTORM)
 	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt torch
 	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt --editable '.[petastorm]' \
-		hypothesis pytest pytest-timeout
+		hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 bench: java setup $(PETASTORM)/.installed
