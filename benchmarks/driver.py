@@ -30,6 +30,7 @@ from report import Table, emit, summarize
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -182,7 +183,7 @@ def decide(workers: int) -> tuple[float, float]:
     to note that all others are ready and order the next world."""
     machine = DriverMachine(JobSettings(min_np=1, num_proc=workers, max_np=workers), 0.0)
     for number in range(workers):
-        machine.note(ev.TaskRegistered(number, number, f"host{number // 8}", f"host{number // 8}/{number}"), 0.0)
+        machine.note(ev.TaskRegistered(number, number, f"host{number // 8}", Place(f"host{number // 8}", number)), 0.0)
     machine.decide()
     started = list(machine.workers)
     for worker in started:

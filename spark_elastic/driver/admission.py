@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.world import Worker
 
 # So many worlds in a row may be broken by newcomers before these have to wait.
@@ -33,7 +34,7 @@ class Admission:
 
     failures: int = 0
     _opens_at: float = 0.0
-    _places: dict[str, _Record] = field(default_factory=dict)
+    _places: dict[Place, _Record] = field(default_factory=dict)
 
     def failed(self, now: float, cost: float) -> float:
         """Note that newcomers have broken a world, which has cost the others ``cost`` seconds.
@@ -47,7 +48,7 @@ class Admission:
         self._opens_at = now + pause
         return pause
 
-    def unconnected(self, place: str, now: float, cost: float) -> float:
+    def unconnected(self, place: Place, now: float, cost: float) -> float:
         """Note that a newcomer of this place could not be connected to. Return for how long none of it is let in."""
         record = self._places.setdefault(place, _Record())
         record.failures += 1
@@ -55,13 +56,13 @@ class Admission:
         record.opens_at = now + pause
         return pause
 
-    def progressed(self, place: str) -> None:
+    def progressed(self, place: Place) -> None:
         """Note that a newcomer of this place has committed with the others."""
         self.failures = 0
         self._opens_at = 0.0
         self._places.pop(place, None)
 
-    def opens_at(self, place: str) -> float:
+    def opens_at(self, place: Place) -> float:
         """The time from which on newcomers of this place are let in."""
         record = self._places.get(place)
         return self._opens_at if record is None else max(self._opens_at, record.opens_at)

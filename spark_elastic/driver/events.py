@@ -7,16 +7,17 @@ from collections.abc import Mapping
 import msgspec
 
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.hosts import Place
 from spark_elastic.protocol.messages import Activity, CommitId
 
 
 class TaskRegistered(msgspec.Struct, frozen=True):
-    """A Spark task offers itself as a host. ``place`` tells machine and executor, for the record of failures."""
+    """A Spark task offers itself as a host."""
 
     host: int
     slot: int
     name: str
-    place: str
+    place: Place
     address: str = ""
 
 
@@ -122,11 +123,11 @@ class WorkerReturned(msgspec.Struct, frozen=True):
 
 
 class WorkerRaised(msgspec.Struct, frozen=True):
-    """The user's function raised. ``fatal``: trying again cannot help (a result that cannot be pickled)."""
+    """User code raised, in the line ``where``. ``fatal``: trying again cannot help (a result that cannot be pickled)."""
 
     worker: int
     error: str
-    place: str
+    where: str
     traceback: str
     fatal: bool = False
     kind: str = ""

@@ -67,9 +67,9 @@ class FailureBook:
             self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
         return is_why
 
-    def count_exception(self, generation: int, place: str, error: str) -> None:
-        """Count an exception of user code at this place."""
-        self._counted.append((generation, f"{error.split(':', 1)[0]} at {place}"))
+    def count_exception(self, generation: int, where: str, error: str) -> None:
+        """Count an exception that a line of user code, ``where``, has raised."""
+        self._counted.append((generation, f"{error.split(':', 1)[0]} at {where}"))
 
     def count_exit(self, generation: int, code: int) -> None:
         """Count a process's exit, unless its code says that the cluster ended it."""

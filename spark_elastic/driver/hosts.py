@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 COOLDOWN_SECONDS = 0.5
 COOLDOWN_LIMIT_SECONDS = 16.0
 # So many workers in a row that died before they made progress are the host's fault, not chance.
 FAILURES_OF_A_BAD_HOST = 3
+
+
+class Place(NamedTuple):
+    """Where a worker runs, for the record of failures: a task that Spark starts anew often lands in the same place."""
+
+    machine: str
+    # The process id of the executor's JVM on that machine.
+    executor: int
 
 
 @dataclass(slots=True)
@@ -18,7 +27,7 @@ class Host:
     host: int
     slot: int
     name: str
-    place: str
+    place: Place
     address: str = ""
     worker: int | None = None
     # Its worker is to leave and it gets none any more: Spark takes it away, or (``unlisted``) discovery lists it no longer.
@@ -52,7 +61,7 @@ class HostManager:
     """
 
     _hosts: dict[int, Host] = field(default_factory=dict)
-    _records: dict[str, _Record] = field(default_factory=dict)
+    _records: dict[Place, _Record] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Host]:
         return iter(list(self._hosts.values()))
@@ -76,7 +85,7 @@ class HostManager:
         """Return the numbers of the hosts that drain."""
         return {host.host for host in self._hosts.values() if host.draining}
 
-    def worker_failed(self, place: str, now: float) -> bool:
+    def worker_failed(self, place: Place, now: float) -> bool:
         """Note that a worker of this place died. Return whether the place itself looks at fault."""
         record = self._records.setdefault(place, _Record())
         record.failures += 1
@@ -85,11 +94,11 @@ class HostManager:
             record.ready_at = now + pause
         return record.failures >= FAILURES_OF_A_BAD_HOST
 
-    def worker_progressed(self, place: str) -> None:
+    def worker_progressed(self, place: Place) -> None:
         """Note that a worker of this place takes part in a world that commits."""
         self._records.pop(place, None)
 
-    def ready_at(self, place: str) -> float:
+    def ready_at(self, place: Place) -> float:
         """The time from which on the place may get a worker again; 0 for a place without a record."""
         record = self._records.get(place)
         return record.ready_at if record is not None else 0.0

@@ -24,7 +24,7 @@ from spark_elastic.driver.forming import (
     newest_commit,
 )
 from spark_elastic.driver.history import History
-from spark_elastic.driver.hosts import Host, HostManager
+from spark_elastic.driver.hosts import Host, HostManager, Place
 from spark_elastic.driver.joining import joins_at, why_interrupt
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
@@ -68,7 +68,7 @@ class DriverMachine:
         self._generation = 0
         self._sizes: dict[int, int] = {}
         self._newest_seen: CommitId | None = None
-        self._places: dict[int, str] = {}
+        self._places: dict[int, Place] = {}
         # Set once a worker has shown that the user's function has an elastic function.
         self._elastic_since: float | None = None
         self._plain_target: int | None = None
@@ -347,7 +347,7 @@ class DriverMachine:
             self._fail(kind(event.error, (failure,)))
             return
         if self.situation.speaks_of_the_job(event.worker):
-            self.book.count_exception(self._generation, event.place, event.error)
+            self.book.count_exception(self._generation, event.where, event.error)
         self._lose(event.worker, f"raised {event.error}", now)
         if world is None and not self.over:
             self._give_up_if_pointless()

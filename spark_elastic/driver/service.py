@@ -27,6 +27,7 @@ from spark_elastic.driver.control_store import ControlStore
 from spark_elastic.driver.door import Door, listen
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.links import Standby, TaskLink, WorkerLink
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
@@ -228,7 +229,7 @@ class SparkDriverService:
         for warning in hello.facts.warnings:
             self._printer.log(logging.WARNING, f"host {host} on {hello.facts.name}: {warning}")
         self._on_registered(slot)
-        place = f"{hello.facts.name}/{hello.facts.executor_pid}"
+        place = Place(hello.facts.name, hello.facts.executor_pid)
         self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
         self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place, hello.facts.address))
         reason = FirstSign.CONNECTION_BROKE.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.phases import (
     WORKER,
     WORLD,
@@ -23,7 +24,7 @@ class Worker:
     worker: int
     host: int
     host_name: str
-    place: str
+    place: Place
     # When its process was last known to run: by its own word, or, once it has connected, by its task's.
     heard: float
     phase: WorkerPhase = WorkerPhase.STARTING

@@ -13,6 +13,7 @@ from typing import Any
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
@@ -61,7 +62,7 @@ class Script:
         self.machine = DriverMachine(self.settings, self.now)
         self.hosts: dict[int, str] = {}
         # Where the tasks run; those that the machine has told to end, which they do without another word.
-        self._places: dict[int, tuple[str, int, str]] = {}
+        self._places: dict[int, tuple[str, int, Place]] = {}
         self._restarting: list[int] = []
         self.processes: dict[int, Process] = {}
         self.worlds: list[do.FormWorld] = []
@@ -127,13 +128,13 @@ class Script:
         self.told += spoken
         return Told(spoken)
 
-    def register(self, name: str = "a", *, slot: int | None = None, place: str | None = None) -> int:
+    def register(self, name: str = "a", *, slot: int | None = None, place: Place | None = None) -> int:
         """A task offers a host; ``place`` (machine and executor) is by default its own."""
         host = self._next_host
         self._next_host += 1
         slot = host if slot is None else slot
         self.hosts[host] = name
-        self._places[host] = (name, slot, f"{name}/{host}" if place is None else place)
+        self._places[host] = (name, slot, Place(name, host) if place is None else place)
         self.send(ev.TaskRegistered(host, slot, name, self._places[host][2]))
         return host
 

@@ -8,18 +8,19 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, LONGEST_PAUSE, SHORTEST_PAUSE, Admission
 from spark_elastic.driver.forming import FORM_ATTEMPTS, choose_replaced
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.world import Worker
 from spark_elastic.errors import TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
 
 
 def newcomer(number: int, place: str) -> Worker:
-    return Worker(number, number, place, place, heard=0.0)
+    return Worker(number, number, place, Place(place, 0), heard=0.0)
 
 
 def member(number: int, *, connected: bool = True, failures: int = 0, commit: CommitId | None = None) -> Worker:
     return Worker(
-        number, number, "a", "a", heard=0.0, has_connected=connected, form_failures=failures, commit=commit
+        number, number, "a", Place("a", 0), heard=0.0, has_connected=connected, form_failures=failures, commit=commit
     )  # fmt: skip
 
 
@@ -29,14 +30,14 @@ def member(number: int, *, connected: bool = True, failures: int = 0, commit: Co
 def test_a_few_worlds_in_a_row_may_be_broken_by_newcomers_for_nothing() -> None:
     admission = Admission()
     assert [admission.failed(0.0, 0.1) for _ in range(FREE_FAILURES - 1)] == [0.0] * (FREE_FAILURES - 1)
-    assert admission.opens_at("a") == 0.0
+    assert admission.opens_at(Place("a", 0)) == 0.0
 
 
 def test_the_pause_of_all_newcomers_doubles_with_each_further_failure() -> None:
     admission = Admission()
     pauses = [admission.failed(100.0, 0.1) for _ in range(FREE_FAILURES + 2)][FREE_FAILURES - 1 :]
     assert pauses == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
-    assert admission.opens_at("a") == 100.0 + 4 * SHORTEST_PAUSE
+    assert admission.opens_at(Place("a", 0)) == 100.0 + 4 * SHORTEST_PAUSE
     for _ in range(50):
         assert admission.failed(100.0, 0.1) <= LONGEST_PAUSE
 
@@ -45,26 +46,26 @@ def test_a_newcomer_that_commits_opens_the_door_for_all() -> None:
     admission = Admission()
     for _ in range(FREE_FAILURES):
         admission.failed(100.0, 0.1)
-    admission.progressed("b")
-    assert admission.opens_at("a") == 0.0
+    admission.progressed(Place("b", 0))
+    assert admission.opens_at(Place("a", 0)) == 0.0
     assert admission.failed(100.0, 0.1) == 0.0
 
 
 def test_a_place_that_nobody_could_connect_to_waits_at_once_and_others_do_not() -> None:
     admission = Admission()
-    assert admission.unconnected("bad", 100.0, cost=60.0) == 60.0
-    assert admission.unconnected("bad", 200.0, cost=60.0) == 120.0
-    assert (admission.opens_at("bad"), admission.opens_at("good")) == (320.0, 0.0)
+    assert admission.unconnected(Place("bad", 0), 100.0, cost=60.0) == 60.0
+    assert admission.unconnected(Place("bad", 0), 200.0, cost=60.0) == 120.0
+    assert (admission.opens_at(Place("bad", 0)), admission.opens_at(Place("good", 0))) == (320.0, 0.0)
 
 
 def test_of_places_under_suspicion_one_newcomer_is_let_in_at_a_time_the_least_suspicious_first() -> None:
     admission = Admission()
     for place in ("a", "b", "b"):
-        admission.unconnected(place, 0.0, cost=1.0)
+        admission.unconnected(Place(place, 0), 0.0, cost=1.0)
     newcomers = [newcomer(7, "b"), newcomer(8, "a"), newcomer(9, "c"), newcomer(10, "d")]
     assert [worker.worker for worker in admission.admit(newcomers, 0.0)] == [9, 10]
     assert [worker.worker for worker in admission.admit(newcomers, 1000.0)] == [8, 9, 10]
-    admission.progressed("a")
+    admission.progressed(Place("a", 0))
     assert [worker.worker for worker in admission.admit(newcomers, 1000.0)] == [7, 8, 9, 10]
 
 
@@ -116,7 +117,7 @@ def starting(script: Script) -> list[int]:
 def test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_job() -> None:
     script = running("a", max_np=2, form_timeout=60)
     script.commit()
-    script.register("b", place="b/1")
+    script.register("b", place=Place("b", 1))
     let_in(script, 1)
     told = script.since(lambda: script.pass_time(62))
     assert told.of(do.KillWorker) == [do.KillWorker(1, 1)]
@@ -135,20 +136,20 @@ def test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_jo
 def test_a_newcomer_of_another_place_is_let_in_meanwhile() -> None:
     script = running("a", max_np=3, form_timeout=60)
     script.commit()
-    script.register("b", place="b/1")
+    script.register("b", place=Place("b", 1))
     let_in(script, 1)
     script.pass_time(62)
     script.come_back(0)
     script.acknowledge()
     script.commit()
-    good = script.register("c", place="c/1")
+    good = script.register("c", place=Place("c", 1))
     let_in(script, script.worker_on(good) or 0)
 
 
 def test_refused_connections_are_tried_again_before_a_newcomer_is_blamed() -> None:
     script = running("a", max_np=2, form_timeout=60)
     script.commit()
-    script.register("b", place="b/1")
+    script.register("b", place=Place("b", 1))
     let_in(script, 1)
     for attempt in range(FORM_ATTEMPTS):
         assert script.ranks == [0, 1], attempt

@@ -10,7 +10,7 @@ from machine_script import Script, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.discovery import DiscoveryError, HostDiscovery, parse_hosts
-from spark_elastic.driver.hosts import Host
+from spark_elastic.driver.hosts import Host, Place
 from spark_elastic.driver.listing import HostListing
 
 
@@ -58,7 +58,7 @@ def test_a_script_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_machines_that_were_never_listed_are_left_alone() -> None:
     listing = HostListing()
     listing.update({"a": None})
-    assert listing.plan([Host(0, 0, "b", "b/0"), Host(1, 1, "a", "a/0")]) == ([], [])
+    assert listing.plan([Host(0, 0, "b", Place("b", 0)), Host(1, 1, "a", Place("a", 0))]) == ([], [])
 
 
 def test_a_machine_is_known_by_its_name_its_short_name_or_its_address() -> None:

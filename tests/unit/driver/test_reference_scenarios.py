@@ -8,6 +8,7 @@ from machine_script import Script, reform, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.hosts import Place
 from spark_elastic.errors import NotEnoughHostsError, ResetLimitExceededError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
 
@@ -688,7 +689,7 @@ def test_a_closed_job_admits_nobody(ending: str) -> None:
         script.raises(0)
     assert script.outcome is not None
     script.hosts[7] = "late"
-    assert script.send(ev.TaskRegistered(7, 1, "late", "late/7")).commands == [do.ReleaseTask(7)]
+    assert script.send(ev.TaskRegistered(7, 1, "late", Place("late", 7))).commands == [do.ReleaseTask(7)]
 
 
 def test_a_host_whose_heartbeat_is_lost_is_replaced_and_is_not_taken_back_when_found_again() -> None:
@@ -701,7 +702,7 @@ def test_a_host_whose_heartbeat_is_lost_is_replaced_and_is_not_taken_back_when_f
     assert script.send(ev.TaskHeard(1)).commands == []
     script.hosts[2] = silent
     script._next_host = 3
-    script.send(ev.TaskRegistered(2, 1, silent, "b/2"))
+    script.send(ev.TaskRegistered(2, 1, silent, Place("b", 2)))
     script.boot(script.worker_on(2))
     script.acknowledge()
     script.pass_time(1)
