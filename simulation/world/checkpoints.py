@@ -32,6 +32,8 @@ class Writer:
         self._process.pause(0.02, 0.2)
         disk = self._simulation.disk
         saved: SavedState | None = disk[max(disk)] if disk else None
+        if saved is not None:
+            self._process.holds = None  # what the rank had, if anything, is about to be overwritten
         return saved
 
     def is_due(self) -> bool:
