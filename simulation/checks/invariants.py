@@ -178,6 +178,8 @@ class Invariants:
         ]
         if any(other is not None and not other.is_alive for other in counted):
             return  # the driver has not heard yet that these are gone, and relied on them
+        if held.index == 0 and self.machine._newest_seen is None:
+            return  # the seal of a job's first world, before anything was trained: whoever else is there begins the same
         others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
         # What a silent one has committed since it was heard is not known to the driver; who is late has told.
         if not others or ("did not return" in cause and max(others) < held):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 TICK_SECONDS = 1.0
 # A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.
 PAUSE_SECONDS = 3.0
@@ -24,8 +26,12 @@ class MachineClock:
         return gap if is_pause else None
 
     def to_driver_time(self, time: float) -> float:
-        """Tell when it will be ``time`` if the driver is not paused again."""
-        return time + self._paused
+        """Tell when it will be ``time`` if the driver is not paused again. What is to come is later than the last event.
+
+        Rounding must not make it that moment: the machine would be asked again at once, for ever.
+        """
+        due = time + self._paused
+        return max(due, math.nextafter(self.driver_time, math.inf)) if time > self.now else due
 
     def from_driver_time(self, time: float) -> float:
         """Tell what the machine's time will be then, if the driver is not paused again."""
