@@ -226,7 +226,6 @@ def hold_what_cannot_travel(state: TorchState) -> None:
         (step_what_no_module_holds, r"state\.optimizer steps new parameters that are in no module of the State"),
         (hold_what_cannot_travel, r"state\.models\[0\] has changed since the job began, and the change cannot be told"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_told_is_an_error_at_the_commit(
     stage: Stage, change: Callable[[TorchState], None], words: str
