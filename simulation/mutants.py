@@ -40,11 +40,12 @@ class Mutant:
 
 
 _MACHINE = "spark_elastic.driver.machine:DriverMachine."
+_ROSTER = "spark_elastic.driver.roster:Roster."
 _WATCHDOG = "spark_elastic.driver.watchdog:"
 _FORMING = "spark_elastic.driver.forming:"
 MUTANTS = (
-    Mutant("lost workers are not fenced", _MACHINE + "_lose", "del self.workers[number]", "pass"),
-    Mutant("lost workers are not killed", _MACHINE + "_lose", "host is None or host.worker == number", "False"),
+    Mutant("lost workers are not fenced", _ROSTER + "remove", "del self.workers[worker.worker]", "pass"),
+    Mutant("lost workers are not killed", _ROSTER + "remove", "host is None or host.worker == worker.worker", "False"),
     Mutant(
         "the world need not have a holder of the newest commit",
         "spark_elastic.driver.ranks:choose_members",
@@ -68,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker whose Python is held by one long call is taken for silent",
-        _MACHINE + "_worker_seen",
+        _ROSTER + "worker_seen",
         "worker.heard = now",
         "pass",
     ),
@@ -133,7 +134,7 @@ MUTANTS = (
     Mutant(
         "a drained worker stays while too few others are left",
         _MACHINE + "_form_if_ready",
-        "self._dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))",
+        "self._commands += self._roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))",
         "pass",
     ),
     Mutant("the driver's loop spins after the end", _MACHINE + "deadline", "if self.over:", "if False:"),

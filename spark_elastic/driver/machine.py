@@ -6,7 +6,7 @@ It does no I/O, starts nothing and reads no clock, so that every schedule of fau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from spark_elastic._exhaustive import assert_never
 from spark_elastic.driver import commands as do
@@ -24,11 +24,11 @@ from spark_elastic.driver.forming import (
     newest_commit,
 )
 from spark_elastic.driver.history import History
-from spark_elastic.driver.hosts import Host, HostManager, Place
+from spark_elastic.driver.hosts import Host
 from spark_elastic.driver.joining import joins_at, why_interrupt
-from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
+from spark_elastic.driver.roster import Roster
 from spark_elastic.driver.setbacks import Setbacks
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.shortage import Shortage
@@ -54,21 +54,19 @@ class DriverMachine:
 
     def __init__(self, settings: JobSettings, now: float) -> None:
         self.settings = settings
-        self.hosts = HostManager()
+        self._roster = Roster()
+        self.hosts = self._roster.hosts
+        self.workers = self._roster.workers
         self.admission = Admission()
-        self._listing = HostListing()
-        self.workers: dict[int, Worker] = {}
         self.world: World | None = None
         self.over = False
         self.book = FailureBook()
         self.setbacks = Setbacks(settings)
         self._history = History()
         self._commands: list[do.Command] = []
-        self._next_worker = 0
         self._generation = 0
         self._sizes: dict[int, int] = {}
         self._newest_seen: CommitId | None = None
-        self._places: dict[int, Place] = {}
         # Set once a worker has shown that the user's function has an elastic function.
         self._elastic_since: float | None = None
         self._plain_target: int | None = None
@@ -77,16 +75,17 @@ class DriverMachine:
         # Lost workers whose exit code, once it is known, counts against the user's code.
         self._exits_to_count: set[int] = set()
         self._clock = MachineClock(now)
-        self._handlers: dict[type, Callable[..., None]] = {
+        # What a handler returns is done after what it has ordered itself.
+        self._handlers: dict[type, Callable[..., list[do.Command] | None]] = {
             ev.TaskRegistered: self._task_registered,
-            ev.TaskHeard: self._task_heard,
+            ev.TaskHeard: self._roster.task_heard,
             ev.TaskLost: self._task_lost,
             ev.SlotGivenUp: self._slot_given_up,
             ev.HostDraining: self._host_draining,
             ev.HostsListed: self._hosts_listed,
-            ev.WorkerConnected: self._worker_connected,
+            ev.WorkerConnected: self._roster.worker_connected,
             ev.WorkerGone: self._worker_gone,
-            ev.WorkerSeen: self._worker_seen,
+            ev.WorkerSeen: self._roster.worker_seen,
             ev.WorkerExited: self._worker_exited,
             ev.WorkerReady: self._worker_ready,
             ev.WorkerAborted: self._worker_aborted,
@@ -94,7 +93,7 @@ class DriverMachine:
             ev.GroupFormed: self._group_formed,
             ev.WorkerReturned: self._worker_returned,
             ev.WorkerRaised: self._worker_raised,
-            ev.ResultFlowed: self._result_flowed,
+            ev.ResultFlowed: self._roster.result_flowed,
             ev.ResultArrived: self._result_arrived,
             ev.WorkerHeard: self._worker_heard,
             ev.Tick: self._tick,
@@ -116,7 +115,7 @@ class DriverMachine:
             if self.over:
                 self._after_the_end(event)
             else:
-                self._handlers[type(event)](event, self._clock.now)
+                self._commands += self._handlers[type(event)](event, self._clock.now) or ()
         except Exception as error:
             raise self._history.fault(error) from error
         return self._take_commands()
@@ -154,15 +153,9 @@ class DriverMachine:
 
     # ------------------------------------------------------------------ hosts
 
-    def _task_registered(self, event: ev.TaskRegistered, now: float) -> None:
-        self.hosts.add(Host(event.host, event.slot, event.name, event.place, event.address))
-        self._record("host_registered", host=event.host, slot=event.slot, name=event.name)
-        self._follow_listing()
-
-    def _task_heard(self, event: ev.TaskHeard, now: float) -> None:
-        host = self.hosts.get(event.host)
-        if host is not None:
-            host.heard = now
+    def _task_registered(self, event: ev.TaskRegistered, now: float) -> list[do.Command]:
+        host = Host(event.host, event.slot, event.name, event.place, event.address)
+        return self._roster.register(host, self._members)
 
     def _task_lost(self, event: ev.TaskLost, now: float) -> None:
         host = self.hosts.remove(event.host)
@@ -177,56 +170,14 @@ class DriverMachine:
         self._shortage.slot_given_up(event.reason)
         self._record("slot_given_up", slot=event.slot, reason=event.reason)
 
-    def _host_draining(self, event: ev.HostDraining, now: float) -> None:
-        host = self.hosts.get(event.host)
-        if host is not None and (host.unlisted or not host.draining):
-            host.unlisted = False
-            host.drain_deadline = None if event.deadline is None else self._clock.from_driver_time(event.deadline)
-            self._drain(host)
+    def _host_draining(self, event: ev.HostDraining, now: float) -> list[do.Command]:
+        deadline = None if event.deadline is None else self._clock.from_driver_time(event.deadline)
+        return self._roster.take_away(event.host, deadline, self._members)
 
-    def _hosts_listed(self, event: ev.HostsListed, now: float) -> None:
-        self._listing.update(event.slots)
-        self._follow_listing()
-
-    def _follow_listing(self) -> None:
-        drain, use = self._listing.plan(self.hosts)
-        for host in drain:
-            host.unlisted = True
-            self._drain(host)
-        for host in use:
-            host.unlisted = host.draining = False
-            self._record("host_listed_again", host=host.host, name=host.name)
-
-    def _drain(self, host: Host) -> None:
-        """Have the worker of a host leave at the next commit, at once where it is no member of the world."""
-        host.draining = True
-        self._record("host_draining", host=host.host, name=host.name)
-        worker = self.workers.get(host.worker) if host.worker is not None else None
-        if worker is not None and worker.phase is not WorkerPhase.DONE and not self.is_member(worker.worker):
-            self._leave(worker)
-
-    def _release_drained(self) -> None:
-        """Let tasks go whose executor Spark takes away: it may wait for them. An unlisted host idles until it is listed again."""
-        for host in self.hosts:
-            if host.draining and not host.unlisted and not host.released and host.worker is None:
-                host.released = True
-                self._commands.append(do.ReleaseTask(host.host))
+    def _hosts_listed(self, event: ev.HostsListed, now: float) -> list[do.Command]:
+        return self._roster.take_listing(event.slots, self._members)
 
     # ------------------------------------------------------------------ workers
-
-    def _worker_connected(self, event: ev.WorkerConnected, now: float) -> None:
-        worker = self.workers.get(event.worker)
-        if worker is not None and worker.phase is WorkerPhase.STARTING:
-            worker.enter(WorkerChange.CONNECTED)
-            worker.heard = now
-        elif worker is not None and worker.phase is WorkerPhase.LEAVING:
-            self._commands.append(do.LeaveJob(event.worker))
-
-    def _worker_seen(self, event: ev.WorkerSeen, now: float) -> None:
-        """A process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
-        worker = self.workers.get(event.worker)
-        if worker is not None and worker.phase is not WorkerPhase.STARTING:
-            worker.heard = now
 
     def _worker_heard(self, event: ev.WorkerHeard, now: float) -> None:
         worker = self.workers.get(event.worker)
@@ -358,16 +309,9 @@ class DriverMachine:
         self._lose(event.worker, event.sign, now)
 
     def _worker_exited(self, event: ev.WorkerExited, now: float) -> None:
-        host = self.hosts.get(event.host)
-        if host is not None and host.worker == event.worker:
-            host.worker = None
-        worker = self.workers.get(event.worker)
-        if worker is not None:
-            if worker.phase is WorkerPhase.DONE:
-                return
-            if worker.phase is WorkerPhase.LEAVING:
-                del self.workers[event.worker]
-                return
+        if self._roster.exited(event):
+            return
+        if event.worker in self.workers:
             if self.situation.speaks_of_the_job(event.worker):
                 self._exits_to_count.add(event.worker)
             self._lose(event.worker, describe_exit(event.code), now)
@@ -377,6 +321,7 @@ class DriverMachine:
             self.book.count_exit(self._generation, event.code)
             if self.world is None:
                 self._give_up_if_pointless()
+        host = self.hosts.get(event.host)
         if host is not None and host.at_fault and not self.over:
             known = self.book.failures.get(event.worker)
             cause = known.cause if known is not None else describe_exit(event.code)
@@ -384,11 +329,6 @@ class DriverMachine:
         self._record(
             "worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code), explains=is_why
         )
-
-    def _result_flowed(self, event: ev.ResultFlowed, now: float) -> None:
-        worker = self.workers.get(event.worker)
-        if worker is not None:
-            worker.heard = worker.active_at = now
 
     def _result_arrived(self, event: ev.ResultArrived, now: float) -> None:
         worker = self.workers.get(event.worker)
@@ -422,10 +362,7 @@ class DriverMachine:
         worker = self.workers.get(number)
         if worker is None or worker.phase is WorkerPhase.DONE or self.over:
             return
-        del self.workers[number]
-        host = self.hosts.get(worker.host)
-        if host is None or host.worker == number:
-            self._commands.append(do.KillWorker(worker.host, number))
+        self._commands += self._roster.remove(worker)
         if worker.phase is WorkerPhase.LEAVING:
             return
         world = self.world
@@ -435,9 +372,7 @@ class DriverMachine:
         if number not in self.book.failures:
             self.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
         self._record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
-        bad_place = self.hosts.worker_failed(worker.place, now)
-        if bad_place and host is not None and not self.is_member(number):
-            host.at_fault = True
+        self._roster.blame_place(worker, now, is_member=self.is_member(number))
         if world is None or number not in world.ranks:
             return
         if world.phase is WorldPhase.FINISHING and self.settings.elastic:
@@ -578,7 +513,7 @@ class DriverMachine:
         if not self.settings.elastic and self.world is not None and self.world.phase is WorldPhase.BREAKING:
             self._run_again(self.world)
         self._start_workers(now)
-        self._release_drained()
+        self._commands += self._roster.release_drained()
         self._finish_if_voted(now)
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
             if have_all_delivered(self.situation):
@@ -595,38 +530,26 @@ class DriverMachine:
 
     def _run_again(self, world: World) -> None:
         """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
-        for worker in self._living_members():
-            if worker.phase is WorkerPhase.DONE:
-                del self.workers[worker.worker]  # its result is of no use without the others'
-            else:
-                worker.enter(WorkerChange.DISMISSED)
-                self._commands.append(do.KillWorker(worker.host, worker.worker))
+        # Results that are there already are of no use without the others'.
+        self._commands += self._roster.kill(self._living_members())
         self._record("run_again", generation=world.generation)
         self._drop_world(WorldChange.REPEATED)
 
     def _start_workers(self, now: float) -> None:
         if self.world is not None and self.world.phase is WorldPhase.FINISHING:
             return
-        served = {worker.host for worker in self.workers.values() if worker.phase is WorkerPhase.DONE}
-        for host in self.hosts.startable(now):
-            if host.host in served:
-                continue
-            if self._elastic_since is None and len(self.workers) >= (self._plain_target or self.settings.num_proc):
-                return  # a function without an elastic part runs in num_proc workers, no more
-            number = self._next_worker
-            self._next_worker += 1
-            host.worker = number
-            self.workers[number] = Worker(number, host.host, host.name, host.place, heard=now, active_at=now)
-            self._places[number] = host.place
-            self._commands.append(do.StartWorker(host.host, number))
-            self._record("worker_starting", worker=number, host=host.host, name=host.name)
+        # A function without an elastic part runs in num_proc workers, no more.
+        limit = self._plain_target or self.settings.num_proc if self._elastic_since is None else None
+        self._commands += self._roster.start_workers(now, limit)
 
     def _finish_if_voted(self, now: float) -> None:
         if have_all_voted(self.situation):
             world = self._change_world(WorldChange.VOTED)
             self._commands.append(do.FinishWorld(world.generation, world.workers))
             self._record("world_finished", generation=world.generation, size=len(world.members))
-            self._dismiss([worker for worker in self.workers.values() if worker.worker not in world.ranks])
+            self._commands += self._roster.dismiss(
+                [worker for worker in self.workers.values() if worker.worker not in world.ranks]
+            )
         elif voted := find_to_call_back(self.situation):
             for worker in voted:
                 worker.enter(WorkerChange.CALLED_BACK)
@@ -671,16 +594,12 @@ class DriverMachine:
             self._form(assign_ranks(chosen), newest, now)
         else:
             # Who drains and is not kept would only hold a slot that may be needed elsewhere.
-            self._dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))
-
-    def _dismiss(self, workers: Iterable[Worker]) -> None:
-        for worker in workers:
-            self._leave(worker)
+            self._commands += self._roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))
 
     def _dismiss_drained_if_sealed(self) -> None:
         seen = self.situation
         if seen.world is not None and is_sealed(seen):
-            self._dismiss(find_drained(seen, kept=seen.world.ranks))
+            self._commands += self._roster.dismiss(find_drained(seen, kept=seen.world.ranks))
 
     def _form(self, members: tuple[Member, ...], newest: CommitId | None, now: float) -> None:
         self._generation += 1
@@ -746,16 +665,8 @@ class DriverMachine:
 
     def _check_shortage(self) -> None:
         if self._shortage.is_time_to_yield(self.situation):
-            self._yield_slots()
+            self._commands += self._roster.yield_slots()
         self._fail_if(self._shortage.verdict(self.situation, self._elastic_since))
-
-    def _yield_slots(self) -> None:
-        self._record("slots_yielded", hosts=len(self.hosts))
-        self._commands.append(do.YieldSlots())
-        for host in self.hosts:
-            self._commands.append(do.ReleaseTask(host.host))
-            self.hosts.remove(host.host)
-        self.workers.clear()
 
     # ------------------------------------------------------------------ small questions and answers
 
@@ -775,8 +686,7 @@ class DriverMachine:
             world.progressed = True
             self.setbacks.progressed()
             self.book.progressed(world.generation)
-            for number in world.workers:
-                self.hosts.worker_progressed(self._places[number])
+            self._roster.progressed(world.workers)
 
     def _living_members(self) -> list[Worker]:
         return self.situation.members
@@ -798,14 +708,14 @@ class DriverMachine:
         self.world = None
         self._newest_seen = None
 
+    @property
+    def _members(self) -> Collection[int]:
+        """The numbers of those who form the newest world."""
+        return self.world.ranks if self.world is not None else ()
+
     def is_member(self, number: int) -> bool:
         """Whether a worker belongs to the newest world."""
-        return self.world is not None and number in self.world.ranks
-
-    def _leave(self, worker: Worker) -> None:
-        connected = worker.phase is not WorkerPhase.STARTING
-        worker.enter(WorkerChange.DISMISSED)
-        self._commands.append(do.LeaveJob(worker.worker) if connected else do.KillWorker(worker.host, worker.worker))
+        return number in self._members
 
     def _give_up_if_pointless(self) -> bool:
         verdict = self.book.verdict()
@@ -817,7 +727,7 @@ class DriverMachine:
         self.over = True
         self._record("job_finished", workers=list(workers), resets=self.setbacks.resets)
         self._commands.append(do.FinishJob(workers))
-        self._release_hosts()
+        self._commands += self._roster.release_all()
 
     def _fail(self, error: SparkElasticError) -> None:
         if self.over:
@@ -825,17 +735,13 @@ class DriverMachine:
         self.over = True
         self._record("job_failed", error=type(error).__name__, message=str(error))
         self._commands.append(do.FailJob(error))
-        self._release_hosts()
+        self._commands += self._roster.release_all()
 
     def _fail_if(self, error: SparkElasticError | None) -> bool:
         """Fail the job if there is a reason to. Return whether there is."""
         if error is not None:
             self._fail(error)
         return error is not None
-
-    def _release_hosts(self) -> None:
-        for host in self.hosts:
-            self._commands.append(do.ReleaseTask(host.host))
 
     def _after_the_end(self, event: ev.Event) -> None:
         """A closed job admits nobody."""

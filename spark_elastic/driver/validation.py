@@ -25,7 +25,7 @@ def validate(machine: DriverMachine) -> None:
         assert served is None or served.host == host.host, f"the worker of host {host.host} knows where it runs"
         assert host.draining or not host.released, f"host {host.host} is released only when it drains"
     for number, worker in machine.workers.items():
-        assert number == worker.worker < machine._next_worker, f"worker {number} has a number of its own"
+        assert number == worker.worker < len(machine._roster.places), f"worker {number} has a number of its own"
         _validate_worker(worker, machine)
 
 

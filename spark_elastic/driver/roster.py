@@ -1,0 +1,191 @@
+"""Roster: which hosts and workers there are, and what befalls them without regard to worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from spark_elastic.driver import commands as do
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.hosts import Host, HostManager, Place
+from spark_elastic.driver.listing import HostListing
+from spark_elastic.driver.phases import WorkerChange, WorkerPhase
+from spark_elastic.driver.world import Worker
+
+
+class Roster:
+    """Keeps the hosts and workers of one job. Its methods change nothing else, and return what is to be done, in order.
+
+    It knows no worlds. ``members`` are the workers of the newest one: a host that drains has its worker leave at once, unless
+    it is one of them.
+    """
+
+    def __init__(self) -> None:
+        self.hosts = HostManager()
+        self.workers: dict[int, Worker] = {}
+        # Where each worker has been started, by its number. Workers that are gone keep theirs.
+        self.places: list[Place] = []
+        self._listing = HostListing()
+
+    # ------------------------------------------------------------------ hosts
+
+    def register(self, host: Host, members: Collection[int]) -> list[do.Command]:
+        """Admit a host. It drains at once where the listing has no room for it."""
+        self.hosts.add(host)
+        registered = do.Record("host_registered", {"host": host.host, "slot": host.slot, "name": host.name})
+        return [registered, *self._follow_listing(members)]
+
+    def task_heard(self, event: ev.TaskHeard, now: float) -> None:
+        """Note that a host's task answers."""
+        host = self.hosts.get(event.host)
+        if host is not None:
+            host.heard = now
+
+    def take_listing(self, slots: Mapping[str, int | None], members: Collection[int]) -> list[do.Command]:
+        """Follow a new listing: drain the hosts that it has no room for, and use drained ones again that it has room for."""
+        self._listing.update(slots)
+        return self._follow_listing(members)
+
+    def _follow_listing(self, members: Collection[int]) -> list[do.Command]:
+        drain, use = self._listing.plan(self.hosts)
+        commands: list[do.Command] = []
+        for host in drain:
+            host.unlisted = True
+            commands += self._drain(host, members)
+        for host in use:
+            host.unlisted = host.draining = False
+            commands.append(do.Record("host_listed_again", {"host": host.host, "name": host.name}))
+        return commands
+
+    def take_away(self, number: int, deadline: float | None, members: Collection[int]) -> list[do.Command]:
+        """Note that Spark takes a host away, at the deadline if it has said one."""
+        host = self.hosts.get(number)
+        if host is None or (host.draining and not host.unlisted):
+            return []
+        host.unlisted = False
+        host.drain_deadline = deadline
+        return self._drain(host, members)
+
+    def _drain(self, host: Host, members: Collection[int]) -> list[do.Command]:
+        """Let a host have no further worker. A member leaves when its world ends, which is not decided here."""
+        host.draining = True
+        commands: list[do.Command] = [do.Record("host_draining", {"host": host.host, "name": host.name})]
+        worker = self.workers.get(host.worker) if host.worker is not None else None
+        if worker is not None and worker.phase is not WorkerPhase.DONE and worker.worker not in members:
+            commands += self.dismiss([worker])
+        return commands
+
+    def release_drained(self) -> list[do.Command]:
+        """Let tasks go whose executor Spark takes away: it may wait for them. An unlisted host idles until it is listed again."""
+        drained = [
+            host
+            for host in self.hosts
+            if host.draining and not host.unlisted and not host.released and host.worker is None
+        ]
+        for host in drained:
+            host.released = True
+        return [do.ReleaseTask(host.host) for host in drained]
+
+    def release_all(self) -> list[do.Command]:
+        """Have all tasks end well."""
+        return [do.ReleaseTask(host.host) for host in self.hosts]
+
+    def yield_slots(self) -> list[do.Command]:
+        """Give all hosts back to Spark, with the workers on them; it is asked for others later."""
+        yielded = do.Record("slots_yielded", {"hosts": len(self.hosts)})
+        releases = self.release_all()
+        for host in self.hosts:
+            self.hosts.remove(host.host)
+        self.workers.clear()
+        return [yielded, do.YieldSlots(), *releases]
+
+    # ------------------------------------------------------------------ workers
+
+    def start_workers(self, now: float, limit: int | None) -> list[do.Command]:
+        """Start a worker on each host that can have one, up to ``limit`` workers in all."""
+        served = {worker.host for worker in self.workers.values() if worker.phase is WorkerPhase.DONE}
+        commands: list[do.Command] = []
+        for host in self.hosts.startable(now):
+            if host.host in served:
+                continue
+            if limit is not None and len(self.workers) >= limit:
+                break
+            number = host.worker = len(self.places)
+            self.places.append(host.place)
+            self.workers[number] = Worker(number, host.host, host.name, host.place, heard=now, active_at=now)
+            commands += [
+                do.StartWorker(host.host, number),
+                do.Record("worker_starting", {"worker": number, "host": host.host, "name": host.name}),
+            ]
+        return commands
+
+    def worker_connected(self, event: ev.WorkerConnected, now: float) -> list[do.Command]:
+        """Note that a worker's process has connected to the driver."""
+        worker = self.workers.get(event.worker)
+        if worker is not None and worker.phase is WorkerPhase.STARTING:
+            worker.enter(WorkerChange.CONNECTED)
+            worker.heard = now
+        elif worker is not None and worker.phase is WorkerPhase.LEAVING:
+            return [do.LeaveJob(event.worker)]
+        return []
+
+    def worker_seen(self, event: ev.WorkerSeen, now: float) -> None:
+        """A process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
+        worker = self.workers.get(event.worker)
+        if worker is not None and worker.phase is not WorkerPhase.STARTING:
+            worker.heard = now
+
+    def result_flowed(self, event: ev.ResultFlowed, now: float) -> None:
+        """Note that a worker's result is on its way."""
+        worker = self.workers.get(event.worker)
+        if worker is not None:
+            worker.heard = worker.active_at = now
+
+    def progressed(self, workers: Iterable[int]) -> None:
+        """Note that workers, those that are gone included, took part in a world that commits: it clears their places."""
+        for number in workers:
+            self.hosts.worker_progressed(self.places[number])
+
+    def dismiss(self, workers: Iterable[Worker]) -> list[do.Command]:
+        """Have workers end by themselves; those that have not connected yet cannot be told so and are killed."""
+        commands: list[do.Command] = []
+        for worker in workers:
+            is_connected = worker.phase is not WorkerPhase.STARTING
+            worker.enter(WorkerChange.DISMISSED)
+            commands.append(do.LeaveJob(worker.worker) if is_connected else do.KillWorker(worker.host, worker.worker))
+        return commands
+
+    def kill(self, workers: Iterable[Worker]) -> list[do.Command]:
+        """Have workers end at once, and forget those that have delivered a result."""
+        commands: list[do.Command] = []
+        for worker in workers:
+            if worker.phase is WorkerPhase.DONE:
+                del self.workers[worker.worker]
+            else:
+                worker.enter(WorkerChange.DISMISSED)
+                commands.append(do.KillWorker(worker.host, worker.worker))
+        return commands
+
+    def remove(self, worker: Worker) -> list[do.Command]:
+        """Forget a worker that is lost. Its process is killed, unless it is known to have ended."""
+        del self.workers[worker.worker]
+        host = self.hosts.get(worker.host)
+        if host is None or host.worker == worker.worker:
+            return [do.KillWorker(worker.host, worker.worker)]
+        return []
+
+    def blame_place(self, worker: Worker, now: float, *, is_member: bool) -> None:
+        """Count a lost worker against the place that it ran in. One too many is its host's fault, unless it was a member."""
+        is_bad = self.hosts.worker_failed(worker.place, now)
+        host = self.hosts.get(worker.host)
+        if is_bad and host is not None and not is_member:
+            host.at_fault = True
+
+    def exited(self, event: ev.WorkerExited) -> bool:
+        """Note that a worker's process has ended. Return whether it was to end: it had been told to, or its result was there."""
+        host = self.hosts.get(event.host)
+        if host is not None and host.worker == event.worker:
+            host.worker = None
+        worker = self.workers.get(event.worker)
+        if worker is not None and worker.phase is WorkerPhase.LEAVING:
+            del self.workers[event.worker]
+        return worker is not None and worker.phase in (WorkerPhase.LEAVING, WorkerPhase.DONE)
