@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from spark_elastic.cli import doctor, inspect, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
 
+COMMANDS = (run, timeline, summary, inspect, doctor)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 where it found fault, 2 where it could not do its work."""
     parser = argparse.ArgumentParser(prog="spark-elastic", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for module in (run, timeline, summary, inspect, doctor):
+    for module in COMMANDS:
         module.add_to(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What follows "--" is the script's; argparse would look into it.

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,20 +25,20 @@ class EventLog:
 
     A slow disk or a slow callable delays nobody: beyond ``QUEUE_LIMIT`` waiting events newer ones are dropped until half of those
     are gone. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once and called no
-    more. ``watch`` is ours: it is called first, and neither blocks nor raises.
+    more. ``watchers`` are ours: they are called first, and neither block nor raise.
     """
 
     def __init__(
         self,
         path: str | None,
         on_event: Callable[[dict[str, Any]], None] | None,
-        watch: Callable[[dict[str, Any]], None] = lambda event: None,
+        watchers: Sequence[Callable[[dict[str, Any]], None]] = (),
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event must be callable, not {on_event!r}")
         self._file = Path(path).open("a", encoding="utf-8") if path is not None else None  # noqa: SIM115
         self._on_event = on_event
-        self._watch = watch
+        self._watchers = watchers
         self._changed = threading.Condition()
         self._waiting: deque[dict[str, Any]] = deque()
         self._dropped = 0
@@ -86,7 +86,8 @@ class EventLog:
 
     def _run(self) -> None:
         while (event := self._next()) is not None:
-            self._watch(event)
+            for watch in self._watchers:
+                watch(event)
             if self._file is not None:
                 self._write(event)
             if self._on_event is not None:

@@ -157,7 +157,8 @@ def run(
             **timeouts,
         )
         display = stack.enter_context(ProgressDisplay(progress))
-        log = stack.enter_context(EventLog(None if event_log is None else os.fspath(event_log), on_event, display.see))
+        path = None if event_log is None else os.fspath(event_log)
+        log = stack.enter_context(EventLog(path, on_event, watchers=[display.see]))
         results = _run_job(launcher, settings, call, plan, log, OutputPrinter(display.aside))
     return [pickle.loads(result) for result in results]
 
