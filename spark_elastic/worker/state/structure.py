@@ -1,10 +1,9 @@
 """Structure: what models and optimizers are made of, beside the values of their tensors. It may change in mid-training.
 
 A newcomer runs the code above the elastic function, and so builds what the job began with. Where survivors have replaced a module
-since then, grown an embedding or added a parameter group, the rank that sends the state tells that, too: the
+since then, grown an embedding, unfrozen a layer or added a parameter group, the rank that sends the state tells that, too: the
 modules without their data, and the names of the parameters that each optimizer steps. The newcomer follows before it loads; what
-it has and still fits stays the same object. What cannot be told is an error at the commit that would have to tell it. Which
-parameters require gradients is no part of this: each commit keeps that with the weights (see ``frozen.py``).
+it has and still fits stays the same object. What cannot be told is an error at the commit that would have to tell it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def structure_of(objects: Objects) -> dict[str, Any]:
 
 def _parts(value: Any, names: dict[int, str]) -> Any:
     if isinstance(value, torch.nn.Module):
-        parameters = [(name, p.shape, p.dtype) for name, p in value.named_parameters()]
+        parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
         return parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
     if isinstance(value, torch.optim.Optimizer):
         return [[names.get(id(parameter)) for parameter in group["params"]] for group in value.param_groups]
@@ -223,6 +222,8 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
                 has_changed = True
             else:
                 has_changed |= reshape(mine_tensor, wanted)
+                if isinstance(wanted, torch.nn.Parameter):
+                    mine_tensor.requires_grad_(wanted.requires_grad)
                 tensors[name] = mine_tensor
         mine_by_name.clear()
         mine_by_name.update(tensors)

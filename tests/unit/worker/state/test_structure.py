@@ -161,20 +161,6 @@ def test_a_newcomer_follows_a_change_and_trains_on_like_the_others(
     same(newcomer, survivor)
 
 
-def test_a_layer_that_only_begins_to_train_does_so_on_newcomers_without_being_told(stage: Stage) -> None:
-    survivor = begun(stage)
-    net(survivor).words.weight.requires_grad = True
-    survivor.commit()
-    stage.arriving, stage.told = sent(survivor)
-    assert stage.told is None
-    stage.control.commit = None
-    stage.models.clear()
-    newcomer = make()
-    newcomer._prepare()
-    stage.begin(newcomer, rank=1, others=[CommitId(3, 4)])
-    same(newcomer, survivor)
-
-
 def test_a_model_that_has_not_changed_is_not_told(stage: Stage) -> None:
     state = begun(stage)
     for _ in range(3):
