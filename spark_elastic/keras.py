@@ -32,7 +32,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 
-from spark_elastic.data.loader import RowSource
+from spark_elastic.data.loader import RowSource, has_part
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.collectives import allreduce
 from spark_elastic.worker.job import present_world
@@ -121,7 +121,7 @@ class KerasState(TorchState):
     def _weight(self, world: World) -> float:
         """This rank's factor: with it the mean over ranks becomes the mean over rows."""
         loader = self._loader_in_use()
-        rows: Sequence[int] = loader.batch_rows if isinstance(loader, RowSource) else ()
+        rows: Sequence[int] = loader.batch_rows if has_part(loader, RowSource) else ()
         total = sum(rows)
         return rows[world.rank] * world.size / total if len(rows) == world.size and total else 1.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.order import as_described, describe
@@ -14,6 +14,7 @@ from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
 
 T = TypeVar("T")
+Part = TypeVar("Part")
 
 _VERSION = 1
 # Loaders that are being iterated outside a State, as a rule for validation. One that is iterated while an optimizer steps
@@ -21,7 +22,6 @@ _VERSION = 1
 iterated_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@runtime_checkable
 class TakesWorld(Protocol):
     """Takes its share of the data. A state tells all such objects in it, wherever they are."""
 
@@ -30,7 +30,6 @@ class TakesWorld(Protocol):
         ...
 
 
-@runtime_checkable
 class RowSource(Protocol):
     """Knows how many rows of the present global batch each rank has. Wrapped models weigh gradients by it."""
 
@@ -40,7 +39,6 @@ class RowSource(Protocol):
         ...
 
 
-@runtime_checkable
 class Accountable(Protocol):
     """Lets all ranks check at each commit that together they were given every row once."""
 
@@ -53,7 +51,6 @@ class Accountable(Protocol):
         ...
 
 
-@runtime_checkable
 class Countable(Protocol):
     """Tells how far it is, for people to see."""
 
@@ -71,6 +68,14 @@ class Countable(Protocol):
     def rows_total(self) -> int:
         """Rows of an epoch on all ranks, after filters."""
         ...
+
+
+def has_part(value: object, part: type[Part]) -> TypeGuard[Part]:
+    """Whether an object has what one of the Protocols above asks, by itself or by way of ``__getattr__``.
+
+    ``isinstance`` does not see the latter from Python 3.12 on, and a wrapper around a loader hands on its attributes so.
+    """
+    return all(hasattr(value, name) for name in vars(part) if not name.startswith("_"))
 
 
 @runtime_checkable

@@ -121,7 +121,9 @@ class _Agreement:
             lists: list[Any] = [None] * world.size
             dist.all_gather_object(lists, self._names)
         except RuntimeError as error:
-            raise world.lost(error) from error
+            if world.is_broken():
+                raise world.lost(error) from error
+            raise
         first = next(
             (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
         )
@@ -235,8 +237,8 @@ class DistributedDataParallel(nn.Module):
     def compare(self, models: Sequence[DistributedDataParallel]) -> None:
         """Begin to compare with all ranks what requires gradients in ``models``, this one among them. A collective.
 
-        The first forward of each that gradients come back through reads the answer, and raises ``SparkElasticError`` on all ranks
-        where they differ: before anything is reduced, and without a wait for ranks that come later.
+        The first forward of each reads the answer, while ranks that come later catch up, and raises ``SparkElasticError`` on
+        all ranks where they differ.
         """
         if self._world.size > 1:
             agreement = _Agreement(models, self._world)
@@ -308,12 +310,12 @@ class DistributedDataParallel(nn.Module):
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
+        self._read_agreement()  # ahead of any other collective, which a rank that differs might not enter
         inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         call = self._begin(inputs, world)
         if call is not None and any(value.requires_grad for value in inputs):
             args, kwargs = _mark((args, kwargs), call, False)
         if self._ddp is None or (call is None and torch.is_grad_enabled()):
-            self._read_agreement()
             return self.module(*args, **kwargs)
         self._ddp.require_backward_grad_sync = self._syncs
         try:
@@ -324,7 +326,6 @@ class DistributedDataParallel(nn.Module):
             raise
         if call is None:
             return outputs
-        self._read_agreement()
         if self._syncs:
             self._keep(_pass=-1)
         return _mark(outputs, call, True)
@@ -339,6 +340,7 @@ class DistributedDataParallel(nn.Module):
             if self._content.trainable and not self._content.is_reduced_as(self._reduced):
                 self._build()
                 self.compare([self])
+                self._read_agreement()
         if not self._content.trainable:
             return None
         call = _Call(self, inputs, world)

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from spark_elastic.checkpoint.skeleton import PLAIN
-from spark_elastic.data.loader import TakesWorld, iterated_alone
+from spark_elastic.data.loader import TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.job import current_job
 
@@ -253,7 +253,7 @@ def _reachable(tree: Any, depth: int = DEPTH) -> Iterator[Any]:
             entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
         else:
             yield value
-            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, TakesWorld)):
+            if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or has_part(value, TakesWorld):
                 return
             attributes = getattr(value, "__dict__", {})
             entries = [

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spark_elastic.data.loader import Accountable, Countable
+from spark_elastic.data.loader import Accountable, Countable, has_part
 from spark_elastic.data.tracker import Report
 from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.protocol.fault_points import Point
@@ -151,10 +151,10 @@ class Commits:
         self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
 
     def _accountable(self, state: State) -> Accountable | None:
-        """The state's loader, if it reports; that is found out once, because Protocols take microseconds to check."""
+        """The state's loader, if it reports; that is found out once, because that takes a microsecond."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
-            self._known_loader = loader, loader if isinstance(loader, Accountable) else None
+            self._known_loader = loader, loader if has_part(loader, Accountable) else None
         return self._known_loader[1]
 
     # ------------------------------------------------------------------ between commits
@@ -254,7 +254,7 @@ def _progress_of(state: State, world: World) -> Callable[[], Values] | None:
 
     def progress() -> Values:
         loader = state._loader_in_use()
-        if not isinstance(loader, Countable):
+        if not has_part(loader, Countable):
             return {}
         return {"epoch": loader.epoch, "rows": loader.rows_processed, "rows_total": loader.rows_total}
 

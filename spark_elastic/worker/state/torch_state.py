@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 
-from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld
+from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
@@ -58,7 +58,7 @@ class TorchState(ObjectState):
                 raise TypeError(
                     f"{name} must have state_dict and load_state_dict, which {type(value).__name__} has not"
                 )
-        if not (loader is None or has_state_dict(loader) or isinstance(loader, _PARTS_OF_LOADERS)):
+        if not (loader is None or has_state_dict(loader) or any(has_part(loader, part) for part in _PARTS_OF_LOADERS)):
             raise TypeError(
                 f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none"
             )
@@ -103,13 +103,13 @@ class TorchState(ObjectState):
     def _enter_world(self, rank: int, size: int) -> None:
         objects = find_objects(self._values(shared=True) | self._values(shared=False))
         for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
-            if isinstance(value, TakesWorld):
+            if has_part(value, TakesWorld):
                 value.set_world(rank, size)
         # Models may be anywhere in the State, and work on the batches of its one loader.
         loader = self._loader_in_use()
         job = current_job()
         for model in [] if job is None else job.models:
-            model.follow_rows(loader if isinstance(loader, RowSource) else None)
+            model.follow_rows(loader if has_part(loader, RowSource) else None)
 
     def _check_models(self, job: Job) -> None:
         kept = {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import multiprocessing
+import pickle
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
 from spark_elastic.data import ElasticDataLoader
-from spark_elastic.data.loader import ElasticLoader
+from spark_elastic.data.loader import Accountable, Countable, ElasticLoader, RowSource, TakesWorld, has_part
 from spark_elastic.errors import DataError
 
 
@@ -43,6 +44,27 @@ def test_an_epoch_holds_every_item_once_in_an_order_of_its_own() -> None:
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second != sorted(second)
     assert isinstance(loader, ElasticLoader)
+
+
+class Wrapped:
+    """Hands on what it does not have to the loader inside it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+
+@pytest.mark.parametrize("part", [TakesWorld, RowSource, Accountable, Countable])
+def test_a_wrapper_that_hands_on_a_loaders_attributes_is_one(part: type[Any]) -> None:
+    assert has_part(Wrapped(ElasticDataLoader(Numbers(4), 2)), part)
+    assert not has_part(Wrapped([]), part)
+
+
+def test_a_loader_can_be_pickled() -> None:
+    loader = ElasticDataLoader(Numbers(20), 8)
+    assert items(pickle.loads(pickle.dumps(loader))) == items(loader)
 
 
 def test_unshuffled_items_come_in_order() -> None:
