@@ -26,5 +26,7 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-# Saved files name the tracker's class by this package, which does not offer it to users.
-__getattr__ = lazily(__name__, {**_HOMES, "RowGroupTracker": "tracker"})
+# What saved files, and loaders of other libraries, know by this package, and users do not need.
+_ALSO = {"ElasticLoader": "loader", "RowGroupTracker": "tracker"}
+
+__getattr__ = lazily(__name__, _HOMES | _ALSO)

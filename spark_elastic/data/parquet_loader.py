@@ -79,7 +79,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         plan = BatchPlan(batch_size, global_batch_size, drop_last)
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
-        if engine not in ENGINES:
+        if engine not in tuple(ENGINES):  # what a user has given need not be hashable
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         key = f"data/manifest/{os.fspath(url)}"
         packed = pin(key, lambda: read_manifest(url, storage_options=storage_options).encode())

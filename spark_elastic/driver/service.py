@@ -76,6 +76,7 @@ class SparkDriverService:
         self._payload = payload
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
+        self._has_failed = False
         self._narrator = Narrator(settings.elastic)
         self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
@@ -374,10 +375,13 @@ class SparkDriverService:
 
     def _attempt(self, what: str, ask: Callable[[], list[do.Command]]) -> None:
         """Execute what the machine answers. Should that fail, a bug of ours, the job ends: no timeout would ever fire."""
+        if self._has_failed:
+            return
         try:
             for command in ask():
                 self._execute(command)
         except Exception as error:
+            self._has_failed = True
             logger.exception("the driver failed at %s", what)
             if not self.outcome.done():
                 problem = SparkElasticError(

@@ -13,6 +13,9 @@ from spark_elastic.timeline.resets import Event, Reset, find_resets
 SPEED_SECONDS = 1.0
 SPEEDS = 600
 
+# Logs from before the field ``explains`` have one of these as the cause of a loss that only the exit code explains.
+_FIRST_SIGNS = ("its process died", "its connection to the driver broke")
+
 
 class Doing(Enum):
     """What a worker does. The value says it to people."""
@@ -175,7 +178,7 @@ class _Lines:
                 self.lines[worker].cause = event["cause"]
             case "worker_exited":
                 self._change(worker, None, time)
-                if event["explains"]:
+                if event.get("explains", self.lines[worker].cause in _FIRST_SIGNS):
                     self.lines[worker].cause = event["meaning"]
             case "result_arrived":
                 if not self._generation:  # a function without an elastic part

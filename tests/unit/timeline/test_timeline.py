@@ -263,16 +263,23 @@ def test_all_that_the_code_records_is_in_the_schema_and_nothing_else() -> None:
 
 
 def _records(tree: ast.AST) -> list[tuple[str, set[str]]]:
-    """Calls of ``record("kind", name=…)`` and of ``report("kind", {"name": …})``, by whatever name."""
+    """Calls of ``record("kind", name=…)`` and of ``report("kind", {"name": …})``, by any name, and ``Record``s."""
     found = []
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
         first: Any = node.args[0]
-        if node.func.attr in ("record", "_record", "_report", "_send") and isinstance(first, ast.Constant):
+        if node.func.attr in ("record", "_record", "_report", "_send", "Record") and isinstance(first, ast.Constant):
             names = {keyword.arg or "" for keyword in node.keywords}
             for argument in node.args[1:]:
                 if isinstance(argument, ast.Dict):
                     names = {key.value for key in argument.keys if isinstance(key, ast.Constant)}
             found.append((str(first.value), names))
     return found
+
+
+def test_logs_from_before_an_exit_said_what_it_explains_are_read_as_then() -> None:
+    old = [{name: value for name, value in event.items() if name != "explains"} for event in story.killed()]
+    assert [line.cause for line in read_history(old).workers] == [
+        line.cause for line in read_history(story.killed()).workers
+    ]

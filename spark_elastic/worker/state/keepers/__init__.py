@@ -14,6 +14,6 @@ KEEPERS: dict[str, type[Keeper]] = {"copy": OnDevice, "host": OnHost, "in_place"
 
 def keeper_named(commit: str) -> type[Keeper]:
     """Look up what a user has given as ``commit``. Raises ``ValueError`` for what is not in the table."""
-    if commit not in KEEPERS:
+    if commit not in tuple(KEEPERS):  # what a user has given need not be hashable
         raise ValueError(f"commit must be one of {', '.join(KEEPERS)}, not {commit!r}")
     return KEEPERS[commit]
