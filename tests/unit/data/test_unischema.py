@@ -262,7 +262,8 @@ def test_asking_for_the_petastorm_engine_without_it_says_what_to_install(tmp_pat
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", gone)
-    monkeypatch.delitem(sys.modules, "spark_elastic.data.petastorm_engine", raising=False)
+    for name in ("petastorm_engine", "petastorm_workers"):  # what an import has found out is kept
+        monkeypatch.delitem(sys.modules, f"spark_elastic.data.{name}", raising=False)
     with pytest.raises(ImportError, match=r"needs petastorm 0\.12\.1: pip install 'spark-elastic\[petastorm\]'"):
         ParquetLoader(tmp_path, 1, engine="petastorm")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.1" if name == "petastorm" else version(name))
