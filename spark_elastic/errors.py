@@ -104,7 +104,7 @@ class TrainingFailedError(SparkElasticError):
 
 
 class RanksDifferError(TrainingFailedError):
-    """Parameters or optimizer state that should be equal on all ranks are not. Names the first, and since which commit."""
+    """Parameters or optimizer state differ between ranks that should be equal, or ranks train other ones. Names the first."""
 
     is_final = True
 

@@ -660,6 +660,8 @@ class DriverMachine:
                 self._break_stuck(reason, silent, now)
             case watchdog.Pointless(reason):
                 self._fail(TrainingFailedError(reason, self.book.story()))
+            case watchdog.RanksDiffer(reason):
+                self._fail(RanksDifferError(reason, self.book.story()))
             case _:
                 assert_never(finding)
 

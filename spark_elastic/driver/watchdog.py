@@ -62,7 +62,14 @@ class Pointless:
     reason: str
 
 
-Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | CollectivesStuck | Pointless
+@dataclass(frozen=True, slots=True)
+class RanksDiffer:
+    """The job fails: some ranks train other parameters than the others."""
+
+    reason: str
+
+
+Finding = HostSilent | WorkerHung | RanksUnconnected | WorldStuck | CollectivesStuck | Pointless | RanksDiffer
 
 
 def silent_hosts(seen: Situation) -> Iterator[Finding]:
@@ -94,6 +101,32 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
         if worker.phase is not WorkerPhase.DONE and seen.now - worker.heard > patience:
             what = "did not start" if is_starting else "its process was silent"
             yield WorkerHung(worker.worker, f"hung: {what} for {patience:g} s")
+
+
+def differing_ranks(seen: Situation) -> Iterator[Finding]:
+    """Find a change of what models train that some ranks have made and others have not.
+
+    That is no matter of time: all ranks enter the same collectives in the same order, so who has entered as many as there were up
+    to the comparison of a change, and has not made as many changes, entered another one in its place.
+    """
+    world = seen.world
+    if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+        return
+    for worker in seen.members:
+        mine = worker.activity
+        others = [
+            world.ranks[other.worker]
+            for other in seen.members
+            if other.activity.changes < mine.changes and other.activity.collectives >= mine.compared_in
+        ]
+        if others:
+            changed = [world.ranks[other.worker] for other in seen.members if other.activity.changes >= mine.changes]
+            yield RanksDiffer(
+                f"{mine.change} on ranks {changed} only, of {len(world.members)}: ranks {others} went on without that. Change "
+                "requires_grad and modules on all ranks at the same step, and where the elastic function is entered again, "
+                "from what the State says"
+            )
+            return
 
 
 def stuck_collectives(seen: Situation) -> Iterator[Finding]:
@@ -325,6 +358,7 @@ def checks() -> tuple[Callable[[Situation], Iterator[Finding]], ...]:
     return (
         silent_hosts,
         silent_workers,
+        differing_ranks,
         stuck_collectives,
         missing_results,
         late_survivors,

@@ -248,13 +248,17 @@ class Activity(msgspec.Struct, frozen=True, array_like=True):
 
     ``collectives`` have been entered, and ``waiting`` says that one of them, or a transfer, is not complete. ``moved`` counts the
     bytes that have come over the group's connections, or have arrived at the other end; ``silent`` the connections whose other
-    end does not answer.
+    end does not answer. ``changes`` have been made of what models train; ``change`` was the last one, which ranks compare in the
+    collective of number ``compared_in``.
     """
 
     collectives: int = 0
     waiting: bool = False
     moved: int = 0
     silent: int = 0
+    changes: int = 0
+    compared_in: int = 0
+    change: str = ""
 
 
 class Heartbeat(Message, frozen=True):

@@ -161,6 +161,8 @@ class ControlClient:
             self._send(m.WorkerReady(last, self.commit, reason))
             self._changed.wait_for(lambda: self._form is not None and self._form.generation > last)
             assert self._form is not None
+            # First: a heartbeat of the new generation must not tell what was done in the old one.
+            self._world = NoWorld()
             self.generation = self._form.generation
             return self._form
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, share
 from spark_elastic.data.loader import RowSource
-from spark_elastic.errors import SparkElasticError, WorkerLostError
+from spark_elastic.errors import RanksDifferError, SparkElasticError, WorkerLostError
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.weighting import Boundary, weighting
@@ -112,7 +112,7 @@ class _Agreement:
             raise world.lost(error) from error
 
     def check(self) -> None:
-        """Wait for the answer. Raises ``SparkElasticError`` on all ranks where they differ, and ``WorkerLostError``."""
+        """Wait for the answer. Raises ``RanksDifferError`` on all ranks where they differ, and ``WorkerLostError``."""
         world = self._world
         try:
             self._work.wait()
@@ -128,7 +128,7 @@ class _Agreement:
             (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
         )
         holders = [rank for rank, each in enumerate(lists) if first in each]
-        raise SparkElasticError(
+        raise RanksDifferError(
             f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
             "same step, and where the elastic function is entered again, from what the State says"
         )
@@ -137,6 +137,19 @@ class _Agreement:
 def _reduced_names(model: DistributedDataParallel) -> list[str]:
     """The names of the parameters that require gradients, as all ranks have to agree on them."""
     return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+
+
+def _describe_change(module: nn.Module, reduced: Sequence[nn.Parameter]) -> str:
+    """Name the first parameter that has begun or ceased to require a gradient, of which ``reduced`` did until now."""
+    before = {id(parameter) for parameter in reduced}
+    named = [(f"{type(module).__name__}.{name}", parameter) for name, parameter in module.named_parameters()]
+    for name, parameter in named:
+        if parameter.requires_grad and id(parameter) not in before:
+            return f"{name} began to require a gradient, or was replaced,"
+    for name, parameter in named:
+        if not parameter.requires_grad and id(parameter) in before:
+            return f"{name} ceased to require a gradient"
+    return f"parameters of {type(module).__name__} were removed"
 
 
 class _Call:
@@ -199,7 +212,7 @@ class DistributedDataParallel(nn.Module):
     and loaders can take part in one loss. ``set_rows`` overrides all that.
 
     Parameters that begin or cease to require gradients, or are replaced, are reduced accordingly from the next forward on; all
-    ranks have to change the same.
+    ranks have to change the same at the same step, or the job ends with ``RanksDifferError``.
     """
 
     def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
@@ -237,7 +250,7 @@ class DistributedDataParallel(nn.Module):
     def compare(self, models: Sequence[DistributedDataParallel]) -> None:
         """Begin to compare with all ranks what requires gradients in ``models``, this one among them. A collective.
 
-        The first forward of each reads the answer, while ranks that come later catch up, and raises ``SparkElasticError`` on
+        The first forward of each reads the answer, while ranks that come later catch up, and raises ``RanksDifferError`` on
         all ranks where they differ.
         """
         if self._world.size > 1:
@@ -338,6 +351,8 @@ class DistributedDataParallel(nn.Module):
         if not self._content.is_current():
             self._keep(_content=_Content(self.module))
             if self._content.trainable and not self._content.is_reduced_as(self._reduced):
+                # Said ahead of the collective, into which a rank without this change would not come.
+                world.compares(_describe_change(self.module, self._reduced))
                 self._build()
                 self.compare([self])
                 self._read_agreement()

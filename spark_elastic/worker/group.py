@@ -94,6 +94,10 @@ class Group:
         """Take note of a collective that was not entered by way of torch's default group."""
         self._watch.entered(work)
 
+    def compares(self, change: str) -> None:
+        """Take note that the next collective compares this change of what models train with the other ranks."""
+        self._watch.compares(change)
+
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Give all ranks the values that ``source`` has, for tensors of the host; blocks."""
         dist.broadcast(tensor, src=source)
@@ -108,7 +112,12 @@ class Group:
 
     def activity(self) -> Activity:
         """What this rank has entered and waits for, and what its connections do."""
-        return Activity(self._watch.collectives, self._watch.is_waiting(), *self._host.sockets.traffic())
+        watch = self._watch
+        # Ahead of what was compared: who counts the collective of a comparison has noted that before.
+        collectives = self._watch.collectives
+        changes, compared_in, change = self._watch.compared
+        moved, silent = self._host.sockets.traffic()
+        return Activity(collectives, self._watch.is_waiting(), moved, silent, changes, compared_in, change)
 
     def is_broken(self) -> bool:
         """Whether a peer is gone, as far as this process can see without asking anybody."""

@@ -46,6 +46,8 @@ class Watch:
 
     def __init__(self, in_order: bool) -> None:
         self.collectives = 0
+        # The last change of what models train, as ``Activity`` tells it: changes, compared_in, change.
+        self.compared = (0, 0, "")
         self._in_order = in_order
         self._lock = threading.Lock()
         self._pending: list[Any] = []
@@ -57,6 +59,11 @@ class Watch:
             self.collectives += is_collective
             kept = [] if self._in_order else _incomplete(self._pending)
             self._pending = kept if work is None else [*kept, work]
+
+    def compares(self, change: str) -> None:
+        """Note that the next collective compares a change of what models train, which all ranks have to make here."""
+        with self._lock:
+            self.compared = (self.compared[0] + 1, self.collectives + 1, change)
 
     def is_waiting(self) -> bool:
         """Whether something that was entered is not complete. What has come up since the last look does not count."""

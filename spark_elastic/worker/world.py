@@ -151,6 +151,10 @@ class World:
         """What this rank has entered and waits for."""
         return self.group.activity()
 
+    def compares(self, change: str) -> None:
+        """Have the driver know of a change of what a model trains, ahead of the collective in which ranks compare it."""
+        self.group.compares(change)
+
     def can_restore(self) -> bool:
         """Whether this rank can go back to the commit that it holds."""
         return self._can_restore()

@@ -129,6 +129,15 @@ def test_what_would_train_wrongly_ends_the_job_and_says_what_to_do(run: Any) -> 
         run(training.train_wrongly, "optimizer", min_np=2, max_np=2)
 
 
+def test_a_rank_that_alone_changes_what_trains_ends_the_job_by_name_long_before_it_counts_as_hung(run: Any) -> None:
+    with pytest.raises(
+        RanksDifferError, match=r"Linear\.bias ceased to require a gradient on ranks \[0\] only, of 2: ranks \[1\]"
+    ) as failure:
+        run(training.train_wrongly, "freeze", min_np=2, max_np=2, hang_timeout=300)
+    events = failure.value.events  # type: ignore[attr-defined]
+    assert not [event for event in events if event["event"] in ("world_broken", "worker_lost")]
+
+
 def test_a_newcomer_joins_a_model_that_has_grown_in_mid_training(run: Any) -> None:
     result = run(
         training.grow_in_mid_training, 12, faults=[kill(rank=1, step=8), kill(rank=0, step=11)], min_np=2, max_np=2

@@ -83,6 +83,7 @@ def world(
         generation=generation,
         is_broken=lambda: False,
         lost=lambda error: WorkerLostError(str(error)),
+        compares=lambda change: None,
     )
     _groups.append(dist.group.WORLD)
     try:

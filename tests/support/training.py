@@ -404,6 +404,8 @@ def train_wrongly(mistake: str) -> None:
     @se.elastic
     def train(state: Any) -> None:
         while state.step < 64:
+            if mistake == "freeze" and state.step == 7 and se.rank() == 0:
+                inner.bias.requires_grad_(False)
             optimizer.zero_grad()
             x = torch.randn(8, 4, generator=torch.Generator().manual_seed(64 * state.step + se.rank()))
             called = inner if mistake == "inner" and state.step >= 2 else state.model

@@ -14,7 +14,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
-from spark_elastic.errors import JobCancelledError, StateLostError, TrainingFailedError
+from spark_elastic.errors import JobCancelledError, RanksDifferError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import Activity, CommitId
 
 # ---------------------------------------------------------------- durable checkpoints
@@ -691,6 +691,34 @@ def test_a_program_whose_ranks_wait_for_each_other_again_and_again_ends_loudly()
     get_stuck(script)
     assert isinstance(script.error, TrainingFailedError)
     assert "same collectives in the same order" in str(script.error)
+
+
+def compare_change(script: Script, *entered: int, changed: set[int]) -> None:
+    """Each rank has entered so many collectives; the ``changed`` have made a change that they compare in their fifth."""
+    for worker, collectives in zip(script.living, entered, strict=True):
+        done = (1, 5, "Net.head.weight began to require a gradient") if worker in changed else ()
+        activity = Activity(collectives, True, 0, 0, *done)
+        script.send(ev.WorkerHeard(worker, script.generation, activity, 0, script.processes[worker].commit))
+    script.send(ev.Tick())
+
+
+def test_a_change_that_one_rank_has_made_alone_ends_the_job_at_once_and_is_named() -> None:
+    script = running("a", "b", "c", hang_timeout=300)
+    script.commit()
+    compare_change(script, 5, 5, 5, changed={0, 2})
+    assert isinstance(script.error, RanksDifferError)
+    assert "Net.head.weight began to require a gradient on ranks [0, 2] only, of 3" in str(script.error)
+    assert "ranks [1] went on without that" in str(script.error)
+
+
+@pytest.mark.parametrize(("entered", "changed"), [((5, 4, 4), {0}), ((9, 5, 6), {0, 1, 2})])
+def test_who_has_not_come_to_a_change_yet_or_has_made_it_and_gone_on_does_not_differ(
+    entered: tuple[int, ...], changed: set[int]
+) -> None:
+    script = running("a", "b", "c", hang_timeout=300)
+    script.commit()
+    compare_change(script, *entered, changed=changed)
+    assert script.error is None
 
 
 def test_worlds_that_get_stuck_now_and_then_with_commits_between_end_nothing() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from spark_elastic import DistributedDataParallel, SparkElasticError
+from spark_elastic import DistributedDataParallel, RanksDifferError, SparkElasticError
 
 STEPS = 4
 
@@ -204,5 +204,35 @@ def test_ranks_that_differ_in_what_requires_gradients_are_told_a_name_ahead_of_a
 ) -> None:
     """Torch's wrapper sends buffers ahead of a forward, which a rank without one would not take part in."""
     first = frozen[0].replace(".", r"\.")
-    with pytest.raises(SparkElasticError, match=rf"Sequential\.{first} requires a gradient on ranks \[0\] only, of 2"):
+    with pytest.raises(RanksDifferError, match=rf"Sequential\.{first} requires a gradient on ranks \[0\] only, of 2"):
         on_ranks(2, differ_in_what_trains, frozen, is_corrected)
+
+
+def change_what_trains(folder: Path, rank: int) -> list[str]:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+    one, other = model.module[0], model.module[1]
+    one.requires_grad_(False)
+    told: list[str] = []
+    with world(folder, rank, 2, [model]) as formed:
+        formed.compares = told.append
+        for change in (
+            lambda: None,
+            lambda: one.bias.requires_grad_(True),
+            lambda: other.bias.requires_grad_(False),
+            lambda: setattr(one, "bias", nn.Parameter(torch.ones(8))),
+            lambda: setattr(one, "bias", None),
+            lambda: model.module.requires_grad_(False),  # nothing is reduced then, and nothing compared
+        ):
+            change()
+            model(torch.ones(4, 8))
+    return told
+
+
+def test_the_driver_is_told_what_has_changed_ahead_of_the_collective_that_compares_it() -> None:
+    told = [
+        "Sequential.0.bias began to require a gradient, or was replaced,",
+        "Sequential.1.bias ceased to require a gradient",
+        "Sequential.0.bias began to require a gradient, or was replaced,",
+        "parameters of Sequential were removed",
+    ]
+    assert on_ranks(2, change_what_trains) == [told] * 2

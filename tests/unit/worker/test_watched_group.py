@@ -110,6 +110,15 @@ def test_a_gpu_is_asked_only_about_its_newest_work_and_only_once_that_is_no_news
     assert (watch.collectives, old.asked) == (2, 0)
 
 
+def test_a_change_that_ranks_compare_is_known_by_the_collective_in_which_they_do() -> None:
+    watch = Watch(in_order=False)
+    assert watch.compared == (0, 0, "")
+    watch.entered(None)
+    watch.compares("a.bias began to require a gradient")
+    watch.entered(None)
+    assert (watch.collectives, watch.compared) == (2, (1, 2, "a.bias began to require a gradient"))
+
+
 def test_what_is_complete_is_not_kept() -> None:
     watch = Watch(in_order=False)
     for _ in range(5):
