@@ -1,4 +1,4 @@
-"""``spark_elastic.run``: trains on the executors of a Spark session, from the Spark driver."""
+"""``spark_elastic.run``: trains on the executors of a Spark session, or in processes of this machine."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
 from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher, SlotListener, Slots
+from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
 
@@ -57,6 +58,7 @@ def run(
     backend: str | None = None,
     env: Mapping[str, str] | None = None,
     spark: SparkSession | None = None,
+    local: bool | LocalCluster = False,
     network_interface: str | None = None,
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -82,7 +84,7 @@ def run(
         num_proc: workers to wait for before the first generation; default ``min_np``.
         min_np: with fewer workers, training waits.
         max_np: slots asked of Spark. Unset, ``min_np`` and ``max_np`` come from the Spark configuration: with dynamic
-            allocation from its limits, else from the cluster's present cores.
+            allocation from its limits, else from the cluster's present cores; with ``local`` from this machine.
         elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
             collectives and torch's default group from the first line on. When a worker is lost, all are ended and all of
             ``fn`` runs again in new processes, ``reset_limit`` times; an exception of ``fn`` ends the job.
@@ -94,6 +96,9 @@ def run(
         backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
         env: environment variables for the workers.
         spark: the session; default the active one, else a local-cluster with as many executors as there are cores.
+        local: True trains in processes of this machine, without Spark or Java: one for each of its GPUs, else of its cores,
+            unless sizes are given. They listen on the loopback interface only. A cluster of ``testing.local_cluster`` has slots
+            that can be taken away.
         network_interface: the interface that workers use among themselves; default the one that reaches the driver.
         driver_port: port that the driver listens on; default any.
         checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
@@ -132,7 +137,7 @@ def run(
         raise TypeError(f"elastic must be True or False, not {elastic!r}")
     if not elastic:
         num_proc = min_np = max_np = _one_size(num_proc, min_np, max_np)
-    launcher = LAUNCHERS["spark"](spark)
+    launcher = _choose_launcher(spark, local)
     plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
     with ExitStack() as stack:
         stack.enter_context(launcher)
@@ -211,8 +216,9 @@ def _run_job(
         if settings.host_discovery_script is not None:
             stack.enter_context(HostDiscovery(settings.host_discovery_script, service.hosts_listed))
         ticket = Ticket(run_id, launcher.addresses(service.port), credentials, settings.network_interface)
+        trouble = f"the job cannot go on in {launcher.platform}"
         listener = SlotListener(
-            on_stopped=lambda reason: service.cancel(JobCancelledError(f"the job cannot go on in Spark: {reason}")),
+            on_stopped=lambda reason: service.cancel(JobCancelledError(f"{trouble}: {reason}")),
             on_draining=service.drain_slot,
             on_given_up=service.slot_given_up,
         )
@@ -224,7 +230,7 @@ def _run_job(
                 # All workers are lost then, and that is not what ended the job.
                 ended = slots.find_end()
                 if ended and not isinstance(error, JobCancelledError):
-                    raise JobCancelledError(f"the job cannot go on in Spark: {ended}") from error
+                    raise JobCancelledError(f"{trouble}: {ended}") from error
                 raise
             except BaseException:
                 service.cancel(JobCancelledError("run() was interrupted"))
@@ -287,6 +293,14 @@ def _claim_checkpoint(
         raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
     options = cloudpickle.dumps(dict(storage_options)) if storage_options else b""
     return CheckpointPlan(url, attempt, float(interval), options)
+
+
+def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> Launcher:
+    if local is False:
+        return LAUNCHERS["spark"](spark)
+    if spark is not None:
+        raise ValueError("local=True trains in processes of this machine, without Spark: give either spark or local")
+    return LAUNCHERS["local"](local)
 
 
 def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> int | None:

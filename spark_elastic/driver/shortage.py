@@ -22,8 +22,8 @@ class Shortage:
         self._slot_trouble = ""
 
     def slot_given_up(self, reason: str) -> None:
-        """Note why Spark has given up a slot: it may be why there are too few."""
-        self._slot_trouble = f" The last slot that Spark gave up: {reason}"
+        """Note why a slot has been given up: it may be why there are too few."""
+        self._slot_trouble = f" The last slot that was given up: {reason}"
 
     def note(self, seen: Situation) -> None:
         """Keep track of since when there are too few, whoever is missing."""
@@ -81,6 +81,6 @@ class Shortage:
                 return None
             what = f"{have} of min_np={settings.min_np} workers had reached the elastic function"
         return NotEnoughHostsError(
-            f"only {what} after {settings.start_timeout:g} s (start_timeout). Does Spark have free cores "
+            f"only {what} after {settings.start_timeout:g} s (start_timeout). Are there free cores "
             f"for max_np={settings.max_np} tasks? Lower min_np, or raise start_timeout.{self._slot_trouble}"
         )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_elastic.launchers.base import Launcher
+from spark_elastic.launchers.local import LocalLauncher
 from spark_elastic.launchers.spark import SparkLauncher
 
-# By name; each takes the session that the user has given to ``run``, or None.
-LAUNCHERS: Mapping[str, Callable[[Any], Launcher]] = {"spark": SparkLauncher}
+# By name; each takes what the user has given to ``run`` in the argument of this name.
+LAUNCHERS: Mapping[str, Callable[[Any], Launcher]] = {"spark": SparkLauncher, "local": LocalLauncher}

@@ -46,9 +46,13 @@ class Slots(AbstractContextManager["Slots"], Protocol):
 class Launcher(AbstractContextManager["Launcher"], Protocol):
     """Finds the platform on ``__enter__`` and leaves it as it was on ``__exit__``.
 
-    Made with what the user gave as ``spark``. Raises ``TypeError`` where it cannot do with that, and on entry ``ValueError``
-    for a platform whose settings no worker could run with.
+    Made with what the user gave as ``spark`` or ``local``. Raises ``TypeError`` where it cannot do with that, and on entry
+    ``ValueError`` for a platform whose settings no worker could run with.
     """
+
+    @property
+    def platform(self) -> str:
+        """What messages call the platform."""
 
     @property
     def application(self) -> str:

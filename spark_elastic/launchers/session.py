@@ -8,6 +8,8 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic.launchers.defaults import fill_sizes
+
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -69,11 +71,7 @@ def default_sizes(
     """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
     conf = session.sparkContext.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":
-        if max_np is None:
-            max_np = max(int(session.sparkContext.defaultParallelism), min_np or 1, num_proc or 1)
-        if min_np is None:
-            min_np = num_proc or max_np
-        return min_np, num_proc or min_np, max_np
+        return fill_sizes(int(session.sparkContext.defaultParallelism), num_proc, min_np, max_np)
     slots = max(int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1")), 1)
     if max_np is None:
         limit = conf.get("spark.dynamicAllocation.maxExecutors", "infinity")

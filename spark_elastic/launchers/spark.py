@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after
 from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
 from spark_elastic.protocol.ticket import Ticket
 
@@ -31,10 +32,6 @@ logger = logging.getLogger("spark_elastic")
 # How often Spark is asked what has become of the slots. The loss of a task is noticed by its connection, at once; this only
 # tells that Spark will not start it again, for which there is no event without a callback server in the user's gateway.
 WATCH_SECONDS = 0.5
-RESUBMIT_SECONDS = 0.5
-RESUBMIT_LIMIT_SECONDS = 10.0
-# A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
-YIELD_SECONDS = (1.0, 6.0)
 END_SECONDS = 20.0
 # How often what is left of our Spark jobs is looked at while they end.
 CANCEL_SECONDS = 0.05
@@ -69,6 +66,8 @@ class SparkLauncher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    platform = "Spark"
 
     @property
     def application(self) -> str:
@@ -456,11 +455,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = getattr(error, "cause", None) or error.__cause__ or error.__context__
-
-
-def pause_after(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
-    return float(min(RESUBMIT_SECONDS * 2 ** min(failures - 1, 10), RESUBMIT_LIMIT_SECONDS))
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,9 @@ from enum import Enum
 
 import msgspec
 
+# In workers: the process that KILL_EXECUTOR kills.
+EXECUTOR_VARIABLE = "SPARK_ELASTIC_EXECUTOR_PID"
+
 
 class Point(Enum):
     """Where in a worker's life a fault can strike. The first two come before there is a rank."""

@@ -14,8 +14,13 @@ import psutil
 from spark_elastic.protocol.messages import HostFacts
 
 
-def gather_facts(address: str, gpus: tuple[str, ...], cpus: int, attempt: int) -> HostFacts:
-    """Describe this host. ``address`` is the local end of the connection to the driver: name look-ups often lie."""
+def gather_facts(
+    address: str, gpus: tuple[str, ...], cpus: int, attempt: int, *, executor_pid: int | None = None
+) -> HostFacts:
+    """Describe this host. ``address`` is the local end of the connection to the driver: name look-ups often lie.
+
+    executor_pid: the process by whose end tasks are lost together; where None, it is looked for among this one's ancestors.
+    """
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -24,7 +29,7 @@ def gather_facts(address: str, gpus: tuple[str, ...], cpus: int, attempt: int) -
         name=socket.gethostname(),
         address=address,
         pid=os.getpid(),
-        executor_pid=_executor_pid(),
+        executor_pid=executor_pid or _executor_pid(),
         python=platform.python_version(),
         torch=torch_version,
         gpus=gpus,

@@ -14,6 +14,7 @@ import psutil
 
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
+from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.facts import gather_facts, worker_environment
 from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
@@ -30,7 +31,7 @@ class TaskRestartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """What Spark says about this attempt of the slot's task."""
+    """What the launcher's platform says about this attempt of the slot's task."""
 
     slot: int
     attempt: int = 0
@@ -38,12 +39,15 @@ class TaskPlace:
     cpus: int = 1
 
 
-async def _ancestors_gone() -> None:
-    """Wait until pyspark's daemon or the executor's JVM has ended: this process may be left, but it is no host any more."""
+async def ancestors_gone(generations: int = 2) -> None:
+    """Wait until one of these ancestors has ended: this process may be left, but it is no host any more.
+
+    Two of a Spark task's belong to Spark: pyspark's daemon and the executor's JVM.
+    """
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     watched = []
-    for ancestor in psutil.Process().parents()[:2]:
+    for ancestor in psutil.Process().parents()[:generations]:
         try:
             descriptor = os.pidfd_open(ancestor.pid)
         except OSError:
@@ -67,13 +71,13 @@ class TaskRuntime:
     environment: Callable[..., dict[str, str]] = worker_environment
     supervisor: Callable[..., WorkerSupervisor] = WorkerSupervisor
     # Returns when this process is left behind by those that it belongs to.
-    orphaned: Callable[[], Coroutine[Any, Any, None]] = _ancestors_gone
+    orphaned: Callable[[], Coroutine[Any, Any, None]] = ancestors_gone
 
 
 REAL_RUNTIME = TaskRuntime()
 
 
-def run_task(ticket: Ticket, place: TaskPlace) -> None:
+def run_task(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
     """Serve as a host until the driver says that the job is over; blocks the calling (main) thread.
 
     Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
@@ -81,7 +85,7 @@ def run_task(ticket: Ticket, place: TaskPlace) -> None:
     # asyncio.run is not used: what Spark runs next in this Python process would find no event loop.
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(serve(ticket, place))
+        loop.run_until_complete(serve(ticket, place, runtime))
     finally:
         loop.run_until_complete(_end_what_is_left())
         loop.close()
@@ -118,6 +122,7 @@ async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RU
         if not isinstance(welcome, m.Welcome):
             return
         environment = runtime.environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
+        environment[EXECUTOR_VARIABLE] = str(facts.executor_pid)
         await _Host(ticket, driver, environment, runtime).serve()
     finally:
         await driver.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
-from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
+from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE, Action, Fault, InjectedFaultError, Point
 
 
 class Injector:
@@ -73,5 +73,5 @@ def _strike(fault: Fault) -> None:
         case Action.DRAIN:
             pass  # the driver drains the host of whoever claims this
         case Action.KILL_EXECUTOR:
-            next(process for process in psutil.Process().parents() if process.name().startswith("java")).kill()
+            os.kill(int(os.environ[EXECUTOR_VARIABLE]), signal.SIGKILL)
             threading.Event().wait()

@@ -70,6 +70,7 @@ def test_run_takes_what_the_contract_says() -> None:
         "backend": None,
         "env": None,
         "spark": None,
+        "local": False,
         "network_interface": None,
         "driver_port": None,
         "checkpoint": None,

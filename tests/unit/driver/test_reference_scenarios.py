@@ -125,7 +125,7 @@ def test_no_host_at_all_ends_with_start_timeout() -> None:
     script.send(ev.SlotGivenUp(0, "ModuleNotFoundError: No module named 'msgspec'"))
     script.pass_time(2)
     assert "0 of min_np=2 hosts had registered" in str(script.error)
-    assert "The last slot that Spark gave up: ModuleNotFoundError" in str(script.error)
+    assert "The last slot that was given up: ModuleNotFoundError" in str(script.error)
 
 
 def test_start_timeout_starts_with_what_is_there_when_that_is_enough() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from spark_elastic.launchers import defaults
 from spark_elastic.launchers import spark as launcher
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.spark import SparkSlots, find_cancellation, is_gone, pause_after
+from spark_elastic.launchers.defaults import pause_after
+from spark_elastic.launchers.spark import SparkSlots, find_cancellation, is_gone
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
 
@@ -95,7 +97,7 @@ class Spark:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "RESUBMIT_SECONDS", 0.01)
+    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
     monkeypatch.setattr(launcher, "WATCH_SECONDS", 0.01)
 
 
@@ -232,5 +234,5 @@ def test_a_stopped_context_that_cancels_its_jobs_is_said_to_be_stopped() -> None
 
 
 def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "RESUBMIT_SECONDS", 0.5)
+    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.5)
     assert [pause_after(failures) for failures in (1, 2, 3, 50, 5000)] == [0.5, 1.0, 2.0, 10.0, 10.0]

@@ -1,0 +1,22 @@
+"""What launchers have in common: sizes where the user gave none, and pauses between attempts."""
+
+from __future__ import annotations
+
+RESUBMIT_SECONDS = 0.5
+RESUBMIT_LIMIT_SECONDS = 10.0
+# A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
+YIELD_SECONDS = (1.0, 6.0)
+
+
+def fill_sizes(present: int, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+    """Fill in ``min_np``, ``num_proc`` and ``max_np``, in this order, where there are ``present`` slots."""
+    if max_np is None:
+        max_np = max(present, min_np or 1, num_proc or 1)
+    if min_np is None:
+        min_np = num_proc or max_np
+    return min_np, num_proc or min_np, max_np
+
+
+def pause_after(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return float(min(RESUBMIT_SECONDS * 2 ** min(failures - 1, 10), RESUBMIT_LIMIT_SECONDS))

@@ -1,0 +1,40 @@
+"""The GPUs of this machine, found without starting CUDA, which this process may have to fork or to use later."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+ASK_SECONDS = 30.0
+
+
+def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return each GPU that CUDA_VISIBLE_DEVICES lets us use, as a value for this variable; nothing where torch cannot use any."""
+    command = shutil.which("nvidia-smi")
+    if command is None or importlib.metadata.version("torch").endswith("+cpu"):
+        return ()
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return visible_gpus(visible)
+    try:
+        done = subprocess.run(
+            [command, "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, timeout=ASK_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    # Where its driver does not answer, what is printed says so.
+    return visible_gpus(",".join(done.stdout.split())) if done.returncode == 0 else ()
+
+
+def visible_gpus(listed: str) -> tuple[str, ...]:
+    """Take a value of CUDA_VISIBLE_DEVICES apart as CUDA does: an entry that names no GPU ends the list."""
+    found: list[str] = []
+    for entry in map(str.strip, listed.split(",")):
+        if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", entry):
+            break
+        found.append(entry)
+    return tuple(found)

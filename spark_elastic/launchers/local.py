@@ -1,0 +1,345 @@
+"""Slots from this machine, without Spark or Java: a process for each, as long as the job wants it.
+
+A slot's process is a fresh interpreter, since the driver has threads, and ends with the thread that has started it: with the
+driver, however that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from spark_elastic.launchers import local_slot
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.defaults import YIELD_SECONDS, fill_sizes, pause_after
+from spark_elastic.launchers.gpus import find_gpus
+from spark_elastic.launchers.local_cluster import LocalCluster, Place
+from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task.service import TaskPlace
+
+logger = logging.getLogger("spark_elastic")
+
+LOOPBACK = "127.0.0.1"
+# Processes end within this once the driver has released them; the service has waited for them before.
+END_SECONDS = 20.0
+# All slots run in one environment: what has failed so often in a row, before any slot has registered, will fail again.
+HOPELESS_FAILURES = 3
+READ_BYTES = 64 * 1024
+# Of what a slot's process has written, for the reason why it ended.
+TAIL_BYTES = 8 * 1024
+TAIL_LINES = 20
+
+
+class LocalLauncher:
+    """Takes slots from the given cluster, else from the GPUs of this machine, else from its cores."""
+
+    platform = "processes of this machine"
+
+    def __init__(self, local: bool | LocalCluster) -> None:
+        if local is not True and not isinstance(local, LocalCluster):
+            raise TypeError(
+                f"local must be True, False, or a cluster of spark_elastic.testing.local_cluster, not {local!r}"
+            )
+        self._given = None if local is True else local
+        self._gpus: tuple[str, ...] = ()
+
+    def __enter__(self) -> LocalLauncher:
+        if self._given is None:
+            self._gpus = find_gpus()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def application(self) -> str:
+        """The name of this process, as there is no application of Spark's."""
+        return f"local-{os.getpid()}"
+
+    @property
+    def bind_address(self) -> str:
+        """The loopback interface, which nobody else reaches."""
+        return LOOPBACK
+
+    def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
+        """Return where processes of this machine reach the driver."""
+        return ((LOOPBACK, port),)
+
+    def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+        """Fill in what is None from the slots that there are; return ``min_np``, ``num_proc``, ``max_np``."""
+        low, start, high = fill_sizes(self._present(), num_proc, min_np, max_np)
+        if self._gpus and high > len(self._gpus):
+            raise ValueError(
+                f"max_np={high} is more than the {len(self._gpus)} GPUs of this machine, of which each worker has one: lower it, "
+                "or set CUDA_VISIBLE_DEVICES= (empty) to train on cores"
+            )
+        return low, start, high
+
+    def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> LocalSlots:
+        """Make as many slots; those of a given cluster share its places."""
+        cluster = self._given or LocalCluster(slots, self._gpus)
+        cpus = max(_cores() // cluster.slots, 1)
+        return LocalSlots(cluster, ticket, slots, cpus, listener)
+
+    def _present(self) -> int:
+        if self._given is not None:
+            return self._given.slots
+        return len(self._gpus) or _cores()
+
+
+class SlotProcess:
+    """A process of a slot, which runs in a place."""
+
+    def __init__(self, ticket: Ticket, place: Place, task: TaskPlace) -> None:
+        self.place = place
+        self._tail = b""
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        # The order has the job's key: it comes from memory, and stands on no command line.
+        with os.fdopen(os.memfd_create("spark_elastic-slot"), "w+b") as order:
+            order.write(msgspec.json.encode(local_slot.Order(ticket, task, os.getpid())))
+            order.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", local_slot.__name__],
+                stdin=order,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        self.output = self._process.stdout.fileno()
+        os.set_blocking(self.output, False)
+        self.pidfd = -1
+        try:
+            self.pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            self.kill()
+            self.close()
+            raise
+
+    def read(self) -> bool:
+        """Take note of what it has written. Returns whether there may be more."""
+        try:
+            data = os.read(self.output, READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        return bool(data)
+
+    def kill(self) -> None:
+        """SIGKILL it; its warm parent sees that, and ends with all that is below it."""
+        self._process.kill()
+
+    def close(self) -> str:
+        """Reap it when it has ended, and say how it has."""
+        code = self._process.wait()
+        self.read()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()[-TAIL_LINES:]
+        return "\n".join([f"its process ended with {'signal' if code < 0 else 'exit code'} {abs(code)}", *lines])
+
+
+@dataclass(slots=True)
+class _Slot:
+    number: int
+    process: SlotProcess | None = None
+    start_at: float = 0.0
+    attempts: int = 0
+    failures: int = 0
+    registered: bool = False
+    draining: bool = False
+
+
+class LocalSlots:
+    """Starts, watches and ends the slots' processes, on one thread, from ``__enter__`` to ``__exit__``.
+
+    The listener hears on that thread that slots cannot be started or their cluster was closed (stopped), that a slot's place
+    is being taken away, and that a process has ended before it had registered.
+    """
+
+    def __init__(self, cluster: LocalCluster, ticket: Ticket, slots: int, cpus: int, listener: SlotListener) -> None:
+        self._cluster = cluster
+        self._ticket = ticket
+        self._cpus = cpus
+        self._slots = [_Slot(number) for number in range(slots)]
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._bell = -1
+        # Told by other threads, which ring the bell then.
+        self._closing = False
+        self._give_back = False
+        self._has_hosts = False
+        self._has_stopped = False
+        self._kill_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
+
+    def __enter__(self) -> LocalSlots:
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._cluster.watch(self._ring)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until all processes have ended; those that take too long are killed."""
+        self.submit_no_more()
+        self._thread.join()
+        self._cluster.unwatch(self._ring)
+        self._selector.close()
+        os.close(self._bell)
+
+    def submit_no_more(self) -> None:
+        """Note that the job is over; its processes are about to end, and are not to be started again."""
+        self._closing = True
+        self._ring()
+
+    def slot_registered(self, slot: int) -> None:
+        """Note that a slot's task has registered at the driver."""
+        self._slots[slot].failures = 0
+        self._slots[slot].registered = True
+        self._has_hosts = True
+
+    def give_back(self) -> None:
+        """Start no slot for a while: another job may be waiting for places of the cluster."""
+        self._give_back = True
+        self._ring()
+
+    def find_end(self) -> str:
+        """Say how the cluster has ended the job; empty if it goes on."""
+        return "the local cluster was closed" if self._cluster.is_closed else ""
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            # A bug of ours; the processes end with this thread.
+            logger.exception("the launcher failed")
+            self._listener.on_stopped(f"the launcher failed: {type(error).__name__}: {error}")
+
+    def _serve(self) -> None:
+        while True:
+            if self._closing and self._kill_at == float("inf"):
+                self._kill_at = time.monotonic() + END_SECONDS
+            pause = self._look(time.monotonic())
+            if self._closing and not any(slot.process for slot in self._slots):
+                return
+            for key, _ in self._selector.select(pause):
+                if key.fd == self._bell:
+                    os.eventfd_read(self._bell)
+                else:
+                    self._take_note(key)
+
+    def _look(self, now: float) -> float | None:
+        """Start, drain and kill what is due. Returns the seconds until something else may be."""
+        if end := self.find_end():
+            self._stop(end)
+        if self._give_back:
+            self._give_back = False
+            again = now + random.uniform(*YIELD_SECONDS)
+            for slot in self._slots:
+                slot.start_at = again
+                if slot.process is not None and not slot.registered:
+                    slot.process.kill()
+        due = [self._kill_at]
+        for slot in self._slots:
+            if slot.process is None and not self._closing and not self._has_stopped:
+                if slot.start_at <= now:
+                    self._start(slot)
+                if slot.process is None and slot.start_at > now:
+                    due.append(slot.start_at)
+            if slot.process is not None:
+                due.append(self._see_off(slot, slot.process, now))
+        # One that is killed already makes itself heard when it has ended.
+        waiting = [moment for moment in due if now < moment < float("inf")]
+        return min(waiting) - now if waiting else None
+
+    def _see_off(self, slot: _Slot, process: SlotProcess, now: float) -> float:
+        """Have a process leave that has to. Returns when it is to be killed."""
+        leave_by = process.place.leave_by
+        if leave_by is not None and not slot.draining:
+            slot.draining = True
+            if slot.registered and leave_by > now:
+                self._listener.on_draining(slot.number)
+            else:
+                process.kill()
+        kill_at = min(self._kill_at, leave_by or float("inf"))
+        if kill_at <= now:
+            process.kill()
+        return kill_at
+
+    def _start(self, slot: _Slot) -> None:
+        place = self._cluster.acquire()
+        if place is None:
+            return
+        slot.registered = slot.draining = False
+        task = TaskPlace(slot.number, slot.attempts, place.gpus, self._cpus)
+        try:
+            slot.process = SlotProcess(self._ticket, place, task)
+        except OSError as error:  # no descriptor, process or memory is left for a moment
+            self._failed(slot, str(error))
+            self._cluster.release(place)
+            return
+        slot.attempts += 1
+        for descriptor in (slot.process.output, slot.process.pidfd):
+            self._selector.register(descriptor, selectors.EVENT_READ, slot)
+
+    def _take_note(self, key: selectors.SelectorKey) -> None:
+        slot: Any = key.data
+        process: SlotProcess | None = slot.process
+        if process is None:
+            return  # both of its descriptors had something to say
+        if key.fd == process.output:
+            if not process.read():
+                self._selector.unregister(key.fd)
+            return
+        if process.output in self._selector.get_map():
+            self._selector.unregister(process.output)
+        self._selector.unregister(process.pidfd)
+        slot.process = None
+        reason = process.close()
+        if not self._closing:
+            self._failed(slot, reason)
+        self._cluster.release(process.place)
+
+    def _failed(self, slot: _Slot, reason: str) -> None:
+        slot.failures += 1
+        pause = pause_after(slot.failures)
+        slot.start_at = max(slot.start_at, time.monotonic() + pause)
+        if not slot.registered:
+            self._listener.on_given_up(slot.number, reason)
+        level = logging.INFO if slot.registered else logging.WARNING
+        logger.log(level, "slot %d: %s; it is started again in %.1f s", slot.number, reason, pause)
+        if not self._has_hosts and slot.failures >= HOPELESS_FAILURES:
+            self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
+
+    def _stop(self, reason: str) -> None:
+        """Tell the job that it cannot go on, once."""
+        if not self._closing and not self._has_stopped:
+            self._has_stopped = True
+            self._listener.on_stopped(reason)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

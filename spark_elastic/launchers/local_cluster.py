@@ -1,0 +1,141 @@
+"""Places for slots on this machine, which can be taken away and given back while jobs run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """Room for the process of one slot.
+
+    leave_by: when what runs here is killed, because the place has been taken away. returns: it has been given back since.
+    """
+
+    number: int
+    gpus: tuple[str, ...] = ()
+    leave_by: float | None = None
+    returns: bool = False
+
+
+class LocalCluster:
+    """So many places, shared by all jobs that run on it; each place has one slot of one job at a time.
+
+    All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes one.
+    """
+
+    def __init__(self, slots: int, gpus: tuple[str, ...] = ()) -> None:
+        if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
+            raise ValueError(f"slots must be a whole number from 1 on, not {slots!r}")
+        self._lock = threading.Lock()
+        # In the order of their numbers; what is free is taken from the lowest on.
+        self._free = [Place(number, gpus[number : number + 1]) for number in range(slots)]
+        self._away: list[Place] = []
+        self._taken: list[Place] = []
+        self._watchers: list[Callable[[], None]] = []
+        self._is_closed = False
+
+    @property
+    def slots(self) -> int:
+        """How many slots can run at the moment."""
+        with self._lock:
+            return len(self._free) + len(self._staying())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._is_closed
+
+    def take_away(self, count: int = 1, *, grace: float = 30.0) -> None:
+        """Take away places, those of running slots first, from the highest number on.
+
+        Their workers leave at their next commit, which costs no step. What is there after ``grace`` seconds is killed; with
+        0 that is at once.
+        """
+        with self._lock:
+            present = [*self._free, *sorted(self._staying(), key=lambda place: place.number)]
+            if not 1 <= count <= len(present):
+                raise ValueError(f"count must be from 1 to {len(present)}, the slots that there are, not {count!r}")
+            for place in present[-count:]:
+                self._leave(place, grace)
+        self._notify()
+
+    def give_back(self, count: int = 1) -> None:
+        """Give back places that have been taken away; slots that wait start there."""
+        with self._lock:
+            gone = [*self._away, *(place for place in self._taken if place.leave_by is not None and not place.returns)]
+            if not 1 <= count <= len(gone):
+                raise ValueError(f"count must be from 1 to {len(gone)}, the slots that were taken away, not {count!r}")
+            for place in gone[:count]:
+                if place in self._away:
+                    self._away.remove(place)
+                    self._put_back(place)
+                else:
+                    place.returns = True
+        self._notify()
+
+    def close(self) -> None:
+        """End the jobs that still run here."""
+        self._is_closed = True
+        self._notify()
+
+    # ------------------------------------------------------------------ for launchers
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Have ``watcher`` called after each change, on any thread."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Have it called no more."""
+        with self._lock:
+            self._watchers.remove(watcher)
+
+    def acquire(self) -> Place | None:
+        """Take a free place; None where there is none."""
+        with self._lock:
+            if not self._free:
+                return None
+            self._taken.append(self._free.pop(0))
+            return self._taken[-1]
+
+    def release(self, place: Place) -> None:
+        """Note that nothing runs in a place any more."""
+        with self._lock:
+            self._taken.remove(place)
+            if place.leave_by is None or place.returns:
+                self._put_back(place)
+            else:
+                self._away.append(place)
+        self._notify()
+
+    def vacate(self, place: Place, grace: float) -> None:
+        """Take away a place in which something runs; harmless when done twice."""
+        with self._lock:
+            if place in self._staying():
+                self._leave(place, grace)
+        self._notify()
+
+    def _staying(self) -> list[Place]:
+        return [place for place in self._taken if place.leave_by is None]
+
+    def _leave(self, place: Place, grace: float) -> None:
+        if place in self._free:
+            self._free.remove(place)
+            self._away.append(place)
+        else:
+            place.leave_by = time.monotonic() + grace
+
+    def _put_back(self, place: Place) -> None:
+        place.leave_by, place.returns = None, False
+        self._free.append(place)
+        self._free.sort(key=lambda free: free.number)
+
+    def _notify(self) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher()

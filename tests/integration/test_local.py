@@ -1,0 +1,103 @@
+"""``run(local=True)``: slots are processes of this machine, which need neither Spark nor Java, and of which nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import training
+from test_clean_up import assert_gone, finish, wait_for
+
+import spark_elastic
+from spark_elastic.testing import inject, kill, kill_executor, kill_task
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def start(folder: Path, act: str, **settings: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SUPPORT / "local_script.py"), str(folder), act],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver whose two workers train, and have children of every kind, until somebody ends it."""
+    process = start(tmp_path, "ended", start_new_session=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_it_trains_where_there_is_neither_spark_nor_java(tmp_path: Path) -> None:
+    for name in ("pyspark", "py4j"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(
+            f"open('{tmp_path}/imported', 'w')\nraise ImportError('forbidden')\n"
+        )
+    (tmp_path / "bin").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    out = finish(
+        start(tmp_path, "trained", env={**environment, "PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}/bin"})
+    )
+    assert out.splitlines()[-1] == "[30.0, 30.0] 1"
+    assert not (tmp_path / "imported").exists(), "the driver or a worker has asked for Spark"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_nothing_is_left_of_a_driver_that_is_ended_by_a_signal(
+    how: signal.Signals, driver: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    pids = wait_for(tmp_path / "0") + wait_for(tmp_path / "1")
+    pids += [child.pid for child in psutil.Process(driver.pid).children(recursive=True)]
+    (port,) = {entry.laddr.port for entry in psutil.Process(driver.pid).net_connections() if entry.status == "LISTEN"}
+    driver.send_signal(how)
+    assert_gone(list(set(pids)))
+    code = driver.wait(timeout=20)
+    assert code == -how
+    assert port not in {entry.laddr.port for entry in psutil.net_connections() if entry.status == "LISTEN"}
+
+
+def test_a_driver_in_which_the_user_catches_ctrl_c_goes_on_with_nothing_of_the_job_left() -> None:
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        spark_elastic.run(training.count_steps, (10**6, 0.02), local=True, num_proc=2, on_event=interrupt)
+    assert not [child for child in psutil.Process().children() if "local_slot" in " ".join(child.cmdline())]
+
+
+def test_an_exception_in_the_workers_ends_the_job_with_nothing_left() -> None:
+    with pytest.raises(spark_elastic.TrainingFailedError, match="KeyError: 'gone'"):
+        spark_elastic.run(training.raise_everywhere, ("gone",), local=True, num_proc=2)
+    assert not [child for child in psutil.Process().children() if "local_slot" in " ".join(child.cmdline())]
+
+
+def test_killed_workers_and_killed_processes_of_slots_are_replaced() -> None:
+    events: list[dict[str, Any]] = []
+    faults = [kill(rank=1, step=5), kill_task(rank=1, step=10), kill_executor(rank=0, step=20)]
+    with inject(*faults):
+        results = spark_elastic.run(training.count_steps, (30,), local=True, num_proc=2, on_event=events.append)
+    assert [result["history"] for result in results] == [list(range(1, 31))] * 2
+    assert len({result["digest"] for result in results}) == 1
+    assert [event["size"] for event in events if event["event"] == "world_formed"] == [2] * 4
+    facts = [event["facts"] for event in events if event["event"] == "host_facts"]
+    assert len({fact["pid"] for fact in facts}) == 4
+    assert {fact["address"] for fact in facts} == {"127.0.0.1"}
+
+
+def test_modules_beside_the_script_are_found_in_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from beside import answer  # type: ignore[import-not-found]
+
+    assert spark_elastic.run(answer, local=True, num_proc=1) == [42]

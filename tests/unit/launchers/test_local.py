@@ -1,0 +1,226 @@
+"""Slots on this machine: who gets which place of a cluster, which GPUs there are, and what becomes of processes that fail."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_elastic
+from spark_elastic.launchers import defaults, gpus, local
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.gpus import find_gpus, visible_gpus
+from spark_elastic.launchers.local import LocalLauncher, LocalSlots
+from spark_elastic.launchers.local_cluster import LocalCluster
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.ticket import Ticket
+
+SECONDS = 30.0  # only a failing test waits for so long
+TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
+
+
+def numbers(cluster: LocalCluster, count: int) -> list[int]:
+    """The places that are free, which are taken then."""
+    return [place.number for _ in range(count) if (place := cluster.acquire()) is not None]
+
+
+def test_a_cluster_has_so_many_places_and_no_more() -> None:
+    cluster = LocalCluster(2)
+    assert numbers(cluster, 3) == [0, 1]
+
+
+def test_a_place_is_free_again_when_nothing_runs_there() -> None:
+    cluster = LocalCluster(2)
+    first, _ = cluster.acquire(), cluster.acquire()
+    assert first is not None
+    cluster.release(first)
+    assert numbers(cluster, 2) == [0]
+
+
+def test_taken_places_go_first_from_the_highest_on_and_their_slots_have_to_leave() -> None:
+    cluster = LocalCluster(3)
+    taken = [cluster.acquire(), cluster.acquire()]
+    cluster.take_away(1)
+    assert [place is not None and place.leave_by is not None for place in taken] == [False, True]
+    assert cluster.slots == 2
+    cluster.take_away(2)
+    assert cluster.slots == 0
+    assert numbers(cluster, 1) == []
+
+
+def test_a_place_that_was_taken_away_is_not_free_when_it_is_left_until_it_is_given_back() -> None:
+    cluster = LocalCluster(1)
+    place = cluster.acquire()
+    assert place is not None
+    cluster.take_away()
+    cluster.release(place)
+    assert numbers(cluster, 1) == []
+    cluster.give_back()
+    assert numbers(cluster, 1) == [0]
+
+
+def test_a_place_that_is_given_back_before_it_was_left_is_free_when_it_is() -> None:
+    cluster = LocalCluster(1)
+    place = cluster.acquire()
+    assert place is not None
+    cluster.take_away()
+    cluster.give_back()
+    assert numbers(cluster, 1) == []
+    cluster.release(place)
+    assert numbers(cluster, 1) == [0]
+
+
+def test_more_than_there_is_cannot_be_taken_or_given_back() -> None:
+    cluster = LocalCluster(1)
+    with pytest.raises(ValueError, match=r"count must be from 1 to 1, the slots that there are, not 2"):
+        cluster.take_away(2)
+    with pytest.raises(ValueError, match=r"count must be from 1 to 0, the slots that were taken away, not 1"):
+        cluster.give_back()
+    with pytest.raises(ValueError, match=r"slots must be a whole number from 1 on, not 0"):
+        LocalCluster(0)
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [("0,1", ("0", "1")), ("GPU-1a2b, 3", ("GPU-1a2b", "3")), ("", ()), ("-1", ()), ("2,-1,3", ("2",))],
+)
+def test_cuda_visible_devices_is_read_as_cuda_does(listed: str, found: tuple[str, ...]) -> None:
+    assert visible_gpus(listed) == found
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two GPUs, and a torch that can use them."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_where_there_are_gpus_each_slot_has_one() -> None:
+    with LocalLauncher(True) as launcher:
+        assert launcher.sizes(None, None, None) == (2, 2, 2)
+        slots = launcher.launch(TICKET, 2, SlotListener(print, print, print))
+    assert [place.gpus for _ in range(2) if (place := slots._cluster.acquire())] == [("GPU-a",), ("GPU-b",)]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_more_workers_than_gpus_are_refused_and_an_empty_variable_means_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalLauncher(True) as launcher, pytest.raises(ValueError, match=r"max_np=3 is more than the 2 GPUs"):
+        launcher.sizes(None, None, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with LocalLauncher(True) as launcher:
+        assert launcher.sizes(None, None, 3) == (3, 3, 3)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_torch_for_cpus_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_gpus() == ("GPU-a", "GPU-b")
+    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    assert find_gpus() == ()
+
+
+def test_sizes_come_from_the_cores_or_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "find_gpus", lambda: ())
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 5})
+    with LocalLauncher(True) as launcher:
+        assert launcher.sizes(None, None, None) == (3, 3, 3)
+        assert launcher.sizes(None, 1, None) == (1, 1, 3)
+        assert launcher.sizes(8, None, None) == (8, 8, 8)
+    with LocalLauncher(LocalCluster(5)) as launcher:
+        assert launcher.sizes(None, 2, None) == (2, 2, 5)
+
+
+def test_spark_and_local_together_and_other_values_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match="give either spark or local"):
+        spark_elastic.run(print, spark=object(), local=True)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"local must be True, False, or a cluster of spark_elastic.testing.local_cluster, not 3"
+    ):
+        spark_elastic.run(print, local=3)  # type: ignore[arg-type]
+
+
+class Heard:
+    """What slots tell, with the moments at which something can be waited for."""
+
+    def __init__(self) -> None:
+        self.given_up: list[tuple[int, str]] = []
+        self.stopped: list[str] = []
+        self.has_stopped = threading.Event()
+        self.listener = SlotListener(self._stop, lambda slot: None, lambda slot, why: self.given_up.append((slot, why)))
+
+    def _stop(self, reason: str) -> None:
+        self.stopped.append(reason)
+        self.has_stopped.set()
+
+
+def interpreter(folder: Path, text: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_process_that_fails_before_it_registers_is_given_up_with_its_last_lines_and_in_the_end_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo libtorch.so is damaged >&2; exit 3"))
+    heard = Heard()
+    with LocalSlots(LocalCluster(1), TICKET, 1, 1, heard.listener):
+        assert heard.has_stopped.wait(SECONDS)
+    assert heard.given_up == [(0, "its process ended with exit code 3\nlibtorch.so is damaged")] * 3
+    assert heard.stopped == ["slot 0 failed 3 times: its process ended with exit code 3\nlibtorch.so is damaged"]
+
+
+def test_a_process_that_cannot_be_started_is_given_up_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    heard, cluster = Heard(), LocalCluster(1)
+    with LocalSlots(cluster, TICKET, 1, 1, heard.listener):
+        assert heard.has_stopped.wait(SECONDS)
+    assert "No such file or directory: '/nowhere/python'" in heard.given_up[0][1]
+    assert numbers(cluster, 1) == [0], "its place is free again"
+
+
+def test_a_closed_cluster_ends_the_job_and_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "END_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, f"echo started >> {tmp_path}/log; exec sleep 1000"))
+    heard, cluster = Heard(), LocalCluster(1)
+    with LocalSlots(cluster, TICKET, 3, 1, heard.listener):
+        cluster.close()
+        assert heard.has_stopped.wait(SECONDS)
+    assert heard.stopped == ["the local cluster was closed"]
+    assert cluster.slots == 1
+
+
+def test_a_place_is_left_at_once_where_there_is_no_grace_and_its_slot_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
+    monkeypatch.setattr(local, "END_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "exec sleep 1000"))
+    heard, cluster = Heard(), LocalCluster(2)
+    started = threading.Semaphore(0)
+    popen = local.subprocess.Popen
+
+    def start(*arguments: Any, **settings: Any) -> Any:
+        process = popen(*arguments, **settings)
+        started.release()
+        return process
+
+    monkeypatch.setattr(local.subprocess, "Popen", start)
+    with LocalSlots(cluster, TICKET, 1, 1, heard.listener):
+        assert started.acquire(timeout=SECONDS)
+        cluster.take_away(grace=0)
+        assert started.acquire(timeout=SECONDS)
+        assert numbers(cluster, 1) == []
+    assert heard.given_up == [(0, "its process ended with signal 9")]
+    assert numbers(cluster, 1) == [1]
