@@ -112,7 +112,6 @@ class Group:
 
     def activity(self) -> Activity:
         """What this rank has entered and waits for, and what its connections do."""
-        watch = self._watch
         # Ahead of what was compared: who counts the collective of a comparison has noted that before.
         collectives = self._watch.collectives
         changes, compared_in, change = self._watch.compared
