@@ -386,7 +386,7 @@ class DriverMachine:
         if worker.phase is not WorkerPhase.READY:  # who has left its collectives leaves nobody hanging
             if is_joining:
                 self._newcomers_failed(worker, cause, now)
-            self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now)
+            self._break(f"rank {rank} on {worker.host_name} was lost: {cause}", now, is_newcomers=is_joining)
         if not self.over and not self._living_members():
             self._all_members_lost(world)
 
@@ -437,15 +437,25 @@ class DriverMachine:
                     reason=f"{name_worker(newcomer.worker, world.ranks[newcomer.worker])} on {newcomer.host_name} {cause}",
                 )
 
-    def _break(self, reason: str, now: float) -> None:
-        """The world cannot go on: have everybody abort its collectives and come back to the elastic function."""
+    def _break(self, reason: str, now: float, is_newcomers: bool | None = None) -> None:
+        """The world cannot go on: have everybody abort its collectives and come back to the elastic function.
+
+        ``is_newcomers`` tells whether a newcomer was lost, or another member; None: nobody is known to be.
+        """
         world = self.world
         assert world is not None
         if world.phase is not WorldPhase.BREAKING:
             self._change_world(WorldChange.BROKE)
             world.broken_by = reason
             self._record("world_broken", generation=world.generation, reason=reason)
-            if self._fail_if(self.setbacks.broke(reason, self.book.story())):
+            if is_newcomers is None:  # who feels a newcomer's end may say so before that is heard of
+                is_newcomers = any(map(self.situation.is_joining, self._living_members()))
+            world.counts_as_reset = not is_newcomers
+            if self._fail_if(self.setbacks.broke(reason, self.book.story(), is_newcomers)):
+                return
+        elif is_newcomers is False and not world.counts_as_reset:
+            world.counts_as_reset = True
+            if self._fail_if(self.setbacks.counts(reason, self.book.story())):
                 return
         waiting = [
             worker for worker in self._living_members() if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)

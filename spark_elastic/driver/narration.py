@@ -33,13 +33,11 @@ class Narrator:
                 return (logging.WARNING, f"{lost} {fields['meaning']}") if is_told else None
             case "world_broken":
                 self._is_broken = True
-                text = f"generation {fields['generation']} ends: {fields['reason']}"
-                then = (
-                    "its survivors go back to their last commit"
-                    if self._elastic
-                    else "all of it runs again in new processes"
-                )
-                return logging.WARNING, f"{text}; {then}"
+                # What comes of it in a fixed world is told once that is decided: "run_again", or the job's error.
+                then = "; its survivors go back to their last commit" if self._elastic else ""
+                return logging.WARNING, f"generation {fields['generation']} ends: {fields['reason']}{then}"
+            case "run_again":
+                return logging.WARNING, f"all of generation {fields['generation']} runs again, in new processes"
             case "world_interrupted":
                 return logging.INFO, f"generation {fields['generation']} ends at its next commit: {fields['reason']}"
             case "world_forming":

@@ -92,7 +92,8 @@ def run(
         elastic_timeout: seconds to get back to ``min_np`` workers after a loss.
         hang_timeout: seconds that a worker may spend in code without a collective, or a ``state.heartbeat()``, while
             others wait for it; then it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
-        reset_limit: resets caused by failures after which the job fails; None is no limit.
+        reset_limit: resets caused by failures after which the job fails; None is no limit. Newcomers that fail before they have
+            committed with the others do not count, as long as the others go on committing.
         backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
         env: environment variables for the workers.
         spark: the session; default the active one, else a local-cluster with as many executors as there are cores.

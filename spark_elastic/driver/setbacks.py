@@ -11,6 +11,8 @@ from spark_elastic.errors import (
     WorkerFailure,
 )
 
+# So many worlds in a row, without a commit between, may be broken by newcomers before that counts against reset_limit.
+NEWCOMERS_LIMIT = 3
 # So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
@@ -31,6 +33,7 @@ class Setbacks:
         self.resets = 0
         self._settings = settings
         self._unformed = self._lost = self._stuck = 0
+        self._counted = self._by_newcomers = 0
 
     @property
     def is_stuck_again(self) -> bool:
@@ -54,16 +57,28 @@ class Setbacks:
 
     def progressed(self) -> None:
         """Note the first commit of a world."""
-        self._lost = self._stuck = 0
+        self._lost = self._stuck = self._by_newcomers = 0
 
-    def broke(self, reason: str, story: Story) -> SparkElasticError | None:
-        """Note that a failure has broken a world."""
+    def broke(self, reason: str, story: Story, by_newcomers: bool = False) -> SparkElasticError | None:
+        """Note that a failure has broken a world; ``by_newcomers``: some were joining, and no other member was lost.
+
+        That costs the others no commit, and does not count against ``reset_limit`` while they go on committing.
+        """
         self.resets += 1
+        if by_newcomers:
+            self._by_newcomers += 1
+            if self._by_newcomers <= NEWCOMERS_LIMIT:
+                return None
+        return self.counts(reason, story)
+
+    def counts(self, reason: str, story: Story) -> SparkElasticError | None:
+        """Note a reset that counts against ``reset_limit``: where it seemed to be newcomers' at first, once that shows."""
+        self._counted += 1
         limit = self._settings.reset_limit
-        if limit is None or self.resets <= limit:
+        if limit is None or self._counted <= limit:
             return None
         return ResetLimitExceededError(
-            f"{self.resets} resets were caused by failures, more than reset_limit={limit} allows; the last one: {reason}",
+            f"{self._counted} resets were caused by failures, more than reset_limit={limit} allows; the last one: {reason}",
             story,
         )
 

@@ -62,12 +62,11 @@ class Situation:
         return host is not None and host.draining
 
     def is_joining(self, worker: Worker) -> bool:
-        """Whether a member has not made a commit yet, while others of its world have, there or before."""
-        return (
-            self.is_member(worker.worker)
-            and not worker.has_progressed
-            and any(member.has_progressed for member in self.members)
-        )
+        """Whether a member has not made a commit yet, while others have, who came into its world with the state."""
+        if self.world is None or worker.worker not in self.world.ranks or worker.has_progressed:
+            return False
+        holders = {member.worker for member in self.world.members if member.commit is not None}
+        return any(member.has_progressed and member.worker in holders for member in self.members)
 
     def speaks_of_the_job(self, number: int) -> bool:
         """Whether the end of a worker says something about the user's code: it trained, or nobody could.

@@ -71,6 +71,8 @@ class World:
     blamed: set[int] = field(default_factory=set)
     newcomers_failed: bool = False
     broken_by: str = ""
+    # Whether its end counts against reset_limit: not where newcomers alone have broken it.
+    counts_as_reset: bool = False
     # The rank of each worker, in rank order.
     ranks: dict[int, int] = field(init=False)
 

@@ -153,8 +153,8 @@ def test_newcomers_that_fail_every_time_hold_nobody_up_for_long(run: Any) -> Non
     faults = [kill(rank=1, step=10)]
     steps = 160
     result = run(
-        train_with_what_newcomers_cannot_load, steps, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2
-    )  # fmt: skip
+        train_with_what_newcomers_cannot_load, steps, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2, reset_limit=1
+    )
     assert result.results == [steps]
     paused = result.of("newcomers_paused")
     assert paused

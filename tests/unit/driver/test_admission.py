@@ -9,8 +9,9 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, LONGEST_PAUSE, SHORTEST_PAUSE, Admission
 from spark_elastic.driver.forming import FORM_ATTEMPTS, choose_replaced
 from spark_elastic.driver.hosts import Place
+from spark_elastic.driver.setbacks import NEWCOMERS_LIMIT
 from spark_elastic.driver.world import Worker
-from spark_elastic.errors import TrainingFailedError
+from spark_elastic.errors import ResetLimitExceededError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
 
 
@@ -206,6 +207,53 @@ def test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait
     assert script.since(lambda: script.pass_time(2 * SHORTEST_PAUSE - 12)).of(do.InterruptWorld) == []
     assert len(script.since(lambda: script.pass_time(4)).of(do.InterruptWorld)) == 1
     assert script.error is None
+
+
+def test_newcomers_that_fail_do_not_count_against_reset_limit_while_the_others_commit() -> None:
+    script = running("a", "b", max_np=3, reset_limit=0)
+    script.commit()
+    script.register("c")
+    for _ in range(FREE_FAILURES + 2):
+        fail_to_join(script)
+        script.pass_time(100)
+    assert script.error is None
+    script.kill(1)
+    assert isinstance(script.error, ResetLimitExceededError)
+
+
+def test_a_rank_that_feels_the_end_of_a_newcomer_first_ends_nothing_and_the_loss_of_another_member_counts() -> None:
+    for lost, ends in ((2, False), (1, True)):
+        script = running("a", "b", max_np=3, reset_limit=0)
+        script.commit()
+        script.register("c")
+        let_in(script, 2)
+        for number in script.ranks:
+            script.send(ev.GroupFormed(number, script.generation))
+        script.ready(0, "connection closed by peer")
+        assert script.error is None
+        script.kill(lost)
+        assert isinstance(script.error, ResetLimitExceededError) == ends
+
+
+def test_newcomers_that_fail_where_the_job_cannot_go_on_without_them_count() -> None:
+    script = running("a", "b", min_np=2, max_np=2, reset_limit=2)
+    script.commit()
+    script.kill(1)
+    script.come_back()
+    for attempt in range(NEWCOMERS_LIMIT + 2):
+        assert script.error is None, attempt
+        script.pass_time(20)
+        script.boot(*starting(script))
+        script.kill(script.ranks[-1])
+        script.come_back()
+    assert isinstance(script.error, ResetLimitExceededError)
+
+
+def test_a_rank_of_the_first_world_whose_commits_have_not_been_heard_of_is_no_newcomer() -> None:
+    script = running("a", "b", reset_limit=0)
+    script.commit(0)
+    script.kill(1)
+    assert isinstance(script.error, ResetLimitExceededError)
 
 
 def test_a_crowd_of_newcomers_that_all_raise_does_not_condemn_a_job_that_trains() -> None:

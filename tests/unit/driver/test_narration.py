@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
 
 
 def told(script: Script) -> list[tuple[int, str]]:
-    narrator = Narrator()
+    narrator = Narrator(script.machine.settings.elastic)
     lines = [narrator.tell(record.kind, record.fields) for record in script.records]
     return [line for line in lines if line is not None]
 
@@ -30,6 +31,17 @@ def test_a_loss_is_told_with_its_cause_and_how_the_job_goes_on() -> None:
         "generation 1 ends: rank 1 on b was lost: its process died; its survivors go back to their last commit",
         "rank 1 (worker 1) on b killed by SIGKILL; if the kernel ran out of memory, raise spark.executor.memoryOverhead",
         "generation 2 of size 1 goes on from commit 1.1",
+    ]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_fixed_world_is_said_to_run_again_only_where_it_does(limit: int) -> None:
+    script = running("a", "b", min_np=2, max_np=2, elastic=False, reset_limit=limit)
+    script.kill(1)
+    again = ["all of generation 1 runs again, in new processes"]
+    assert warnings(script)[1:3] == [
+        "generation 1 ends: rank 1 on b was lost: its process died",
+        *again[:limit],
     ]
 
 

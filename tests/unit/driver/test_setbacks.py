@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT, STUCK_WORLDS_LIMIT, UNFORMED_LIMIT, Setbacks
+from spark_elastic.driver.setbacks import (
+    LOST_WORLDS_LIMIT,
+    NEWCOMERS_LIMIT,
+    STUCK_WORLDS_LIMIT,
+    UNFORMED_LIMIT,
+    Setbacks,
+)
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import ResetLimitExceededError, StateLostError, TrainingFailedError
 
@@ -29,6 +35,18 @@ def test_more_resets_than_the_limit_end_the_job(limit: int) -> None:
     assert [job.broke("a loss", ()) for _ in range(limit)] == [None] * limit
     assert isinstance(job.broke("a loss", ()), ResetLimitExceededError)
     assert job.resets == limit + 1
+
+
+def test_newcomers_that_fail_count_only_where_nothing_else_happens_any_more() -> None:
+    job = setbacks(reset_limit=0)
+    for _ in range(2):
+        assert [job.broke("a newcomer", (), by_newcomers=True) for _ in range(NEWCOMERS_LIMIT)] == [
+            None
+        ] * NEWCOMERS_LIMIT
+        job.progressed()
+    assert [job.broke("a newcomer", (), by_newcomers=True) for _ in range(NEWCOMERS_LIMIT)] == [None] * NEWCOMERS_LIMIT
+    assert isinstance(job.broke("a newcomer", (), by_newcomers=True), ResetLimitExceededError)
+    assert job.resets == 3 * NEWCOMERS_LIMIT + 1
 
 
 @pytest.mark.parametrize(("has_silent", "limit"), [(False, STUCK_WORLDS_LIMIT), (True, UNFORMED_LIMIT)])
