@@ -185,7 +185,7 @@ def decide(workers: int) -> tuple[float, float]:
     for number in range(workers):
         machine.note(ev.TaskRegistered(number, number, f"host{number // 8}", Place(f"host{number // 8}", number)), 0.0)
     machine.decide()
-    started = list(machine.workers)
+    started = list(machine.job.workers)
     for worker in started:
         machine.note(ev.WorkerConnected(worker), 0.0)
         machine.note(ev.WorkerReady(worker, 0, None), 0.0)
@@ -200,7 +200,7 @@ def decide(workers: int) -> tuple[float, float]:
     for worker in started[1:]:
         machine.note(ev.WorkerReady(worker, 1, CommitId(1, 0), "a rank was lost"), 1.0)
     machine.decide()
-    assert machine.generation == 2
+    assert machine.job.generation == 2
     return aborted - start, time.perf_counter() - aborted
 
 

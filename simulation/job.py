@@ -20,6 +20,7 @@ from simulation.world.mesh import Mesh
 from simulation.world.network import Link
 from simulation.world.process import Process
 from simulation.world.universe import Universe
+from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
@@ -115,10 +116,8 @@ class Simulation(Universe):
             event_log=log,
             on_yield=self._yield_slots,
             on_registered=lambda slot: self.spark.slot_registered(slot),
-            runtime=seams.of_driver(self, WatchedMachine),
+            runtime=seams.of_driver(self, self._make_machine),
         )
-        machine: Any = service._machine
-        self.invariants = machine.watch = Invariants(self, machine)
         server: Any = _Server(self)
         service._door = server
         service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
@@ -132,6 +131,11 @@ class Simulation(Universe):
                 self.clock.after(fault.at, self.strikes.strike, fault, None)
             else:
                 self.faults_at.setdefault(fault.point, []).append(fault)
+
+    def _make_machine(self, settings: JobSettings, now: float) -> DriverMachine:
+        machine = WatchedMachine(settings, now)
+        self.invariants = machine.watch = Invariants(self, machine)
+        return machine
 
     def _yield_slots(self) -> None:
         self.clock.soon(self.spark.give_back)
@@ -179,12 +183,12 @@ class Simulation(Universe):
 
     def _explain_hang(self) -> None:
         machine = self.invariants.machine
-        world = machine.world
+        world = machine.job.world
         what = "no world" if world is None else f"generation {world.generation} is {world.phase.name}"
-        workers = ", ".join(f"{worker.worker} {worker.phase.name}" for worker in machine.workers.values())
+        workers = ", ".join(f"{worker.worker} {worker.phase.name}" for worker in machine.job.workers.values())
         self.fail(
             f"the job does not end: at {self.clock.now:.1f} s, after {self.clock.events} events, {what}; "
-            f"workers: {workers or 'none'}; hosts: {len(machine.hosts)}"
+            f"workers: {workers or 'none'}; hosts: {len(machine.job.hosts)}"
         )
 
     # ------------------------------------------------------------------ for the parts

@@ -39,7 +39,9 @@ class Mutant:
     test: str = ""
 
 
-_MACHINE = "spark_elastic.driver.machine:DriverMachine."
+_WORKER_EVENTS = "spark_elastic.driver.worker_events:"
+_LOSSES = "spark_elastic.driver.losses:"
+_ADVANCE = "spark_elastic.driver.advance:"
 _ROSTER = "spark_elastic.driver.roster:Roster."
 _WATCHDOG = "spark_elastic.driver.watchdog:"
 _FORMING = "spark_elastic.driver.forming:"
@@ -69,8 +71,8 @@ MUTANTS = (
     ),
     Mutant(
         "a worker whose Python is held by one long call is taken for silent",
-        _ROSTER + "worker_seen",
-        "worker.heard = now",
+        _WORKER_EVENTS + "worker_seen",
+        "worker.heard = job.now",
         "pass",
     ),
     Mutant(
@@ -91,10 +93,10 @@ MUTANTS = (
         "all(worker.phase is WorkerPhase.READY for worker in seen.members)",
         "True",
     ),
-    Mutant("survivors are not aborted", _MACHINE + "_break", "if fresh:", "if False:"),
+    Mutant("survivors are not aborted", _LOSSES + "break_world", "if fresh:", "if False:"),
     Mutant(
         "what a worker said of its commits before counts for more",
-        _MACHINE + "_worker_ready",
+        _WORKER_EVENTS + "worker_ready",
         "worker.commit = event.commit",
         "worker.commit = event.commit or worker.commit",
     ),
@@ -124,8 +126,8 @@ MUTANTS = (
     ),
     Mutant(
         "a loss after the finish goes unnoticed",
-        _MACHINE + "_lose",
-        "if world.phase is WorldPhase.FINISHING and self.settings.elastic:",
+        _LOSSES + "lose_worker",
+        "if world.phase is WorldPhase.FINISHING and job.settings.elastic:",
         "if False:",
     ),
     Mutant(
@@ -133,11 +135,16 @@ MUTANTS = (
     ),
     Mutant(
         "a drained worker stays while too few others are left",
-        _MACHINE + "_form_if_ready",
-        "self._commands += self._roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen}))",
+        _ADVANCE + "_form_if_ready",
+        "job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))",
         "pass",
     ),
-    Mutant("the driver's loop spins after the end", _MACHINE + "deadline", "if self.over:", "if False:"),
+    Mutant(
+        "the driver's loop spins after the end",
+        "spark_elastic.driver.machine:DriverMachine.deadline",
+        "if job.over:",
+        "if False:",
+    ),
     Mutant(
         "commits are ordered by index",
         _FORMING + "newest_commit",
@@ -171,14 +178,14 @@ MUTANTS = (
     ),
     Mutant(
         "the devices' groups are aborted when the first rank has looked",
-        _MACHINE + "_abort_device_if_all_answered",
+        _ADVANCE + "_abort_device_if_all_answered",
         "if all(",
         "if any(",
         "tests.unit.driver.test_machine:test_the_devices_group_is_aborted_once_when_all_ranks_have_told_what_they_had_completed",
     ),
     Mutant(
         "the devices' groups are not aborted",
-        _MACHINE + "_abort_device_if_all_answered",
+        _ADVANCE + "_abort_device_if_all_answered",
         "if all(",
         "if False and all(",
     ),
@@ -268,7 +275,7 @@ MUTANTS = (
     ),
     Mutant(
         "progress is counted at the seal",
-        _MACHINE + "_note_commit",
+        "spark_elastic.driver.job_state:JobState.note_commit",
         "commit.index == 0",
         "commit.index < 0",
         "tests.unit.driver.test_reference_scenarios:test_the_seal_of_a_generation_is_no_progress",
@@ -289,8 +296,8 @@ MUTANTS = (
     ),
     Mutant(
         "a heartbeat does not restart the time after an abort",
-        _MACHINE + "_worker_heard",
-        "worker.awaited_since = now",
+        _WORKER_EVENTS + "worker_heard",
+        "worker.awaited_since = job.now",
         "pass",
         "tests.unit.driver.test_machine:test_a_heartbeat_of_the_last_holder_restarts_its_time",
     ),
@@ -375,8 +382,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
     place = module
     for owner in owners:
         place = getattr(place, owner)
-    original = inspect.getattr_static(place, name)
-    function: Any = original.fget if isinstance(original, property) else original
+    function = _function(inspect.getattr_static(place, name))
     source = textwrap.dedent(inspect.getsource(function))
     assert mutant.old in source, f"{mutant.name}: {mutant.where} has changed"
     names: dict[str, object] = {}
@@ -385,18 +391,16 @@ def applied(mutant: Mutant) -> Iterator[None]:
     text = f"from __future__ import annotations\ndef make(__class__):\n{body}\n    return {name}\n"
     exec(compile(text, f"<{mutant.name}>", "exec"), module.__dict__, names)
     made: Any = names["make"]
-    mutated = made(place)
-    # Those who have imported a function by its name get it, too.
-    places = (
-        [place] if owners else [other for other in list(sys.modules.values()) if getattr(other, name, None) is original]
-    )
-    for other in places:
-        setattr(other, name, mutated)
+    # The function stays the same, so those who have it by another name, or in a table, make the mistake, too.
+    original, function.__code__ = function.__code__, _function(made(place)).__code__
     try:
         yield
     finally:
-        for other in places:
-            setattr(other, name, original)
+        function.__code__ = original
+
+
+def _function(defined: Any) -> Any:
+    return defined.fget if isinstance(defined, property) else defined
 
 
 def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str]:

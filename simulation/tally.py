@@ -26,8 +26,8 @@ class Tally:
         self.schedules += 1
         self.events += played.clock.events
         self.commits += played.commits
-        self.generations += machine.generation
-        self.resets += machine.setbacks.resets
+        self.generations += machine.job.generation
+        self.resets += machine.job.setbacks.resets
         self.faults.update(fault.kind.name for fault in played.strikes.struck)
         self.points.update(fault.point for fault in played.strikes.struck if fault.point is not None)
         self.transitions.update(played.invariants.transitions)

@@ -45,14 +45,14 @@ class WatchedMachine(DriverMachine):
         self.watch: Invariants
 
     def note(self, event: ev.Event, now: float) -> list[do.Command]:
-        was_over = self.over
+        was_over = self.job.over
         commands = super().note(event, now)
         self._validate()
         self.watch.told(event, commands, was_over)
         return commands
 
     def decide(self) -> list[do.Command]:
-        was_over = self.over
+        was_over = self.job.over
         commands = super().decide()
         self._validate()
         self.watch.told(None, commands, was_over)
@@ -60,7 +60,7 @@ class WatchedMachine(DriverMachine):
 
     def _validate(self) -> None:
         try:
-            validate(self)
+            validate(self.job)
         except AssertionError as error:
             self.watch.simulation.fail(f"the machine is in no state that it may be in: {error}", error)
 
@@ -70,10 +70,6 @@ class WatchedMachine(DriverMachine):
         if due is not None and due <= now:
             self.watch.simulation.fail(f"the machine wants to be asked again at {due}, it is {now}")
         return due
-
-    def _lose_state(self, what: str) -> None:
-        self.watch.state_lost()
-        super()._lose_state(what)
 
 
 class Invariants:
@@ -98,12 +94,12 @@ class Invariants:
 
     def told(self, event: ev.Event | None, commands: list[do.Command], was_over: bool) -> None:
         """Look at what the machine has made of an event (None: at what it has decided)."""
-        machine, simulation = self.machine, self.simulation
+        job, simulation = self.machine.job, self.simulation
         before = self._phase
         if event is not None or commands:
             for command in commands:
                 self._check_command(command, was_over)
-            phase = "over" if machine.over else machine.world.phase.name if machine.world is not None else "-"
+            phase = "over" if job.over else job.world.phase.name if job.world is not None else "-"
             if phase != before or event is not None:
                 self.transitions[before, type(event).__name__ if event is not None else "decide", phase] += 1
             self._phase = phase
@@ -112,12 +108,12 @@ class Invariants:
                     simulation.note("event", "driver", str(event))
                 for command in commands:
                     simulation.note("command", "driver", str(command))
-        world = machine.world
-        if machine.over or world is None:
+        world = job.world
+        if job.over or world is None:
             return
         if event is None and world.phase in (WorldPhase.RUNNING, WorldPhase.FORMING):
             for number in world.workers:
-                if number not in machine.workers:
+                if number not in job.workers:
                     simulation.fail(f"worker {number} is lost, but its world is {world.phase.name}")
         if before == "FORMING" and world.phase is WorldPhase.RUNNING:
             self._check_is_connected(world)
@@ -131,13 +127,17 @@ class Invariants:
                 self._check_loss(command.fields)  # type: ignore[union-attr]
             elif command.kind == "world_broken":  # type: ignore[union-attr]
                 self._check_break(command.fields)  # type: ignore[union-attr]
+            elif command.kind == "state_lost":  # type: ignore[union-attr]
+                self._check_state_is_lost()
             return
         if was_over and kind is not do.ReleaseTask:
             simulation.fail(f"{command} after the end of the job")
         if kind is do.FormWorld:
             self._check_world(command)  # type: ignore[arg-type]
+        elif kind is do.FailJob and isinstance(command.error, StateLostError):  # type: ignore[union-attr]
+            self._check_state_is_lost()
         elif kind in (do.AbortWorld, do.InterruptWorld, do.FinishWorld):
-            if command.generation != self.machine.generation:  # type: ignore[union-attr]
+            if command.generation != self.machine.job.generation:  # type: ignore[union-attr]
                 simulation.fail(f"{command} is for a stale generation")
             if kind is not do.FinishWorld:
                 self._world_is_over = True
@@ -149,11 +149,11 @@ class Invariants:
         """
         worker, cause = record["worker"], record["cause"]
         is_explained = self._is_explained(worker) or StateLostError.__name__ in cause
-        world = self.machine.world
+        world = self.machine.job.world
         if cause.startswith("could not connect"):
             assert world is not None
             is_explained |= any(map(self._is_explained, world.workers))
-            missing = set(world.workers) & set(self.machine.workers) - world.acknowledged
+            missing = set(world.workers) & set(self.machine.job.workers) - world.acknowledged
             if worker in self._connected and missing - self._connected:
                 self.simulation.fail(f"a newcomer is blamed after one that has been in a world: {record}")
         if not is_explained:
@@ -166,7 +166,7 @@ class Invariants:
         if process is None or not process.is_alive or self.simulation.strikes.is_gone_for_good(process):
             return
         held = _held_by(process)
-        if self.machine.world is not None and self.machine.world.phase is WorldPhase.FINISHING:
+        if self.machine.job.world is not None and self.machine.job.world.phase is WorldPhase.FINISHING:
             return  # training has ended, and the state is needed no more
         if held is None or not any(words in cause for words in ("hung", "could not connect", "did not answer pings")):
             return
@@ -174,11 +174,11 @@ class Invariants:
         if job.in_place and job.reduces_metrics:
             return  # the others may wait for it between step and commit, with no way back: docs/howto/commits.md warns of that
         counted = [
-            self.simulation.workers.get(other) for other, w in self.machine.workers.items() if w.phase in _COUNTED
+            self.simulation.workers.get(other) for other, w in self.machine.job.workers.items() if w.phase in _COUNTED
         ]
         if any(other is not None and not other.is_alive for other in counted):
             return  # the driver has not heard yet that these are gone, and relied on them
-        if held.index == 0 and self.machine._newest_seen is None:
+        if held.index == 0 and self.machine.job.newest_commit is None:
             return  # the seal of a job's first world, before anything was trained: whoever else is there begins the same
         others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
         # What a silent one has committed since it was heard is not known to the driver; who is late has told.
@@ -198,7 +198,7 @@ class Invariants:
 
     def _check_world(self, order: do.FormWorld) -> None:
         fail, machine = self.simulation.fail, self.machine
-        settings, members = machine.settings, order.members
+        settings, members = machine.job.settings, order.members
         workers = [member.worker for member in members]
         if order.generation <= max(self._workers, default=0):
             fail(f"generation {order.generation} is formed twice")
@@ -253,13 +253,13 @@ class Invariants:
         """Living processes that the machine believes to be in one of these phases."""
         processes = self.simulation.workers
         found = []
-        for number, worker in self.machine.workers.items():
+        for number, worker in self.machine.job.workers.items():
             process = processes.get(number)
             if worker.phase in phases and process is not None and process.is_alive and process.job is not None:
                 found.append(process)
         return found
 
-    def state_lost(self) -> None:
+    def _check_state_is_lost(self) -> None:
         """The machine thinks that nobody holds the state any more."""
         for worker in self._living(*_COUNTED):
             if _held_by(worker) is not None:
@@ -269,8 +269,8 @@ class Invariants:
 
     def newcomer_fails(self, process: WorkerProcess) -> None:
         """A newcomer is about to raise, which breaks the world unless that is broken anyway."""
-        world = self.machine.world
-        if world is not None and process.number in self.machine.workers and world.phase is WorldPhase.RUNNING:
+        world = self.machine.job.world
+        if world is not None and process.number in self.machine.job.workers and world.phase is WorldPhase.RUNNING:
             self._broken_by_newcomers.add(world.generation)
             self._broken_at = self.simulation.clock.now
 
@@ -286,7 +286,7 @@ class Invariants:
         process.holds = commit
         fail = self.simulation.fail
         content = (weights, loader["epoch"], loader["position"])
-        if weights == NONSENSE and process.number not in self.machine.workers:
+        if weights == NONSENSE and process.number not in self.machine.job.workers:
             return  # the others have aborted without waiting for one that is lost, and nobody gets anything from it
         known = self._commits.setdefault(commit, content)
         self.simulation.commits += 1
@@ -299,8 +299,8 @@ class Invariants:
             expected = self._commits.get(job.world.newest_commit)
             if expected != content:
                 fail(f"{process} begins {commit} with {content}, {job.world.newest_commit} was {expected}")
-        if process.number in self.machine.workers and commit.generation != self.machine.generation:
-            fail(f"{process} commits {commit} while generation {self.machine.generation} goes on")
+        if process.number in self.machine.job.workers and commit.generation != self.machine.job.generation:
+            fail(f"{process} commits {commit} while generation {self.machine.job.generation} goes on")
         self.simulation.note("commits", process, f"{commit}: {content}")
 
     # ------------------------------------------------------------------ the end
@@ -343,22 +343,22 @@ class Invariants:
         self.simulation.fail(f"the job failed without need: {type(error).__name__}: {text}", error)
 
     def _needs_newcomers(self) -> bool:
-        workers = self.machine.workers
+        seen = self.machine.job.situation
         others = [
             process
             for process in self._living(*_COUNTED)
-            if process.number in self._established and not self.machine.situation.is_draining(workers[process.number])
+            if process.number in self._established and not seen.is_draining(seen.workers[process.number])
         ]
-        return len(others) < self.machine.settings.min_np
+        return len(others) < seen.settings.min_np
 
     def _is_hit(self, text: str) -> bool:
         rank = int(text.removeprefix("rank ").split()[0])
-        world = self.machine.world
+        world = self.machine.job.world
         assert world is not None
         return self._is_explained(world.workers[rank])
 
     def _all_are_hit(self) -> bool:
-        world = self.machine.world
+        world = self.machine.job.world
         return world is not None and all(map(self._is_explained, world.workers))
 
     def _is_explained(self, number: int) -> bool:

@@ -18,6 +18,7 @@ from simulation.world.process import Process
 from simulation.world.universe import Universe
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.runtime import DriverRuntime
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import HostFacts
 from spark_elastic.task.service import TaskRuntime
@@ -27,7 +28,7 @@ from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.runtime import Runtime
 
 
-def of_driver(simulation: Universe, machine: type[DriverMachine]) -> DriverRuntime:
+def of_driver(simulation: Universe, machine: Callable[[JobSettings, float], DriverMachine]) -> DriverRuntime:
     """What the driver's service runs on."""
     return DriverRuntime(
         clock=lambda: simulation.clock.now,

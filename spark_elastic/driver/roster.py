@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from spark_elastic.driver import commands as do
-from spark_elastic.driver import events as ev
 from spark_elastic.driver.hosts import Host, HostManager, Place
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase
@@ -33,12 +32,6 @@ class Roster:
         self.hosts.add(host)
         registered = do.Record("host_registered", {"host": host.host, "slot": host.slot, "name": host.name})
         return [registered, *self._follow_listing(members)]
-
-    def task_heard(self, event: ev.TaskHeard, now: float) -> None:
-        """Note that a host's task answers."""
-        host = self.hosts.get(event.host)
-        if host is not None:
-            host.heard = now
 
     def take_listing(self, slots: Mapping[str, int | None], members: Collection[int]) -> list[do.Command]:
         """Follow a new listing: drain the hosts that it has no room for, and use drained ones again that it has room for."""
@@ -118,28 +111,6 @@ class Roster:
             ]
         return commands
 
-    def worker_connected(self, event: ev.WorkerConnected, now: float) -> list[do.Command]:
-        """Note that a worker's process has connected to the driver."""
-        worker = self.workers.get(event.worker)
-        if worker is not None and worker.phase is WorkerPhase.STARTING:
-            worker.enter(WorkerChange.CONNECTED)
-            worker.heard = now
-        elif worker is not None and worker.phase is WorkerPhase.LEAVING:
-            return [do.LeaveJob(event.worker)]
-        return []
-
-    def worker_seen(self, event: ev.WorkerSeen, now: float) -> None:
-        """A process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
-        worker = self.workers.get(event.worker)
-        if worker is not None and worker.phase is not WorkerPhase.STARTING:
-            worker.heard = now
-
-    def result_flowed(self, event: ev.ResultFlowed, now: float) -> None:
-        """Note that a worker's result is on its way."""
-        worker = self.workers.get(event.worker)
-        if worker is not None:
-            worker.heard = worker.active_at = now
-
     def progressed(self, workers: Iterable[int]) -> None:
         """Note that workers, those that are gone included, took part in a world that commits: it clears their places."""
         for number in workers:
@@ -180,12 +151,12 @@ class Roster:
         if is_bad and host is not None and not is_member:
             host.at_fault = True
 
-    def exited(self, event: ev.WorkerExited) -> bool:
+    def exited(self, number: int, on: int) -> bool:
         """Note that a worker's process has ended. Return whether it was to end: it had been told to, or its result was there."""
-        host = self.hosts.get(event.host)
-        if host is not None and host.worker == event.worker:
+        host = self.hosts.get(on)
+        if host is not None and host.worker == number:
             host.worker = None
-        worker = self.workers.get(event.worker)
+        worker = self.workers.get(number)
         if worker is not None and worker.phase is WorkerPhase.LEAVING:
-            del self.workers[event.worker]
+            del self.workers[number]
         return worker is not None and worker.phase in (WorkerPhase.LEAVING, WorkerPhase.DONE)

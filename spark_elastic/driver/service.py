@@ -84,6 +84,8 @@ class SparkDriverService:
         self._on_yield = on_yield
         self._on_registered = on_registered
         self._machine = runtime.machine(settings, runtime.clock())
+        # What the machine knows, for a look at it.
+        self._job = self._machine.job
         self._store = ControlStore()
         self._tasks: dict[int, TaskLink] = {}
         self._slots: dict[int, int] = {}
@@ -262,7 +264,7 @@ class SparkDriverService:
         number = hello.worker
         token = self._tokens.get(number)
         is_expected = token is not None and hmac.compare_digest(token.encode(), hello.token.encode())
-        if not is_expected or number not in self._machine.workers:
+        if not is_expected or number not in self._job.workers:
             connection.send(m.LeaveJob())
             await connection.close()
             return
@@ -280,7 +282,7 @@ class SparkDriverService:
     # ------------------------------------------------------------------ messages → events
 
     def _task_said(self, host: int, message: Any) -> None:
-        worker = self._machine.workers.get(getattr(message, "worker", -1))
+        worker = self._job.workers.get(getattr(message, "worker", -1))
         if worker is not None and worker.host != host:
             logger.debug("host %d speaks of worker %d, which is not its own: %s", host, worker.worker, message)
         elif isinstance(message, m.OutputLines):
@@ -296,7 +298,7 @@ class SparkDriverService:
         worker = link.worker
         match message:
             case m.StoreRequest(number, generation):
-                if generation == m.WHOLE_JOB or self._machine.is_member(worker):
+                if generation == m.WHOLE_JOB or self._job.is_member(worker):
                     self._store.handle(message, link.connection.send)
                 else:
                     link.connection.send(m.StoreReply(number, gone=True))
@@ -348,11 +350,11 @@ class SparkDriverService:
         """Say whether an injected fault has strikes left, and use up one. A drain is the driver's own to do."""
         left = self._strikes.get(number, 0)
         self._strikes[number] = left - 1
-        if left <= 0 or worker not in self._machine.workers:
+        if left <= 0 or worker not in self._job.workers:
             return False
         self._log.record("fault_injected", worker=worker, rank=self._ranks.get(worker), fault=number)
         if self._faults[number].action is Action.DRAIN:
-            self._handle(ev.HostDraining(self._machine.workers[worker].host))
+            self._handle(ev.HostDraining(self._job.workers[worker].host))
         return True
 
     def _print(self, message: m.OutputLines) -> None:
@@ -422,7 +424,7 @@ class SparkDriverService:
                 self._to_workers((worker,), m.LeaveJob())
             case do.RestartTask(host, reason):
                 self._to_task(host, m.RestartTask(reason))
-                if self._machine.hosts.get(host) is None and host in self._tasks:
+                if self._job.hosts.get(host) is None and host in self._tasks:
                     # It was silent, and may be so until TCP gives up; whoever else has its slot takes over now.
                     self._tasks[host].closing = self._loop.create_task(self._tasks[host].connection.close())
             case do.ReleaseTask(host):
@@ -467,7 +469,7 @@ class SparkDriverService:
             return self._backend
         gpus = []
         for member in members:
-            task = self._tasks.get(self._machine.workers[member.worker].host)
+            task = self._tasks.get(self._job.workers[member.worker].host)
             if task is None or not task.facts.gpus:
                 return "gloo"
             gpus.append((task.facts.name, task.facts.gpus[0]))

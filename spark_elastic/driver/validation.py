@@ -1,8 +1,8 @@
-"""What always holds of a ``DriverMachine`` between two events. Tests and the simulation check it after every one of them."""
+"""What always holds of a ``JobState`` between two events. Tests and the simulation check it after every one of them."""
 
 from __future__ import annotations
 
-from spark_elastic.driver.machine import DriverMachine
+from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.world import Worker, World
 
@@ -11,31 +11,29 @@ COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 IN_A_WORLD = (WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
 
-def validate(machine: DriverMachine) -> None:
+def validate(job: JobState) -> None:
     """Raise ``AssertionError`` where something that always holds does not. Takes time in proportion to the workers."""
-    if machine.over:
+    if job.over:
         return  # what is left of a job that has ended is looked at no more
-    assert list(machine._sizes) == list(range(1, machine.generation + 1)), (
-        "generations are numbered one after the other"
-    )
-    if machine.world is not None:
-        _validate_world(machine.world, machine)
-    for host in machine.hosts:
-        served = machine.workers.get(host.worker) if host.worker is not None else None
+    assert list(job.sizes) == list(range(1, job.generation + 1)), "generations are numbered one after the other"
+    if job.world is not None:
+        _validate_world(job.world, job)
+    for host in job.hosts:
+        served = job.workers.get(host.worker) if host.worker is not None else None
         assert served is None or served.host == host.host, f"the worker of host {host.host} knows where it runs"
         assert host.draining or not host.released, f"host {host.host} is released only when it drains"
-    for number, worker in machine.workers.items():
-        assert number == worker.worker < len(machine._roster.places), f"worker {number} has a number of its own"
-        _validate_worker(worker, machine)
+    for number, worker in job.workers.items():
+        assert number == worker.worker < len(job.roster.places), f"worker {number} has a number of its own"
+        _validate_worker(worker, job)
 
 
-def _validate_world(world: World, machine: DriverMachine) -> None:
+def _validate_world(world: World, job: JobState) -> None:
     members = set(world.ranks)
     size, phase = len(members), world.phase
-    assert world.generation == machine.generation, "the world is the newest one"
+    assert world.generation == job.generation, "the world is the newest one"
     assert list(world.ranks.values()) == list(range(size)), "ranks are dense, and each is one worker's"
-    assert len(world.members) == size == machine._sizes[world.generation]
-    assert machine.settings.min_np <= size <= machine.settings.max_np
+    assert len(world.members) == size == job.sizes[world.generation]
+    assert job.settings.min_np <= size <= job.settings.max_np
     assert phase is not WorldPhase.OVER, "a world that is over has been replaced or dropped"
     for name in ("acknowledged", "answered", "holding", "raised", "blamed"):
         assert getattr(world, name) <= members, f"{name}: all are members"
@@ -46,14 +44,14 @@ def _validate_world(world: World, machine: DriverMachine) -> None:
     assert bool(world.broken_by) == (phase is WorldPhase.BREAKING), "why a world breaks is known, and of no other"
 
 
-def _validate_worker(worker: Worker, machine: DriverMachine) -> None:
+def _validate_worker(worker: Worker, job: JobState) -> None:
     who, phase = f"worker {worker.worker}", worker.phase
-    assert phase not in IN_A_WORLD or machine.is_member(worker.worker), f"{who} is {phase.name} of the newest world"
+    assert phase not in IN_A_WORLD or job.is_member(worker.worker), f"{who} is {phase.name} of the newest world"
     assert worker.awaited_since is None or phase in (*IN_A_WORLD, WorkerPhase.LEAVING), f"{who} is awaited from a world"
     if phase in COUNTED:
-        newest = machine._newest_seen
+        newest = job.newest_commit
         assert worker.commit is None or (newest is not None and worker.commit <= newest), f"{who} has no newer commit"
     if phase not in (WorkerPhase.LEAVING, WorkerPhase.DONE):
-        host = machine.hosts.get(worker.host)
+        host = job.hosts.get(worker.host)
         assert host is not None, f"the host of {who} is registered"
         assert host.worker == worker.worker, f"the host of {who} knows whom it runs"

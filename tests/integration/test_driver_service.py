@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from spark_elastic.driver import events as ev
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -379,7 +378,3 @@ def test_events_of_a_drain_reach_the_machine(service: SparkDriverService, log: L
 
     assert play(service, scene) == m.KillWorker(0)
     assert log.wait_for("host_draining")["host"] == 0
-
-
-def test_every_event_has_a_handler(service: SparkDriverService) -> None:
-    assert set(service._machine._handlers) == set(ev.Event.__args__)

@@ -60,6 +60,7 @@ class Script:
         self.settings = JobSettings(min_np=min_np, max_np=max_np, num_proc=num_proc or min_np, **others)
         self.now = 100.0
         self.machine = DriverMachine(self.settings, self.now)
+        self.job = self.machine.job
         self.hosts: dict[int, str] = {}
         # Where the tasks run; those that the machine has told to end, which they do without another word.
         self._places: dict[int, tuple[str, int, Place]] = {}
@@ -121,7 +122,7 @@ class Script:
         """Tell the machine of an event, check what must always hold, and note what it commands."""
         was_over = self.outcome is not None
         commands = self.machine.handle(event, self.now)
-        validate(self.machine)
+        validate(self.job)
         self._check(commands, was_over)
         self.records += [command for command in commands if isinstance(command, do.Record)]
         spoken = [command for command in commands if not isinstance(command, do.Record)]
@@ -318,7 +319,7 @@ class Script:
                         process.waiting, process.moved = False, 0
                 case do.AbortDevice(generation, workers):
                     assert generation == self.generation
-                    answered = self.machine.world.answered  # type: ignore[union-attr]
+                    answered = self.job.world.answered  # type: ignore[union-attr]
                     assert all(w in answered or self.processes[w].phase == "ready" for w in workers)
                 case do.AbortWorld(generation, _, _) | do.InterruptWorld(generation, _):
                     assert generation == self.generation, f"{command} is for a stale generation"
@@ -355,7 +356,7 @@ class Script:
         return [
             worker
             for worker in self.ranks
-            if worker in self.processes and not self.processes[worker].fenced and worker in self.machine.workers
+            if worker in self.processes and not self.processes[worker].fenced and worker in self.job.workers
         ]
 
 

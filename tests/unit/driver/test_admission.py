@@ -194,7 +194,7 @@ def test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait
     for _ in range(FREE_FAILURES):
         fail_to_join(script)
         script.pass_time(20)
-    resets = script.machine.setbacks.resets
+    resets = script.job.setbacks.resets
     assert resets == FREE_FAILURES
     paused = [record.fields for record in script.records if record.kind == "newcomers_paused"]
     assert [(fields["host"], fields["failures"], fields["seconds"]) for fields in paused] == [

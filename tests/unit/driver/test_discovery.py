@@ -99,7 +99,7 @@ def test_three_two_one_by_discovery_and_back() -> None:
     script.obey_interrupt(0)
     assert len(script.ranks) == 3
     assert script.ranks[0] == 0
-    assert script.machine.setbacks.resets == 0
+    assert script.job.setbacks.resets == 0
 
 
 def test_a_host_that_is_no_longer_listed_leaves_without_a_rollback_and_idles() -> None:

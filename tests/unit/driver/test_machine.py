@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +13,7 @@ from machine_script import Script, reform, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.machine import NOTED_BY
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
 from spark_elastic.errors import JobCancelledError, RanksDifferError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import Activity, CommitId
@@ -192,7 +193,12 @@ def test_a_rank_that_cannot_get_ready_before_the_abort_says_that_its_world_is_br
     assert script.send(ev.WorldBroken(0, 1, "a connection ended")).commands == []
 
 
-# ---------------------------------------------------------------- ends
+# ---------------------------------------------------------------- the entrance
+
+
+def test_every_event_is_noted_by_a_function_of_its_own() -> None:
+    assert set(NOTED_BY) == set(get_args(ev.Event))
+    assert len(set(NOTED_BY.values())) == len(NOTED_BY)
 
 
 def test_cancelling_ends_the_job_once() -> None:
@@ -212,7 +218,7 @@ def test_an_exit_after_the_end_still_explains_the_failure() -> None:
     script.send(ev.WorkerGone(1, FirstSign.CONNECTION_BROKE))
     assert script.outcome is not None
     script.exits(1, -11)
-    assert "SIGSEGV" in str(script.machine.book.failures[1])
+    assert "SIGSEGV" in str(script.job.book.failures[1])
 
 
 # ---------------------------------------------------------------- found in review: each of these is a bug
@@ -437,7 +443,7 @@ def test_a_last_holder_that_is_silent_for_a_while_is_waited_for() -> None:
     script.commit()
     assert script.since(lambda: script.pass_time(100, silent={0, 1})).of(do.KillWorker) == []
     script.pass_time(10)
-    assert (script.error, script.machine.setbacks.resets) == (None, 0)
+    assert (script.error, script.job.setbacks.resets) == (None, 0)
 
 
 def test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before() -> None:
@@ -558,7 +564,7 @@ def test_a_drained_worker_that_nobody_can_replace_is_not_interrupted_at_every_co
     script = running("a", min_np=1)
     script.drain(0)
     for _ in range(5):
-        if script.machine.world.phase.name == "INTERRUPTING":
+        if script.job.world.phase.name == "INTERRUPTING":
             script.obey_interrupt()
             if script.generation > 1:
                 script.acknowledge()
@@ -573,7 +579,7 @@ def test_a_drained_host_that_goes_while_too_few_are_left_is_no_failure() -> None
     script.obey_interrupt()
     script.lose_host(1)
     assert script.error is None
-    assert script.machine.setbacks.resets == 0
+    assert script.job.setbacks.resets == 0
 
 
 def test_a_drain_deadline_holds_also_after_the_driver_was_paused() -> None:
@@ -591,7 +597,7 @@ def test_ranks_that_report_again_and_again_that_they_cannot_connect_are_replaced
     script.register("b")
     script.boot(0, 1)
     for _ in range(20):
-        if script.machine.over or any(process.told_to_end for process in script.processes.values()):
+        if script.job.over or any(process.told_to_end for process in script.processes.values()):
             return
         script.come_back(0, 1, reason="the group could not be built: connection refused")
     pytest.fail(f"generation {script.generation}: forms and breaks for ever, without a pause")
@@ -626,7 +632,7 @@ def test_a_collective_that_all_have_entered_and_that_does_not_complete_breaks_th
     assert script.since(lambda: script.pass_time(49)).commands == []
     told = script.since(lambda: script.pass_time(3))
     assert [command.workers for command in told.of(do.AbortWorld)] == [(0, 1, 2)]
-    assert "not complete after 50 s" in script.machine.world.broken_by
+    assert "not complete after 50 s" in script.job.world.broken_by
     reform(script)
     assert script.ranks == [0, 1, 2]
 
@@ -845,7 +851,7 @@ class AnySchedule(RuleBasedStateMachine):
     @precondition(lambda self: len(self.script.hosts) < 5)
     @rule(name=st.sampled_from("abc"))
     def register(self, name: str) -> None:
-        used = {host.slot for host in self.script.machine.hosts}
+        used = {host.slot for host in self.script.job.hosts}
         free = [slot for slot in range(5) if slot not in used]
         if free:  # tasks that were told to restart may still hold theirs
             self.script.register(name, slot=free[0])
@@ -880,7 +886,7 @@ class AnySchedule(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9), planned=st.booleans())
     def come_back(self, number: int, planned: bool) -> None:
         worker = self.pick(number, {"training", "forming", "voted"})
-        world = self.script.machine.world
+        world = self.script.job.world
         if worker is None or world is None or self.script.processes[worker].generation != world.generation:
             return
         if world.phase.name == "BREAKING" or (world.phase.name == "INTERRUPTING" and planned):
@@ -900,7 +906,7 @@ class AnySchedule(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9))
     def result(self, number: int) -> None:
-        world = self.script.machine.world
+        world = self.script.job.world
         worker = self.pick(number, {"voted"})
         if worker is not None and world is not None and world.phase.name == "FINISHING":
             self.script.deliver(worker)
@@ -936,7 +942,7 @@ class AnySchedule(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9), generation=st.integers(0, 5))
     def say_something_stale(self, number: int, generation: int) -> None:
         stale = [ev.GroupFormed, ev.WorkerAborted, ev.WorkerReturned, ev.WorkerReady, ev.WorldBroken]
-        if generation < self.script.machine.generation:
+        if generation < self.script.job.generation:
             kind = stale[number % len(stale)]
             rest = {ev.GroupFormed: (), ev.WorldBroken: ("a connection ended",)}.get(kind, (CommitId(generation, 1),))
             worker = number if kind is not ev.WorkerReady else 10**6
@@ -954,25 +960,25 @@ class AnySchedule(RuleBasedStateMachine):
 
     def _forget_released(self) -> None:
         """Tasks that were released or restarted are gone before long."""
-        for host in [host for host in self.script.hosts if self.script.machine.hosts.get(host) is None]:
+        for host in [host for host in self.script.hosts if self.script.job.hosts.get(host) is None]:
             self.script.lose_host(host)
 
     @invariant()
     def the_machine_is_consistent(self) -> None:
-        machine = self.script.machine
+        job = self.script.job
         self._forget_released()
-        for host in machine.hosts:
-            if host.worker in machine.workers:
-                assert machine.workers[host.worker].host == host.host
-        world = machine.world
-        if world is not None and not machine.over and world.phase.name == "RUNNING":
-            assert len(world.members) == len([w for w in world.workers if w in machine.workers])
+        for host in job.hosts:
+            if host.worker in job.workers:
+                assert job.workers[host.worker].host == host.host
+        world = job.world
+        if world is not None and not job.over and world.phase.name == "RUNNING":
+            assert len(world.members) == len([w for w in world.workers if w in job.workers])
 
     def teardown(self) -> None:
         """Given hosts that stay up and workers that do their work, every job ends."""
         script = self.script
         script.end_those_told()
-        for host in [host.host for host in script.machine.hosts if host.draining]:
+        for host in [host.host for host in script.job.hosts if host.draining]:
             script.lose_host(host)
         for _ in range(60):
             if script.outcome is not None:
@@ -985,14 +991,14 @@ class AnySchedule(RuleBasedStateMachine):
                     script.boot(process.worker)
             self.all_come_back()
             self.acknowledge_all()
-            world = script.machine.world
+            world = script.job.world
             if world is not None and world.phase.name == "RUNNING":
                 script.vote(*[w for w in script.living if script.processes[w].phase == "training"])
             elif world is not None and world.phase.name == "FINISHING":
                 script.deliver()
             script.end_those_told()
             script.pass_time(2, busy=True)
-        raise AssertionError(f"the job does not end: {script.machine.world}, {script.machine.workers}")
+        raise AssertionError(f"the job does not end: {script.job.world}, {script.job.workers}")
 
 
 AnySchedule.TestCase.settings = settings(
@@ -1048,7 +1054,7 @@ def test_a_worker_that_was_fenced_is_not_said_to_have_run_out_of_memory() -> Non
         script.pass_time(12)
         script.come_back()
     script.end_those_told()
-    assert "could not connect" in script.machine.book.failures[2].cause
+    assert "could not connect" in script.job.book.failures[2].cause
 
 
 def test_a_rank_that_waits_for_the_abort_of_the_devices_group_is_not_late_and_what_it_holds_counts() -> None:

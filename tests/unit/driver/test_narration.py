@@ -12,7 +12,7 @@ from spark_elastic.driver.narration import Narrator
 
 
 def told(script: Script) -> list[tuple[int, str]]:
-    narrator = Narrator(script.machine.settings.elastic)
+    narrator = Narrator(script.job.settings.elastic)
     lines = [narrator.tell(record.kind, record.fields) for record in script.records]
     return [line for line in lines if line is not None]
 

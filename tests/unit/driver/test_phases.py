@@ -25,17 +25,17 @@ def test_a_world_that_is_over_changes_no_more() -> None:
 def test_a_change_that_the_tables_do_not_have_names_who_would_make_it() -> None:
     script = running("a", "b")
     with pytest.raises(IllegalTransition, match=r"worker 1 is MEMBER, where CONNECTED .* cannot happen"):
-        script.machine.workers[1].enter(WorkerChange.CONNECTED)
-    assert script.machine.world is not None
+        script.job.workers[1].enter(WorkerChange.CONNECTED)
+    assert script.job.world is not None
     with pytest.raises(IllegalTransition, match=r"generation 1 is RUNNING, where DELIVERED .* cannot happen"):
-        script.machine.world.enter(WorldChange.DELIVERED)
-    assert script.machine.world.phase is WorldPhase.RUNNING
+        script.job.world.enter(WorldChange.DELIVERED)
+    assert script.job.world.phase is WorldPhase.RUNNING
 
 
 def test_a_fault_of_the_machine_is_told_with_what_happened_before() -> None:
     script = running("a", "b")
     script.lose_host(1, reason="somebody pulled the cable")
-    script.machine.workers[0].phase = WorkerPhase.STARTING  # as a mistake elsewhere would leave it
+    script.job.workers[0].phase = WorkerPhase.STARTING  # as a mistake elsewhere would leave it
     with pytest.raises(MachineFault) as raised:
         script.ready(0)
     assert isinstance(raised.value.__cause__, IllegalTransition)

@@ -144,7 +144,7 @@ def test_a_run_that_holds_too_few_slots_gives_them_back() -> None:
     told = script.since(lambda: script.pass_time(40))
     assert told.of(do.YieldSlots) == [do.YieldSlots()]
     assert do.ReleaseTask(host) in told.commands
-    assert script.machine.workers == {}
+    assert script.job.workers == {}
 
 
 def test_slots_are_held_longer_after_each_time_that_they_were_given_back() -> None:
@@ -228,7 +228,7 @@ def test_a_second_loss_while_recovering_from_the_first_aborts_nobody_twice() -> 
     assert told.of(do.AbortWorld) == []
     script.come_back(1)
     assert script.ranks == [0, 1]
-    assert script.machine.setbacks.resets == 1
+    assert script.job.setbacks.resets == 1
 
 
 def test_every_host_lost_loses_the_state() -> None:
@@ -368,7 +368,7 @@ def test_hosts_are_replaced_one_by_one_at_two_workers() -> None:
         assert oldest not in script.ranks
         assert len(script.ranks) == 2
         script.lose_host(script.host_of(oldest))
-    assert script.machine.setbacks.resets == 0
+    assert script.job.setbacks.resets == 0
 
 
 def test_spare_hosts_appear_and_vanish_without_a_reset() -> None:
@@ -379,7 +379,7 @@ def test_spare_hosts_appear_and_vanish_without_a_reset() -> None:
     script.lose_host(spare)
     assert told.commands == []
     assert script.generation == 1
-    assert script.machine.setbacks.resets == 0
+    assert script.job.setbacks.resets == 0
 
 
 def test_a_spare_takes_the_place_of_a_lost_worker_at_once() -> None:
@@ -411,7 +411,7 @@ def test_three_workers_become_two_become_one_by_drains() -> None:
         script.obey_interrupt()
         assert script.ranks == list(range(size))
         assert script.since(script.acknowledge).of(do.LeaveJob) == [do.LeaveJob(size)]
-    assert script.machine.setbacks.resets == 0
+    assert script.job.setbacks.resets == 0
 
 
 def test_four_workers_become_two_by_exceptions_and_four_again() -> None:
@@ -617,8 +617,8 @@ def test_workers_that_are_killed_from_outside_never_count_as_crashes() -> None:
 def test_an_exit_with_code_zero_before_the_result_is_a_failure() -> None:
     script = running("a", "b")
     script.kill(1, code=0)
-    assert "exited with code 0 before its result" in str(script.machine.book.story()[0])
-    assert script.machine.setbacks.resets == 1
+    assert "exited with code 0 before its result" in str(script.job.book.story()[0])
+    assert script.job.setbacks.resets == 1
 
 
 def test_more_failures_than_reset_limit_end_the_job() -> None:

@@ -1,0 +1,163 @@
+"""Advance: what has become possible by what was noted, and is done now.
+
+Each step looks at the whole state, whichever event came. What it asks is answered by pure functions: ``voting``, ``joining``,
+``forming``.
+"""
+
+from __future__ import annotations
+
+from spark_elastic.driver import commands as do
+from spark_elastic.driver.forming import choose_next, find_drained, is_gathered, is_sealed, newest_commit
+from spark_elastic.driver.job_state import JobState
+from spark_elastic.driver.joining import why_interrupt
+from spark_elastic.driver.losses import lose_state
+from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
+from spark_elastic.driver.ranks import assign_ranks
+from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
+from spark_elastic.driver.world import World
+from spark_elastic.protocol.messages import Activity, CommitId, Member
+
+
+def advance(job: JobState) -> None:
+    """Do whatever has become possible."""
+    if not job.settings.elastic and job.world is not None and job.world.phase is WorldPhase.BREAKING:
+        _run_again(job, job.world)
+    _start_workers(job)
+    job.order(*job.roster.release_drained())
+    _finish_if_voted(job)
+    if job.world is not None and job.world.phase is WorldPhase.FINISHING:
+        if have_all_delivered(job.situation):
+            job.change_world(WorldChange.DELIVERED)
+            job.finish(job.world.workers)
+        return
+    if job.elastic_since is None and _finish_plain(job):
+        return
+    _abort_device_if_all_answered(job)
+    _dismiss_drained_if_sealed(job)
+    _interrupt_if_planned(job)
+    _form_if_ready(job)
+    job.shortage.note(job.situation)
+
+
+def _run_again(job: JobState, world: World) -> None:
+    """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
+    # Results that are there already are of no use without the others'.
+    job.order(*job.roster.kill(job.members))
+    job.record("run_again", generation=world.generation)
+    job.drop_world(WorldChange.REPEATED)
+
+
+def _start_workers(job: JobState) -> None:
+    if job.world is not None and job.world.phase is WorldPhase.FINISHING:
+        return
+    # A function without an elastic part runs in num_proc workers, no more.
+    limit = job.plain_target or job.settings.num_proc if job.elastic_since is None else None
+    job.order(*job.roster.start_workers(job.now, limit))
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def _finish_if_voted(job: JobState) -> None:
+    if have_all_voted(job.situation):
+        world = job.change_world(WorldChange.VOTED)
+        job.order(do.FinishWorld(world.generation, world.workers))
+        job.record("world_finished", generation=world.generation, size=len(world.members))
+        others = [worker for worker in job.workers.values() if worker.worker not in world.ranks]
+        job.order(*job.roster.dismiss(others))
+    elif voted := find_to_call_back(job.situation):
+        for worker in voted:
+            worker.enter(WorkerChange.CALLED_BACK)
+            worker.awaited_since = job.now
+        numbers = tuple(worker.worker for worker in voted)
+        job.order(do.AbortWorld(job.generation, numbers, "other ranks were interrupted"))
+
+
+def _finish_plain(job: JobState) -> bool:
+    """End a job whose function has no elastic part once enough results are there. Return whether it did."""
+    target = job.plain_target
+    if target is None:
+        target = job.settings.num_proc
+        if job.now - job.started >= job.settings.start_timeout and job.settings.min_np <= len(job.workers):
+            target = job.plain_target = min(len(job.workers), target)
+    done = [worker.worker for worker in job.workers.values() if worker.phase is WorkerPhase.DONE]
+    if len(done) < target:
+        return False
+    job.finish(tuple(sorted(done)[:target]))
+    return True
+
+
+# ---------------------------------------------------------------------- from one world to the next
+
+
+def _abort_device_if_all_answered(job: JobState) -> None:
+    """Have the device's group aborted once all members have told what they had completed.
+
+    An abort on one rank can complete the collectives of others with nonsense. A member that is ready has left its own.
+    """
+    world = job.world
+    if world is None or world.device_aborted or not world.answered:
+        return
+    members = job.members
+    inside = [worker for worker in members if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)]
+    if all(worker.awaited_since is not None and worker.worker in world.answered for worker in inside):
+        world.device_aborted = True
+        for worker in inside:
+            worker.awaited_since = job.now
+        job.order(do.AbortDevice(world.generation, tuple(worker.worker for worker in members)))
+
+
+def _dismiss_drained_if_sealed(job: JobState) -> None:
+    seen = job.situation
+    if seen.world is not None and is_sealed(seen):
+        job.order(*job.roster.dismiss(find_drained(seen, kept=seen.world.ranks)))
+
+
+def _interrupt_if_planned(job: JobState) -> None:
+    reason = why_interrupt(job.situation, job.admission)
+    if reason:
+        world = job.change_world(WorldChange.INTERRUPTED)
+        job.order(do.InterruptWorld(world.generation, world.workers))
+        job.record("world_interrupted", generation=world.generation, reason=reason)
+
+
+def _form_if_ready(job: JobState) -> None:
+    if not is_gathered(job.situation):
+        return
+    if job.world is not None and job.world.phase is WorldPhase.BREAKING and job.give_up_if_pointless():
+        return
+    newest = newest_commit(job.situation)
+    if newest is None and job.newest_commit is not None:
+        # Those who are left have not got it yet, or, committing in place, were caught between step and commit.
+        lose_state(job, "all workers that held the newest commit were lost")
+        if job.over:
+            return
+    seen = job.situation
+    chosen = choose_next(seen, job.admission, newest)
+    if len(chosen) >= seen.needed:
+        _form(job, assign_ranks(chosen), newest)
+    else:
+        # Who drains and is not kept would only hold a slot that may be needed elsewhere.
+        job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))
+
+
+def _form(job: JobState, members: tuple[Member, ...], newest: CommitId | None) -> None:
+    world = job.begin_world(members)
+    if job.fail_if(job.setbacks.forming(job.book.story())):
+        return
+    previous_size = job.sizes[newest.generation] if newest is not None else 0
+    for member in members:
+        worker = job.workers[member.worker]
+        worker.enter(WorkerChange.CHOSEN)
+        worker.activity = Activity()
+        worker.active_at = job.now
+        worker.awaited_since = None
+    job.order(do.FormWorld(world.generation, members, previous_size))
+    job.record(
+        "world_forming",
+        generation=world.generation,
+        size=len(members),
+        previous_size=previous_size,
+        workers=[member.worker for member in members],
+        newest_commit=str(newest),
+    )

@@ -1,0 +1,48 @@
+"""What each event of a host, or of the hosts that may be used, means for the job: one function an event."""
+
+from __future__ import annotations
+
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.hosts import Host
+from spark_elastic.driver.job_state import JobState
+from spark_elastic.driver.losses import lose_worker
+
+
+def task_registered(job: JobState, event: ev.TaskRegistered) -> None:
+    """A host is there, and is to have a worker."""
+    host = Host(event.host, event.slot, event.name, event.place, event.address)
+    job.order(*job.roster.register(host, job.ranks))
+
+
+def task_heard(job: JobState, event: ev.TaskHeard) -> None:
+    """A host's task answers."""
+    host = job.hosts.get(event.host)
+    if host is not None:
+        host.heard = job.now
+
+
+def task_lost(job: JobState, event: ev.TaskLost) -> None:
+    """A host is gone, and with its supervisor its worker, too."""
+    host = job.hosts.remove(event.host)
+    if host is None:
+        return
+    job.record("host_lost", host=event.host, name=host.name, reason=event.reason)
+    if host.worker is not None:
+        lose_worker(job, host.worker, f"its host was lost: {event.reason}")
+
+
+def slot_given_up(job: JobState, event: ev.SlotGivenUp) -> None:
+    """Spark starts the task of a slot no more, which may be why there are too few hosts."""
+    job.shortage.slot_given_up(event.reason)
+    job.record("slot_given_up", slot=event.slot, reason=event.reason)
+
+
+def host_draining(job: JobState, event: ev.HostDraining) -> None:
+    """Spark takes a host away."""
+    deadline = None if event.deadline is None else job.clock.from_driver_time(event.deadline)
+    job.order(*job.roster.take_away(event.host, deadline, job.ranks))
+
+
+def hosts_listed(job: JobState, event: ev.HostsListed) -> None:
+    """Other machines may be used than before."""
+    job.order(*job.roster.take_listing(event.slots, job.ranks))

@@ -1,0 +1,172 @@
+"""JobState: all that changes in the course of a job, and the steps by which it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_elastic.driver import commands as do
+from spark_elastic.driver.admission import Admission
+from spark_elastic.driver.clock import MachineClock
+from spark_elastic.driver.failures import FailureBook
+from spark_elastic.driver.history import History
+from spark_elastic.driver.phases import WorldChange
+from spark_elastic.driver.roster import Roster
+from spark_elastic.driver.setbacks import Setbacks
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.shortage import Shortage
+from spark_elastic.driver.situation import Situation
+from spark_elastic.driver.world import Worker, World
+from spark_elastic.errors import SparkElasticError, TrainingFailedError
+from spark_elastic.protocol.messages import CommitId, Member
+
+
+class JobState:
+    """What the driver knows of its job, and the commands that it has given and nobody has taken yet.
+
+    There is one, which the ``DriverMachine`` hands to the functions that note events and decide. Nobody else changes it.
+    """
+
+    def __init__(self, settings: JobSettings, now: float) -> None:
+        self.settings = settings
+        self.clock = MachineClock(now)
+        self.started = now
+        self.roster = Roster()
+        self.hosts = self.roster.hosts
+        self.workers = self.roster.workers
+        # The newest world, its number, or that of the last one, and how many members each world had.
+        self.world: World | None = None
+        self.generation = 0
+        self.sizes: dict[int, int] = {}
+        # The newest that anybody has told of; None while nothing has been trained, or all that was is lost.
+        self.newest_commit: CommitId | None = None
+        self.admission = Admission()
+        self.book = FailureBook()
+        self.setbacks = Setbacks(settings)
+        self.shortage = Shortage(settings)
+        self.history = History()
+        # Lost workers whose exit code, once it is known, counts against the user's code.
+        self.exits_to_count: set[int] = set()
+        # When a worker first showed that the user's function has an elastic function.
+        self.elastic_since: float | None = None
+        # How many results end the job of a function that has none, once fewer than ``num_proc`` have to do.
+        self.plain_target: int | None = None
+        # Whether the job has ended.
+        self.over = False
+        self._commands: list[do.Command] = []
+
+    # ------------------------------------------------------------------ what is asked
+
+    @property
+    def now(self) -> float:
+        """The time by which the job is judged; it stands still while the driver is paused."""
+        return self.clock.now
+
+    @property
+    def situation(self) -> Situation:
+        """What is known at the moment, for those who judge it."""
+        return Situation(self.now, self.started, self.settings, self.hosts, self.workers, self.world, self.generation)
+
+    @property
+    def ranks(self) -> Mapping[int, int]:
+        """The rank of each worker that forms the newest world, those that are lost included."""
+        return self.world.ranks if self.world is not None else {}
+
+    @property
+    def members(self) -> list[Worker]:
+        """Those workers of the newest world that are left, in rank order."""
+        return self.situation.members
+
+    def is_member(self, number: int) -> bool:
+        """Whether a worker belongs to the newest world."""
+        return number in self.ranks
+
+    # ------------------------------------------------------------------ commands
+
+    def order(self, *commands: do.Command) -> None:
+        """Have something done, after all that has been ordered before."""
+        self._commands += commands
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Have an event written to the job's log."""
+        self.order(do.Record(kind, fields))
+
+    def take_commands(self) -> list[do.Command]:
+        """Hand over what is to be done, in order."""
+        taken, self._commands = self._commands, []
+        return taken
+
+    # ------------------------------------------------------------------ worlds
+
+    def begin_world(self, members: tuple[Member, ...]) -> World:
+        """Have the next generation begin; the newest world ends, if there is one."""
+        if self.world is not None:
+            self.change_world(WorldChange.FOLLOWED)
+        self.generation += 1
+        self.sizes[self.generation] = len(members)
+        self.world = World(self.generation, members, since=self.now)
+        return self.world
+
+    def change_world(self, change: WorldChange) -> World:
+        """Move the newest world on to the phase that follows a change."""
+        world = self.world
+        assert world is not None, change
+        before = world.phase
+        world.enter(change)
+        what = f"generation {world.generation}: {before.name} → {world.phase.name}"
+        self.history.changed(what, self.clock.driver_time)
+        return world
+
+    def drop_world(self, change: WorldChange) -> None:
+        """End the newest world; the next one begins from what it finds, as the first one does."""
+        if self.world is not None:
+            self.change_world(change)
+        self.world = None
+        self.newest_commit = None
+
+    def note_commit(self, worker: Worker, commit: CommitId | None) -> None:
+        """Note what a worker holds. The first commit of a world clears all whom earlier failures had made suspect."""
+        if commit is None or (worker.commit is not None and commit < worker.commit):
+            return
+        worker.commit = commit
+        if self.newest_commit is None or commit > self.newest_commit:
+            self.newest_commit = commit
+        world = self.world
+        if world is None or commit.generation != world.generation or commit.index == 0:
+            return
+        if not worker.has_progressed:
+            worker.has_progressed = True
+            self.admission.progressed(worker.place)
+        if not world.progressed:
+            world.progressed = True
+            self.setbacks.progressed()
+            self.book.progressed(world.generation)
+            self.roster.progressed(world.workers)
+
+    # ------------------------------------------------------------------ the end
+
+    def finish(self, workers: tuple[int, ...]) -> None:
+        """End the job with the results of these workers."""
+        self.over = True
+        self.record("job_finished", workers=list(workers), resets=self.setbacks.resets)
+        self.order(do.FinishJob(workers), *self.roster.release_all())
+
+    def fail(self, error: SparkElasticError) -> None:
+        """End the job with an error, unless it has ended."""
+        if self.over:
+            return
+        self.over = True
+        self.record("job_failed", error=type(error).__name__, message=str(error))
+        self.order(do.FailJob(error), *self.roster.release_all())
+
+    def fail_if(self, error: SparkElasticError | None) -> bool:
+        """Fail the job if there is a reason to. Return whether there is."""
+        if error is not None:
+            self.fail(error)
+        return error is not None
+
+    def give_up_if_pointless(self) -> bool:
+        """Fail the job if the same failures come again and again. Return whether it is over."""
+        verdict = self.book.verdict()
+        if verdict is not None:
+            self.fail(TrainingFailedError(verdict, self.book.story()))
+        return self.over

@@ -1,0 +1,167 @@
+"""Losses: what follows when a worker is lost, when a world cannot go on, and when nobody holds the state any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from spark_elastic.driver import commands as do
+from spark_elastic.driver.failures import FirstSign
+from spark_elastic.driver.forming import choose_replaced
+from spark_elastic.driver.job_state import JobState
+from spark_elastic.driver.phases import WorkerPhase, WorldChange, WorldPhase
+from spark_elastic.driver.world import Worker, World
+from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
+
+# ---------------------------------------------------------------------- a worker
+
+
+def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
+    """Take a worker out of the job. It is fenced from here on: whatever it still sends is ignored."""
+    worker = job.workers.get(number)
+    if worker is None or worker.phase is WorkerPhase.DONE or job.over:
+        return
+    job.order(*job.roster.remove(worker))
+    if worker.phase is WorkerPhase.LEAVING:
+        return
+    world = job.world
+    cause, is_explained = (why.value, False) if isinstance(why, FirstSign) else (why, True)
+    rank = job.situation.rank_of(number)
+    is_joining = job.situation.is_joining(worker)
+    if number not in job.book.failures:
+        job.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
+    job.record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
+    job.roster.blame_place(worker, job.now, is_member=job.is_member(number))
+    if world is None or number not in world.ranks:
+        return
+    if world.phase is WorldPhase.FINISHING and job.settings.elastic:
+        job.fail(
+            TrainingFailedError(
+                f"rank {rank} was lost after training had finished, before its result arrived", job.book.story()
+            )
+        )
+        return
+    _forgive_the_blamed(job, world)
+    if worker.phase is not WorkerPhase.READY:  # who has left its collectives leaves nobody hanging
+        if is_joining:
+            _count_failed_newcomer(job, world, worker, cause)
+        break_world(job, f"rank {rank} on {worker.host_name} was lost: {cause}", is_newcomers=is_joining)
+    if not job.over and not job.members:
+        _all_members_lost(job, world)
+
+
+def _forgive_the_blamed(job: JobState, world: World) -> None:
+    """Somebody was lost: if the world has not formed, that is the reason."""
+    if not world.was_formed:
+        for number in world.blamed & set(job.workers):
+            job.workers[number].form_failures -= 1
+        world.blamed.clear()
+
+
+def _count_failed_newcomer(job: JobState, world: World, newcomer: Worker, cause: str) -> None:
+    """A newcomer has broken a world that others have trained in: once a world, count it, and let further ones wait."""
+    if world.newcomers_failed:
+        return
+    world.newcomers_failed = True
+    pause = job.admission.failed(job.now, job.now - world.since)
+    if pause:
+        job.record(
+            "newcomers_paused",
+            host=None,
+            failures=job.admission.failures,
+            seconds=pause,
+            reason=f"{name_worker(newcomer.worker, world.ranks[newcomer.worker])} on {newcomer.host_name} {cause}",
+        )
+
+
+# ---------------------------------------------------------------------- a world
+
+
+def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) -> None:
+    """The world cannot go on: have everybody abort its collectives and come back to the elastic function.
+
+    ``is_newcomers`` tells whether a newcomer was lost, or another member; None: nobody is known to be.
+    """
+    world = job.world
+    assert world is not None
+    if world.phase is not WorldPhase.BREAKING:
+        job.change_world(WorldChange.BROKE)
+        world.broken_by = reason
+        job.record("world_broken", generation=world.generation, reason=reason)
+        if is_newcomers is None:  # who feels a newcomer's end may say so before that is heard of
+            is_newcomers = any(map(job.situation.is_joining, job.members))
+        world.counts_as_reset = not is_newcomers
+        if job.fail_if(job.setbacks.broke(reason, job.book.story(), is_newcomers)):
+            return
+    elif is_newcomers is False and not world.counts_as_reset:
+        world.counts_as_reset = True
+        if job.fail_if(job.setbacks.counts(reason, job.book.story())):
+            return
+    waiting = [worker for worker in job.members if worker.phase in (WorkerPhase.MEMBER, WorkerPhase.VOTED)]
+    fresh = [worker for worker in waiting if worker.awaited_since is None]
+    for worker in fresh:
+        worker.awaited_since = job.now
+    if fresh:
+        job.order(do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by))
+
+
+def break_unconnected(job: JobState, reason: str) -> None:
+    """The ranks of a world have not connected to each other: break it, and replace who is to blame."""
+    world = job.world
+    assert world is not None
+    members = job.members
+    missing = [worker for worker in members if worker.worker not in world.acknowledged]
+    for worker in missing:
+        worker.form_failures += 1
+        world.blamed.add(worker.worker)
+    cost = job.now - world.since
+    replaced = choose_replaced(members, missing, took_long=cost >= job.settings.form_timeout / 2)
+    break_world(job, reason)
+    for worker in replaced:
+        if not worker.has_connected:
+            pause = job.admission.unconnected(worker.place, job.now, cost)
+            job.record(
+                "newcomers_paused",
+                host=worker.host_name,
+                failures=1,
+                seconds=pause,
+                reason="nobody could connect to them",
+            )
+        lose_worker(job, worker.worker, f"could not connect to the others ({worker.form_failures} times in a row)")
+
+
+def break_stuck(job: JobState, reason: str, silent: Collection[int]) -> None:
+    """The world waits for itself. The next has connections of its own; if it gets stuck, too, who does not answer goes."""
+    if job.fail_if(job.setbacks.got_stuck(reason, bool(silent), job.book.story())):
+        return
+    break_world(job, reason)
+    if job.setbacks.is_stuck_again:
+        for number in silent:
+            lose_worker(job, number, "its connections to the others were silent in two worlds in a row")
+
+
+def _all_members_lost(job: JobState, world: World) -> None:
+    what = f"all {len(world.members)} workers of generation {world.generation} were lost"
+    if not job.settings.elastic:
+        pass  # nobody holds anything: all of it runs again
+    elif world.raised >= set(world.workers):
+        job.fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", job.book.story()))
+    elif any(worker.phase is WorkerPhase.READY and worker.commit is not None for worker in job.workers.values()):
+        pass  # a drained one that had not been let go yet
+    elif world.was_formed or job.newest_commit is not None:
+        lose_state(job, what)
+    else:
+        # Nobody had begun to train: the next world starts from the beginning.
+        job.drop_world(WorldChange.LOST)
+        job.give_up_if_pointless()
+
+
+# ---------------------------------------------------------------------- the state
+
+
+def lose_state(job: JobState, what: str) -> None:
+    """Nobody holds the state any more: go on from the newest durable checkpoint, as a new run would, or fail."""
+    if job.fail_if(job.setbacks.lost_state(what, job.book.story())):
+        return
+    job.record("state_lost", generation=job.generation, reason=what)
+    job.drop_world(WorldChange.LOST)
+    job.give_up_if_pointless()

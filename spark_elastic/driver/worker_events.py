@@ -1,0 +1,242 @@
+"""What each event of a worker means for the job: one function an event.
+
+What a worker says that is lost, or of a world that is over, is ignored.
+"""
+
+from __future__ import annotations
+
+from spark_elastic.driver import commands as do
+from spark_elastic.driver import events as ev
+from spark_elastic.driver.failures import describe_exit
+from spark_elastic.driver.job_state import JobState
+from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker
+from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
+from spark_elastic.errors import RanksDifferError, TrainingFailedError, WorkerFailure
+
+# ---------------------------------------------------------------------- its process
+
+
+def worker_connected(job: JobState, event: ev.WorkerConnected) -> None:
+    """Its process has connected to the driver."""
+    worker = job.workers.get(event.worker)
+    if worker is not None and worker.phase is WorkerPhase.STARTING:
+        worker.enter(WorkerChange.CONNECTED)
+        worker.heard = job.now
+    elif worker is not None and worker.phase is WorkerPhase.LEAVING:
+        job.order(do.LeaveJob(event.worker))
+
+
+def worker_seen(job: JobState, event: ev.WorkerSeen) -> None:
+    """Its process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
+    worker = job.workers.get(event.worker)
+    if worker is not None and worker.phase is not WorkerPhase.STARTING:
+        worker.heard = job.now
+
+
+def worker_heard(job: JobState, event: ev.WorkerHeard) -> None:
+    """It says that it is alive, and how far it is."""
+    worker = job.workers.get(event.worker)
+    if worker is None:
+        return
+    worker.heard = job.now
+    if event.beats != worker.beats:
+        worker.beats = event.beats
+        worker.active_at = job.now
+        if worker.awaited_since is not None:
+            worker.awaited_since = job.now
+    if job.world is not None and event.generation == job.world.generation and job.is_member(event.worker):
+        known, worker.activity = worker.activity, event.activity
+        if (known.collectives, known.moved) != (event.activity.collectives, event.activity.moved):
+            worker.active_at = job.now
+        job.note_commit(worker, event.commit)
+
+
+def worker_gone(job: JobState, event: ev.WorkerGone) -> None:
+    """Its process or its connection has ended, and its exit code is not known yet."""
+    if job.situation.speaks_of_the_job(event.worker):
+        job.exits_to_count.add(event.worker)
+    lose_worker(job, event.worker, event.sign)
+
+
+def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
+    """Its process has ended, and its exit code is known."""
+    if job.roster.exited(event.worker, on=event.host):
+        return
+    if event.worker in job.workers:
+        if job.situation.speaks_of_the_job(event.worker):
+            job.exits_to_count.add(event.worker)
+        lose_worker(job, event.worker, describe_exit(event.code))
+    is_why = job.book.explain(event.worker, event.code, event.last_lines)
+    if event.worker in job.exits_to_count and not job.over:
+        job.exits_to_count.discard(event.worker)
+        job.book.count_exit(job.generation, event.code)
+        if job.world is None:
+            job.give_up_if_pointless()
+    host = job.hosts.get(event.host)
+    if host is not None and host.at_fault and not job.over:
+        known = job.book.failures.get(event.worker)
+        cause = known.cause if known is not None else describe_exit(event.code)
+        job.order(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
+    job.record(
+        "worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code), explains=is_why
+    )
+
+
+# ---------------------------------------------------------------------- its world
+
+
+def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
+    """It stands at the elastic function: for the first time, or come back from a world."""
+    worker = job.workers.get(event.worker)
+    if worker is None or worker.phase in (WorkerPhase.LEAVING, WorkerPhase.DONE):
+        return
+    worker.heard = job.now
+    if not job.is_member(event.worker) and event.commit is not None:
+        return  # only a member of a world has made or got a commit
+    if job.elastic_since is None:
+        job.elastic_since = job.now
+    world = job.world
+    if world is not None and event.worker in world.ranks:
+        if event.generation != world.generation:
+            return
+        # After a planned interrupt ranks come back without a reason; those that the driver has called back are expected.
+        expected = worker.awaited_since is not None or (world.phase is WorldPhase.INTERRUPTING and not event.reason)
+        if not expected and world.phase is not WorldPhase.FINISHING:
+            reason = f"rank {world.ranks[event.worker]} reports: {event.reason or 'it left without being asked to'}"
+            if world.phase is WorldPhase.FORMING:
+                break_unconnected(job, reason)
+            else:
+                break_world(job, reason)
+            if event.worker not in job.workers:
+                return
+    worker.enter(WorkerChange.STOOD_READY)
+    worker.ready_at = worker.active_at = job.now
+    worker.awaited_since = None
+    worker.commit = event.commit
+    job.note_commit(worker, event.commit)
+    job.record("worker_ready", worker=event.worker, generation=event.generation, commit=str(event.commit))
+
+
+def group_formed(job: JobState, event: ev.GroupFormed) -> None:
+    """It has connected to all other ranks of its world."""
+    world = job.world
+    if world is None or event.generation != world.generation or event.worker not in job.workers:
+        return
+    if event.worker in world.ranks:
+        world.acknowledged.add(event.worker)
+    if world.phase is WorldPhase.FORMING and len(world.acknowledged) == len(world.members):
+        job.change_world(WorldChange.CONNECTED)
+        world.was_formed = True
+        job.setbacks.formed()
+        for worker in job.members:
+            worker.active_at = job.now
+            worker.form_failures = 0
+            worker.has_connected = True
+        job.record(
+            "world_formed",
+            generation=world.generation,
+            size=len(world.members),
+            seconds=round(job.now - world.since, 4),
+        )
+
+
+def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
+    """It has aborted its collectives, and says to which commit it can go back."""
+    worker = job.workers.get(event.worker)
+    if worker is None or job.world is None or event.generation != job.world.generation:
+        return
+    worker.heard = job.now
+    if job.is_member(event.worker):
+        job.world.answered.add(event.worker)
+        if event.commit is not None:
+            job.world.holding.add(event.worker)
+        job.note_commit(worker, event.commit)
+
+
+def world_broken(job: JobState, event: ev.WorldBroken) -> None:
+    """It says that its world cannot go on."""
+    world = job.world
+    if world is None or event.generation != world.generation or event.worker not in job.workers:
+        return
+    if event.worker in world.ranks and world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
+        break_world(job, f"rank {world.ranks[event.worker]} reports: {event.reason}")
+
+
+# ---------------------------------------------------------------------- the user's function
+
+
+def worker_returned(job: JobState, event: ev.WorkerReturned) -> None:
+    """It has returned from the elastic function, and waits for the other ranks."""
+    worker = job.workers.get(event.worker)
+    world = job.world
+    if (
+        worker is None
+        or world is None
+        or event.generation != world.generation
+        or worker.phase is not WorkerPhase.MEMBER
+    ):
+        return
+    job.note_commit(worker, event.commit)
+    worker.active_at = job.now
+    worker.enter(WorkerChange.RETURNED)
+
+
+def worker_raised(job: JobState, event: ev.WorkerRaised) -> None:
+    """The user's function has raised."""
+    worker = job.workers.get(event.worker)
+    if worker is None or worker.phase is WorkerPhase.LEAVING:
+        return
+    world = job.world
+    failure = WorkerFailure(
+        event.worker,
+        job.situation.rank_of(event.worker),
+        worker.host_name,
+        f"raised {event.error}",
+        event.traceback,
+    )
+    job.book.add(failure)
+    if world is not None and event.worker in world.ranks:
+        world.raised.add(event.worker)
+    if event.fatal:
+        kind = RanksDifferError if event.kind == RanksDifferError.__name__ else TrainingFailedError
+        job.fail(kind(event.error, (failure,)))
+        return
+    if job.situation.speaks_of_the_job(event.worker):
+        job.book.count_exception(job.generation, event.where, event.error)
+    lose_worker(job, event.worker, f"raised {event.error}")
+    if world is None and not job.over:
+        job.give_up_if_pointless()
+
+
+def result_flowed(job: JobState, event: ev.ResultFlowed) -> None:
+    """Its result is on its way."""
+    worker = job.workers.get(event.worker)
+    if worker is not None:
+        worker.heard = worker.active_at = job.now
+
+
+def result_arrived(job: JobState, event: ev.ResultArrived) -> None:
+    """The user's function has returned, and what it returned is there."""
+    worker = job.workers.get(event.worker)
+    if worker is None:
+        return
+    worker.heard = job.now
+    finishing = job.world is not None and job.world.phase is WorldPhase.FINISHING
+    if event.elastic and not (finishing and job.is_member(event.worker)):
+        return  # nobody has been told to return
+    if not event.elastic and (job.elastic_since is not None or job.generation > 0):
+        failure = WorkerFailure(
+            event.worker, None, worker.host_name, "fn returned without calling its elastic function"
+        )
+        job.fail(
+            TrainingFailedError(
+                "fn has an elastic function, but one worker returned without calling it; every worker has to",
+                (failure,),
+            )
+        )
+        return
+    if worker.phase is WorkerPhase.DONE:
+        return
+    worker.active_at = job.now
+    worker.enter(WorkerChange.DELIVERED)
+    job.record("result_arrived", worker=event.worker)
