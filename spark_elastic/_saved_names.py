@@ -29,9 +29,13 @@ def saved_as(package: str) -> Callable[[T], T]:
 
 
 def home_of(module: str, name: str) -> str:
-    """Return the module by which a saved class is found now: the public package, where that exports it."""
-    package = module.rpartition(".")[0]
-    return package if package in PACKAGES and name in importlib.import_module(package).__all__ else module
+    """Return the module by which something saved is found now: the innermost public package around it that exports it."""
+    outermost, around = name.partition(".")[0], module.rpartition(".")[0]
+    while around:
+        if around in PACKAGES and outermost in importlib.import_module(around).__all__:
+            return around
+        around = around.rpartition(".")[0]
+    return module
 
 
 class Unpickler(pickle.Unpickler):

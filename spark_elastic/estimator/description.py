@@ -210,4 +210,7 @@ def _hash(data: bytes) -> str:
 
 def _name(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
+    module = getattr(named, "__module__", None) or ""
+    # Where our modules lie is nobody's matter but ours.
+    package = "spark_elastic" if module.startswith("spark_elastic.") else module
+    return f"{package}.{named.__qualname__}"

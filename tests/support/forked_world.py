@@ -67,7 +67,7 @@ def _call(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
     try:
         pipe.send(function(*args))
     except BaseException as error:
-        error.add_note(traceback.format_exc())
+        traceback.print_exc()  # an exception leaves its traceback behind where it is sent on
         pipe.send(error)
 
 

@@ -18,6 +18,7 @@ Buffers are not compared: running statistics are each rank's own unless its wrap
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import time
@@ -102,6 +103,7 @@ def machine_kind(on_gpu: bool) -> str:
     )
 
 
+@functools.cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from spark_elastic.estimator import TorchEstimator
+from spark_elastic import allreduce
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.runs import RunRecord, describe_params
 
@@ -192,6 +193,7 @@ def test_cycles_are_described() -> None:
 SCRIPT = """
 import enum, functools, json, torch
 from torch import nn
+from spark_elastic import allreduce
 from spark_elastic.estimator.description import describe
 
 FACTORS = {"one", "two", "three"}
@@ -229,3 +231,9 @@ def test_descriptions_are_equal_in_every_session(tmp_path: Path) -> None:
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[3])}
         found.add(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
     assert len(found) == 1
+
+
+def test_a_description_does_not_tell_in_which_of_our_modules_something_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.dumps(describe(allreduce))
+    monkeypatch.setattr(allreduce, "__module__", "spark_elastic.somewhere.else")
+    assert json.dumps(describe(allreduce)) == told
