@@ -39,6 +39,7 @@ from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, connect
 from spark_elastic.protocol.credentials import Credentials, create_credentials
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import Record, WorldFormed, WorldForming
 from spark_elastic.task.facts import gather_facts
 
 CONNECTING_AT_ONCE = 32
@@ -132,26 +133,26 @@ def play_swarm(port: int, count: int) -> None:
 
 
 class Watch(EventLog):
-    """Keeps the times of events, by kind."""
+    """Keeps the times of records, by kind."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
-        self.times: dict[str, list[float]] = {}
+        self.times: dict[type[Record], list[float]] = {}
         self.workers: list[int] = []
         self._changed = threading.Condition()
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, record: Record) -> None:
         with self._changed:
-            self.times.setdefault(kind, []).append(time.perf_counter())
-            if kind == "world_forming":
-                self.workers = list(fields["workers"])
+            self.times.setdefault(type(record), []).append(time.perf_counter())
+            if isinstance(record, WorldForming):
+                self.workers = record.workers
             self._changed.notify_all()
 
-    def wait(self, kind: str, times: int) -> float:
+    def wait(self, kind: type[Record], times: int) -> float:
         """Return when this happened for the ``times``-th time."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.times.get(kind, ())) >= times, 300):
-                raise TimeoutError(f"{kind} happened {len(self.times.get(kind, ()))} times, not {times}")
+                raise TimeoutError(f"{kind.__name__} happened {len(self.times.get(kind, ()))} times, not {times}")
             return self.times[kind][times - 1]
 
 
@@ -168,10 +169,10 @@ def form(count: int) -> tuple[float, float, float]:
             assert swarm.stdin is not None
             for secret in (credentials.certificate, credentials.private_key):
                 swarm.stdin.write(base64.b64encode(secret).decode() + "\n")
-            first = watch.wait("world_formed", 1) - watch.wait("world_forming", 1)
+            first = watch.wait(WorldFormed, 1) - watch.wait(WorldForming, 1)
             start = time.perf_counter()
             swarm.stdin.write(f"{watch.workers[-1]}\n")
-            after_loss = watch.wait("world_formed", 2) - start
+            after_loss = watch.wait(WorldFormed, 2) - start
             memory = (psutil.Process().memory_info().rss - before) / 2**20
             service.cancel(JobCancelledError("the benchmark is over"))
             swarm.kill()

@@ -22,6 +22,7 @@ from cluster import local_cluster
 from report import Summary, Table, emit, summarize
 
 import spark_elastic
+from spark_elastic.protocol.records import read_event
 from spark_elastic.testing import Fault, drain, inject, kill, kill_executor, stop
 from spark_elastic.timeline.resets import Kind, Part, Reset, find_resets
 
@@ -106,7 +107,7 @@ def measure(spark: Any, case: Case, repeats: int) -> tuple[list[Reset], list[flo
             heartbeat_timeout=3.0,
             on_event=events.append,
         )
-    resets = [reset for reset in find_resets(events) if reset.parts]
+    resets = [reset for reset in find_resets([read_event(event) for event in events]) if reset.parts]
     return resets, back_to_full_size(events, case.workers)
 
 

@@ -24,6 +24,7 @@ from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol.records import Record
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload
 
 # After the last fault has healed a job has so long to end, and its processes after that.
@@ -56,7 +57,7 @@ class _Server:
 
 
 class _Log:
-    def record(self, kind: str, **fields: Any) -> None: ...
+    def record(self, record: Record) -> None: ...
 
 
 class Simulation(Universe):

@@ -26,6 +26,7 @@ from spark_elastic.errors import (
     TrainingFailedError,
 )
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import StateLost, WorkerLost, WorldBroken
 from spark_elastic.worker.job import current_job
 
 # Workers that the machine counts on.
@@ -123,11 +124,12 @@ class Invariants:
         simulation = self.simulation
         kind = type(command)
         if kind is do.Record:
-            if command.kind == "worker_lost":  # type: ignore[union-attr]
-                self._check_loss(command.fields)  # type: ignore[union-attr]
-            elif command.kind == "world_broken":  # type: ignore[union-attr]
-                self._check_break(command.fields)  # type: ignore[union-attr]
-            elif command.kind == "state_lost":  # type: ignore[union-attr]
+            record = command.typed()  # type: ignore[union-attr]
+            if isinstance(record, WorkerLost):
+                self._check_loss(record)
+            elif isinstance(record, WorldBroken):
+                self._check_break(record)
+            elif isinstance(record, StateLost):
                 self._check_state_is_lost()
             return
         if was_over and kind is not do.ReleaseTask:
@@ -142,12 +144,12 @@ class Invariants:
             if kind is not do.FinishWorld:
                 self._world_is_over = True
 
-    def _check_loss(self, record: dict[str, Any]) -> None:
+    def _check_loss(self, record: WorkerLost) -> None:
         """Nobody is taken out but for a fault, or for having no state to begin with.
 
         Who of a world cannot be reached is not to be told, so a fault of one explains that another is blamed, a newcomer first.
         """
-        worker, cause = record["worker"], record["cause"]
+        worker, cause = record.worker, record.cause
         is_explained = self._is_explained(worker) or StateLostError.__name__ in cause
         world = self.machine.job.world
         if cause.startswith("could not connect"):
@@ -185,10 +187,10 @@ class Invariants:
         if not others or ("did not return" in cause and max(others) < held):
             self.simulation.fail(f"the last holder of {held} was taken out: {process}: {cause}")
 
-    def _check_break(self, record: dict[str, Any]) -> None:
+    def _check_break(self, record: WorldBroken) -> None:
         """No world breaks of which no rank was touched by a fault."""
-        workers = self._workers[record["generation"]]
-        is_explained = any(map(self._is_explained, workers)) or StateLostError.__name__ in record["reason"]
+        workers = self._workers[record.generation]
+        is_explained = any(map(self._is_explained, workers)) or StateLostError.__name__ in record.reason
         # Ranks find each other by the driver's store.
         if not is_explained and not self._has_struck(Kind.PAUSE_DRIVER):
             self.simulation.fail(f"a healthy world was broken: {record}")

@@ -16,6 +16,7 @@ from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededEr
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
 from spark_elastic.checkpoint.skeleton import Kept, Lender
+from spark_elastic.protocol import records
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
@@ -27,17 +28,17 @@ logger = logging.getLogger("spark_elastic")
 # The end of a job waits for its last checkpoint, unless nothing of that has been written for this long.
 STALL_SECONDS = 120.0
 
-Report = Callable[[str, dict[str, float | int | str]], None]
-
 
 class CheckpointWriter:
     """Writes snapshots on a thread of its own, one at a time; the user's thread only hands them over.
 
     A failed write is a warning and an event; the next commit tries again, later and later if that fails, too, but never
-    later than the interval. ``report`` takes events, ``beat`` is called when a long wait or read gets on.
+    later than the interval. ``report`` takes what is to be in the event log, ``beat`` is called when a long wait or read gets on.
     """
 
-    def __init__(self, plan: CheckpointPlan, report: Report, beat: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: CheckpointPlan, report: Callable[[records.Report], None], beat: Callable[[], None]
+    ) -> None:
         self.attempt = plan.attempt
         self._url = plan.url
         self._storage_options = plan.storage_options
@@ -72,13 +73,13 @@ class CheckpointWriter:
 
         def skip(name: CheckpointName) -> None:
             self._damaged.add(name)
-            self._report("checkpoint_damaged", {"name": str(name)})
+            self._report(records.CheckpointDamaged(str(name)))
 
         self._directory.check_claim(self.attempt)
         saved = load_newest(self._directory, load, skip)
         if saved is not None:
             self._durable_steps = saved.steps
-            self._report("checkpoint_restored", {"name": str(saved.name), "step": saved.steps})
+            self._report(records.CheckpointRestored(str(saved.name), saved.steps))
         return saved
 
     def ask(self) -> None:
@@ -138,7 +139,7 @@ class CheckpointWriter:
         except SupersededError as error:
             self._superseded = True
             logger.warning("%s", error)
-            self._report("checkpoint_superseded", {"name": str(name)})
+            self._report(records.CheckpointSuperseded(str(name)))
             return
         except Exception as error:
             self._failures += 1
@@ -147,14 +148,14 @@ class CheckpointWriter:
             logger.warning(
                 "checkpoint %s could not be written; training goes on, and the next commits try again: %s", name, text
             )
-            self._report("checkpoint_failed", {"name": str(name), "step": steps, "error": text})
+            self._report(records.CheckpointFailed(str(name), steps, text))
             return
         finally:
             give_back()
         self._failures = 0
         self._durable_steps = steps
         seconds = round(time.monotonic() - started, 4)
-        self._report("checkpoint_written", {"name": str(name), "step": steps, "bytes": written, "seconds": seconds})
+        self._report(records.CheckpointWritten(str(name), steps, written, seconds))
         try:
             self._directory.prune(self.attempt, self._damaged)
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol import records
 from spark_elastic.protocol.messages import Member
 
 
@@ -99,6 +100,10 @@ class Record(msgspec.Struct, frozen=True):
 
     kind: str
     fields: dict[str, object] = msgspec.field(default_factory=dict)
+
+    def typed(self) -> records.DriverRecord:
+        """Return the record that it is."""
+        return msgspec.convert(self.fields, records.DRIVER_RECORDS[self.kind])
 
 
 Command = (

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from spark_elastic.driver.progress import JobView
+from spark_elastic.protocol.records import Entry
 
 logger = logging.getLogger("spark_elastic")
 
@@ -25,8 +26,8 @@ END_SECONDS = 2.0
 class ProgressDisplay:
     """Draws on a thread of its own, from ``__enter__`` to ``__exit__``: a terminal that takes no more delays nobody.
 
-    ``see`` takes an event and does not block. Who else writes to the terminal does it inside ``aside``, or the line would be
-    torn.
+    ``see`` takes an entry of the event log and does not block. Who else writes to the terminal does it inside ``aside``, or the
+    line would be torn.
     """
 
     def __init__(self, progress: bool | None) -> None:
@@ -59,10 +60,10 @@ class ProgressDisplay:
             self._thread.join(END_SECONDS)
         logger.removeFilter(self._make_room)
 
-    def see(self, event: dict[str, Any]) -> None:
+    def see(self, entry: Entry) -> None:
         """Take an event into account."""
         with self._changed:
-            self._view.see(event)
+            self._view.see(entry)
             self._is_new = True
             self._changed.notify()
 

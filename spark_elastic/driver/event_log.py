@@ -12,16 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from spark_elastic.protocol.records import Entry, EventsDropped, Record, as_event
+
 logger = logging.getLogger("spark_elastic")
 
-SCHEMA_VERSION = 1
 # Events that may wait: several minutes of a large job's, some megabytes.
 QUEUE_LIMIT = 10_000
 END_SECONDS = 10.0
 
 
 class EventLog:
-    """Takes events from the driver's event loop and hands them on from a thread of its own, in order.
+    """Takes records from the driver's event loop and hands them on as events, from a thread of its own, in order.
 
     A slow disk or a slow callable delays nobody: beyond ``QUEUE_LIMIT`` waiting events newer ones are dropped until half of those
     are gone. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once and called no
@@ -32,7 +33,7 @@ class EventLog:
         self,
         path: str | None,
         on_event: Callable[[dict[str, Any]], None] | None,
-        watchers: Sequence[Callable[[dict[str, Any]], None]] = (),
+        watchers: Sequence[Callable[[Entry], None]] = (),
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event must be callable, not {on_event!r}")
@@ -40,7 +41,7 @@ class EventLog:
         self._on_event = on_event
         self._watchers = watchers
         self._changed = threading.Condition()
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[Entry] = deque()
         self._dropped = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="spark_elastic-events", daemon=True)
@@ -66,8 +67,8 @@ class EventLog:
         if not self._thread.is_alive():
             self._close_file()
 
-    def record(self, kind: str, **fields: Any) -> None:
-        """Note an event with the present time; never blocks."""
+    def record(self, record: Record) -> None:
+        """Note a record with the present time; never blocks."""
         with self._changed:
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
@@ -76,18 +77,19 @@ class EventLog:
                 self._dropped += 1
                 return
             self._tell_of_dropped()
-            self._waiting.append({"version": SCHEMA_VERSION, "time": time.time(), "event": kind, **fields})
+            self._waiting.append(Entry(time.time(), record))
             self._changed.notify_all()
 
     def _tell_of_dropped(self) -> None:
         count, self._dropped = self._dropped, 0
         if count:
-            self.record("events_dropped", count=count)
+            self.record(EventsDropped(count))
 
     def _run(self) -> None:
-        while (event := self._next()) is not None:
+        while (entry := self._next()) is not None:
             for watch in self._watchers:
-                watch(event)
+                watch(entry)
+            event = as_event(entry)
             if self._file is not None:
                 self._write(event)
             if self._on_event is not None:
@@ -97,8 +99,8 @@ class EventLog:
                     logger.exception("on_event raised; it is not called any more")
                     self._on_event = None
 
-    def _next(self) -> dict[str, Any] | None:
-        """Wait for the next event; None at the end."""
+    def _next(self) -> Entry | None:
+        """Wait for the next entry; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             return self._waiting.popleft() if self._waiting else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 from spark_elastic.errors import name_worker
+from spark_elastic.protocol import records
+from spark_elastic.protocol.records import Record
 
 
 class Narrator:
@@ -19,53 +19,47 @@ class Narrator:
         # Who was lost and where, until its exit is known.
         self._lost: dict[int, str] = {}
 
-    def tell(self, kind: str, fields: Mapping[str, Any]) -> tuple[int, str] | None:
+    def tell(self, record: Record) -> tuple[int, str] | None:
         """Return the level and text of a line, or None for what is of no interest here."""
-        match kind:
-            case "worker_lost":
-                rank, worker, cause = fields["rank"], fields["worker"], fields["cause"]
-                who = name_worker(worker, rank)
-                self._lost[worker] = f"{who} on {fields['host']}"
+        match record:
+            case records.WorkerLost(worker, rank, host, cause):
+                self._lost[worker] = f"{name_worker(worker, rank)} on {host}"
                 return logging.WARNING, f"{self._lost[worker]} was lost: {cause}"
-            case "worker_exited":
-                lost = self._lost.pop(fields["worker"], None)
-                is_told = lost is not None and fields["explains"]
-                return (logging.WARNING, f"{lost} {fields['meaning']}") if is_told else None
-            case "world_broken":
+            case records.WorkerExited(worker=worker, meaning=meaning, explains=explains):
+                lost = self._lost.pop(worker, None)
+                return (logging.WARNING, f"{lost} {meaning}") if lost is not None and explains else None
+            case records.WorldBroken(generation, reason):
                 self._is_broken = True
-                # What comes of it in a fixed world is told once that is decided: "run_again", or the job's error.
+                # What comes of it in a fixed world is told once that is decided: RunAgain, or the job's error.
                 then = "; its survivors go back to their last commit" if self._elastic else ""
-                return logging.WARNING, f"generation {fields['generation']} ends: {fields['reason']}{then}"
-            case "run_again":
-                return logging.WARNING, f"all of generation {fields['generation']} runs again, in new processes"
-            case "world_interrupted":
-                return logging.INFO, f"generation {fields['generation']} ends at its next commit: {fields['reason']}"
-            case "world_forming":
-                self._commit = fields["newest_commit"]
-            case "world_formed":
+                return logging.WARNING, f"generation {generation} ends: {reason}{then}"
+            case records.RunAgain(generation):
+                return logging.WARNING, f"all of generation {generation} runs again, in new processes"
+            case records.WorldInterrupted(generation, reason):
+                return logging.INFO, f"generation {generation} ends at its next commit: {reason}"
+            case records.WorldForming(newest_commit=commit):
+                self._commit = commit
+            case records.WorldFormed(generation, size):
                 level = logging.WARNING if self._is_broken else logging.INFO
                 self._is_broken = False
                 begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
-                return level, f"generation {fields['generation']} of size {fields['size']} {begins}"
-            case "state_lost":
-                return logging.WARNING, f"{fields['reason']}; the next world begins from the newest durable checkpoint"
-            case "newcomers_paused":
-                return logging.WARNING, _describe_pause(fields)
-            case "driver_paused":
-                return logging.WARNING, f"the driver stood still for {fields['seconds']:g} s"
-            case "host_draining":
-                return (
-                    logging.INFO,
-                    f"host {fields['host']} on {fields['name']} drains; its worker leaves at the next commit",
-                )
+                return level, f"generation {generation} of size {size} {begins}"
+            case records.StateLost(reason=reason):
+                return logging.WARNING, f"{reason}; the next world begins from the newest durable checkpoint"
+            case records.NewcomersPaused():
+                return logging.WARNING, _describe_pause(record)
+            case records.DriverPaused(seconds):
+                return logging.WARNING, f"the driver stood still for {seconds:g} s"
+            case records.HostDraining(host, name):
+                return logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit"
         return None
 
 
-def _describe_pause(fields: Mapping[str, Any]) -> str:
-    again = f"it is tried again in {fields['seconds']:g} s"
-    if fields["host"] is not None:
-        return f"newcomers on {fields['host']} are left out: {fields['reason']}; training goes on without them, {again}"
+def _describe_pause(pause: records.NewcomersPaused) -> str:
+    again = f"it is tried again in {pause.seconds:g} s"
+    if pause.host is not None:
+        return f"newcomers on {pause.host} are left out: {pause.reason}; training goes on without them, {again}"
     return (
-        f"newcomers have broken {fields['failures']} worlds in a row, the last time because {fields['reason']}; "
+        f"newcomers have broken {pause.failures} worlds in a row, the last time because {pause.reason}; "
         f"training goes on without newcomers, {again}"
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+
+from spark_elastic.protocol import records
+from spark_elastic.protocol.records import Entry, WorkerReported
 
 # The speed shown is that of the last so many reports.
 SPEED_REPORTS = 20
@@ -28,48 +30,48 @@ class JobView:
     epoch: int | None = None
     rows: int | None = None
     rows_total: int = 0
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float | int | str] = field(default_factory=dict)
     _reports: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SPEED_REPORTS))
 
-    def see(self, event: dict[str, Any]) -> None:
-        """Take an event of the event log into account; those that say nothing to people are passed over."""
-        match event["event"]:
-            case "job_started":
-                self.max_np, self.num_proc = event["max_np"], event["num_proc"]
-            case "worker_ready" if not self.generation:
-                self.ready.add(event["worker"])
+    def see(self, entry: Entry) -> None:
+        """Take an entry of the event log into account; those that say nothing to people are passed over."""
+        match entry.record:
+            case records.JobStarted():
+                self.max_np, self.num_proc = entry.record.max_np, entry.record.num_proc
+            case records.WorkerReady(worker) if not self.generation:
+                self.ready.add(worker)
                 self.doing = f"{len(self.ready)} of {self.num_proc} workers ready"
-            case "world_forming":
-                self.generation, self.size = event["generation"], event["size"]
-                self.doing = f"{self.size} workers connect"
-            case "world_broken":
+            case records.WorldForming(generation, size):
+                self.generation, self.size = generation, size
+                self.doing = f"{size} workers connect"
+            case records.WorldBroken(reason=reason):
                 self.resets += 1
-                self.doing = f"recovering: {event['reason']}"
-            case "world_interrupted":
-                self.doing = event["reason"]
-            case "entered":
+                self.doing = f"recovering: {reason}"
+            case records.WorldInterrupted(reason=reason):
+                self.doing = reason
+            case WorkerReported(report=records.Entered()):
                 self.doing = ""
                 self._reports.clear()
-            case "progress":
-                self._advance(event["time"], event["values"])
-            case "metrics" if event["rank"] == 0:
-                self.metrics.update({name: v for name, v in event["values"].items() if name not in _KNOWN})
-            case "world_finished":
+            case WorkerReported(report=records.Progress() as progress):
+                self._advance(entry.time, progress)
+            case WorkerReported(rank=0, report=records.Metrics(values)):
+                self.metrics.update({name: value for name, value in values.items() if name not in _KNOWN})
+            case records.WorldFinished():
                 self.doing = "fetching results"
-            case "job_finished":
+            case records.JobFinished():
                 self.doing = "finished"
-            case "job_failed":
+            case records.JobFailed():
                 self.doing = "failed"
 
-    def _advance(self, time: float, values: dict[str, Any]) -> None:
-        self.step = values["step"]
-        done = self.step
-        if "rows" in values:
-            self.epoch, self.rows, self.rows_total = values["epoch"], values["rows"], values["rows_total"]
-            done = self.epoch * self.rows_total + self.rows
-            if self.rows == 0 and self.epoch > 0:  # to people the end of an epoch, above all that of the last one
-                self.epoch, self.rows = self.epoch - 1, self.rows_total
-        self._reports.append((time, done))
+    def _advance(self, time: float, progress: records.Progress) -> None:
+        self.step = progress.step
+        match progress:
+            case records.Progress(epoch=int(epoch), rows=int(rows), rows_total=int(rows_total)):
+                # The beginning of an epoch is to people the end of the one before, above all after the last one.
+                is_end = rows == 0 and epoch > 0
+                self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)
+                self.rows_total = rows_total
+        self._reports.append((time, progress.done))
 
     @property
     def speed(self) -> float | None:

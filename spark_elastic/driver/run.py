@@ -29,6 +29,7 @@ from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher, SlotListener, Slots
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.records import JobStarted
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
 
 if TYPE_CHECKING:
@@ -182,13 +183,14 @@ def _run_job(
     plan = testing.active_plan()
     payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, checkpoint, settings.elastic))
     log.record(
-        "job_started",
-        run_id=run_id,
-        min_np=settings.min_np,
-        num_proc=settings.num_proc,
-        max_np=settings.max_np,
-        attempt=None if checkpoint is None else checkpoint.attempt,
-        application=launcher.application,
+        JobStarted(
+            run_id=run_id,
+            min_np=settings.min_np,
+            num_proc=settings.num_proc,
+            max_np=settings.max_np,
+            attempt=None if checkpoint is None else checkpoint.attempt,
+            application=launcher.application,
+        )
     )
     slots: Slots | None = None
 

@@ -36,6 +36,7 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.translation import event_of_task, event_of_worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
 from spark_elastic.protocol import messages as m
+from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Action, Fault
@@ -233,7 +234,7 @@ class SparkDriverService:
             self._printer.log(logging.WARNING, f"host {host} on {hello.facts.name}: {warning}")
         self._on_registered(slot)
         place = Place(hello.facts.name, hello.facts.executor_pid)
-        self._log.record("host_facts", host=host, slot=slot, facts=msgspec.to_builtins(hello.facts))
+        self._log.record(records.HostFacts(host, slot, msgspec.to_builtins(hello.facts)))
         self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place, hello.facts.address))
         reason = FirstSign.CONNECTION_BROKE.value
         try:
@@ -288,7 +289,7 @@ class SparkDriverService:
         elif isinstance(message, m.OutputLines):
             self._print(message)
         elif isinstance(message, m.WorkerStarted):
-            self._log.record("worker_started", worker=message.worker, host=host, pid=message.pid)
+            self._log.record(records.WorkerStarted(message.worker, host, message.pid))
         elif (event := event_of_task(host, message)) is not None:
             self._handle(event)
         else:
@@ -311,14 +312,8 @@ class SparkDriverService:
                 link.result.clear()
             case m.Chunk() if link.elastic_result is not None:
                 self._take_result(link, message, link.elastic_result)
-            case m.Reported():
-                self._log.record(
-                    message.kind,
-                    worker=worker,
-                    rank=self._ranks.get(worker),
-                    generation=message.generation,
-                    values=message.values,
-                )
+            case m.Reported(generation, report):
+                self._log.record(records.WorkerReported(worker, self._ranks.get(worker), generation, report))
             case m.ClaimFault():
                 strikes = self._strike(worker, message.fault)
                 link.connection.send(m.StoreReply(message.number, amount=int(strikes)))
@@ -352,7 +347,7 @@ class SparkDriverService:
         self._strikes[number] = left - 1
         if left <= 0 or worker not in self._job.workers:
             return False
-        self._log.record("fault_injected", worker=worker, rank=self._ranks.get(worker), fault=number)
+        self._log.record(records.FaultInjected(worker, self._ranks.get(worker), number))
         if self._faults[number].action is Action.DRAIN:
             self._handle(ev.HostDraining(self._job.workers[worker].host))
         return True
@@ -411,11 +406,12 @@ class SparkDriverService:
 
     def _execute(self, command: do.Command) -> None:  # noqa: C901  # a case for each command
         match command:
-            case do.Record(kind, fields):
-                told = self._narrator.tell(kind, fields)
+            case do.Record():
+                record = command.typed()
+                told = self._narrator.tell(record)
                 if told is not None:
                     self._printer.log(*told)
-                self._log.record(kind, **fields)
+                self._log.record(record)
             case do.StartWorker(host, worker):
                 self._tokens[worker] = secrets.token_hex(16)
                 self._to_task(host, m.StartWorker(worker, self._tokens[worker]))

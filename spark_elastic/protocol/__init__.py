@@ -1,1 +1,1 @@
-"""What driver, tasks and workers tell each other, and how. Imports neither torch nor pyspark."""
+"""What driver, tasks and workers tell each other, and how, and what the event log records. Imports neither torch nor pyspark."""

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from spark_elastic.protocol.records import Report
+
 # In place of a generation: the control store's name space that outlives all of them.
 WHOLE_JOB = 0
 
@@ -281,26 +283,11 @@ class StoreRequest(Message, frozen=True):
     amount: Int64 = 0
 
 
-# What workers report to the event log; all other events are the driver's own.
-ReportedKind = Literal[
-    "entered",
-    "stepped",
-    "progress",
-    "metrics",
-    "checkpoint_written",
-    "checkpoint_failed",
-    "checkpoint_restored",
-    "checkpoint_damaged",
-    "checkpoint_superseded",
-]
-
-
 class Reported(Message, frozen=True):
     """Metrics of the user's, from ``state.report()``, or facts of the library's own for the event log."""
 
-    kind: ReportedKind
     generation: int
-    values: dict[str, float | int | str]
+    report: Report
 
 
 class ClaimFault(Message, frozen=True):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from spark_elastic.timeline.resets import Event, Reset, find_resets
+from spark_elastic.protocol import records
+from spark_elastic.protocol.records import Entry, WorkerReported
+from spark_elastic.timeline.resets import Reset, find_resets
 
 # A speed is that between two reports which are at least this far apart, and further in long runs, so that this many are drawn.
 SPEED_SECONDS = 1.0
@@ -109,51 +111,52 @@ class History:
         return self.work / whole if whole > 0 else 0.0
 
 
-def read_history(events: Sequence[Event]) -> History:
-    """Make sense of the events of one run, the first of which is ``job_started``."""
-    start = events[0]
-    began = start["time"]
-    moved = [{**event, "time": event["time"] - began} for event in events]
-    last = moved[-1]
-    unit, done = _work(moved)
+def read_history(entries: Sequence[Entry]) -> History:
+    """Make sense of the entries of one run. Raises ``ValueError`` where the first of them is no ``job_started``."""
+    begun = entries[0].record
+    if not isinstance(begun, records.JobStarted):
+        raise ValueError(f"a run begins with a job_started, not with {begun}")
+    moved = [Entry(entry.time - entries[0].time, entry.record) for entry in entries]
+    seconds = moved[-1].time
+    progress = _progress(moved)
+    unit, done = _work(progress)
     return History(
-        run_id=start["run_id"],
-        seconds=last["time"],
-        max_np=start["max_np"],
+        run_id=begun.run_id,
+        seconds=seconds,
+        max_np=begun.max_np,
         outcome=_outcome(moved),
         workers=_worker_lines(moved),
         generations=_generations(moved),
         resets=find_resets(moved),
-        speeds=_speeds(done, max(SPEED_SECONDS, last["time"] / SPEEDS)),
+        speeds=_speeds(done, max(SPEED_SECONDS, seconds / SPEEDS)),
         unit=unit,
         work=max(done[-1][1] - done[0][1], 0) if done else 0,
-        steps=max((event["values"]["step"] for event in moved if event["event"] == "progress"), default=0),
+        steps=max((report.step for _, report in progress), default=0),
         metrics=_metrics(moved),
     )
 
 
-def _outcome(events: Sequence[Event]) -> str:
-    for event in reversed(events):
-        if event["event"] == "job_finished":
-            return "finished"
-        if event["event"] == "job_failed":
-            return f"failed: {event['error']}: {(event['message'].splitlines() or [''])[0]}"  # tracebacks may follow
+def _outcome(entries: Sequence[Entry]) -> str:
+    for entry in reversed(entries):
+        match entry.record:
+            case records.JobFinished():
+                return "finished"
+            case records.JobFailed(error, message):
+                return f"failed: {error}: {(message.splitlines() or [''])[0]}"  # tracebacks may follow
     return "is not over in this log"
 
 
-def _worker_lines(events: Sequence[Event]) -> list[WorkerLine]:
+def _worker_lines(entries: Sequence[Entry]) -> list[WorkerLine]:
     lines = _Lines()
-    for event in events:
-        if "worker" in event:
-            lines.see_worker(event)
-        else:
-            lines.see_world(event)
-    lines.end(events[-1]["time"])
+    for entry in entries:
+        lines.see_worker(entry)
+        lines.see_world(entry)
+    lines.end(entries[-1].time)
     return list(lines.lines.values())
 
 
 class _Lines:
-    """Follows what each worker does, event by event."""
+    """Follows what each worker does, entry by entry."""
 
     def __init__(self) -> None:
         self.lines: dict[int, WorkerLine] = {}
@@ -162,45 +165,43 @@ class _Lines:
         self._members: list[int] = []
         self._generation = 0
 
-    def see_worker(self, event: Event) -> None:
+    def see_worker(self, entry: Entry) -> None:
         """Take in what happened to one worker."""
-        worker, time = event["worker"], event["time"]
-        match event["event"]:
-            case "worker_starting":
-                self.lines[worker] = WorkerLine(worker, event["name"])
-                self._change(worker, Doing.BOOTING, time)
-            case "worker_ready":
-                self._change(worker, Doing.WAITING, time)
-            case "entered" if worker in self._now:
-                self._change(worker, Doing.TRAINING, time)
-            case "worker_lost":
-                self._change(worker, None, time)
-                self.lines[worker].cause = event["cause"]
-            case "worker_exited":
-                self._change(worker, None, time)
-                if event.get("explains", self.lines[worker].cause in _FIRST_SIGNS):
-                    self.lines[worker].cause = event["meaning"]
-            case "result_arrived":
+        match entry.record:
+            case records.WorkerStarting(worker, name=name):
+                self.lines[worker] = WorkerLine(worker, name)
+                self._change(worker, Doing.BOOTING, entry.time)
+            case records.WorkerReady(worker):
+                self._change(worker, Doing.WAITING, entry.time)
+            case WorkerReported(worker, report=records.Entered()) if worker in self._now:
+                self._change(worker, Doing.TRAINING, entry.time)
+            case records.WorkerLost(worker, cause=cause):
+                self._change(worker, None, entry.time)
+                self.lines[worker].cause = cause
+            case records.WorkerExited(worker, meaning=meaning, explains=explains):
+                self._change(worker, None, entry.time)
+                if self.lines[worker].cause in _FIRST_SIGNS if explains is None else explains:
+                    self.lines[worker].cause = meaning
+            case records.ResultArrived(worker):
                 if not self._generation:  # a function without an elastic part
                     self._now[worker] = (Doing.TRAINING, *self._now[worker][1:])
-                self._change(worker, None, time)
+                self._change(worker, None, entry.time)
 
-    def see_world(self, event: Event) -> None:
+    def see_world(self, entry: Entry) -> None:
         """Take in what happened to all members of a world."""
-        time = event["time"]
-        match event["event"]:
-            case "world_forming":
-                self._generation, self._members = event["generation"], event["workers"]
-                for rank, worker in enumerate(self._members):
-                    self._change(worker, Doing.SYNCING, time)
-                    self.lines[worker].ranks[self._generation] = rank
-            case "world_broken":
+        match entry.record:
+            case records.WorldForming(generation, workers=workers):
+                self._generation, self._members = generation, workers
+                for rank, worker in enumerate(workers):
+                    self._change(worker, Doing.SYNCING, entry.time)
+                    self.lines[worker].ranks[generation] = rank
+            case records.WorldBroken():
                 for worker in self._members:
                     if self._now.get(worker, (None,))[0] in (Doing.TRAINING, Doing.SYNCING):
-                        self._change(worker, Doing.LEAVING, time)
-            case "world_finished":
+                        self._change(worker, Doing.LEAVING, entry.time)
+            case records.WorldFinished():
                 for worker in self._members:
-                    self._change(worker, Doing.FINISHING, time)
+                    self._change(worker, Doing.FINISHING, entry.time)
 
     def end(self, time: float) -> None:
         """End what workers still do when the log ends."""
@@ -215,23 +216,32 @@ class _Lines:
             self._now[worker] = (doing, time, self._generation)
 
 
-def _generations(events: Sequence[Event]) -> list[Generation]:
+def _generations(entries: Sequence[Entry]) -> list[Generation]:
     found = []
-    ends = ("world_broken", "world_forming", "world_finished", "job_failed")
-    for place, event in enumerate(events):
-        if event["event"] == "world_formed":
-            later = (other["time"] for other in events[place + 1 :] if other["event"] in ends)
-            end = next(later, events[-1]["time"])
-            found.append(Generation(event["generation"], event["size"], event["time"], end))
+    ends = (records.WorldBroken, records.WorldForming, records.WorldFinished, records.JobFailed)
+    for place, entry in enumerate(entries):
+        if isinstance(entry.record, records.WorldFormed):
+            later = (other.time for other in entries[place + 1 :] if isinstance(other.record, ends))
+            end = next(later, entries[-1].time)
+            found.append(Generation(entry.record.generation, entry.record.size, entry.time, end))
     return found
 
 
-def _work(events: Sequence[Event]) -> tuple[str, list[tuple[float, int]]]:
+def _progress(entries: Sequence[Entry]) -> list[tuple[float, records.Progress]]:
+    """Return how far the job was when."""
+    found = []
+    for entry in entries:
+        match entry.record:
+            case WorkerReported(report=records.Progress() as progress):
+                found.append((entry.time, progress))
+    return found
+
+
+def _work(reports: Sequence[tuple[float, records.Progress]]) -> tuple[str, list[tuple[float, int]]]:
     """Return the unit of work, and how much was done when: rows of all epochs, or steps where nobody counts rows."""
-    reports = [(event["time"], event["values"]) for event in events if event["event"] == "progress"]
-    if any("rows" in values for _, values in reports):
-        return "rows", [(t, v["epoch"] * v["rows_total"] + v["rows"]) for t, v in reports if "rows" in v]
-    return "steps", [(time, values["step"]) for time, values in reports]
+    rows = [(time, report.rows_done) for time, report in reports]
+    counted = [(time, done) for time, done in rows if done is not None]
+    return ("rows", counted) if counted else ("steps", [(time, report.step) for time, report in reports])
 
 
 def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:
@@ -243,14 +253,15 @@ def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:
     return [Speed(a, b, max(after - before, 0) / (b - a)) for (a, before), (b, after) in pairwise(marks)]
 
 
-def _metrics(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
+def _metrics(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
     """Return rank 0's numbers over time."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for event in events:
-        if event["event"] == "metrics" and event["rank"] == 0:
-            for name, value in event["values"].items():
-                if name not in ("step", "epoch", "rows") and _is_number(value):
-                    found.setdefault(name, []).append((event["time"], float(value)))
+    for entry in entries:
+        match entry.record:
+            case WorkerReported(rank=0, report=records.Metrics(values)):
+                for name, value in values.items():
+                    if name not in ("step", "epoch", "rows") and _is_number(value):
+                        found.setdefault(name, []).append((entry.time, float(value)))
     return found
 
 

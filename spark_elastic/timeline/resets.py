@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
-Event = dict[str, Any]
+from spark_elastic.protocol import records
+from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
 # An injected fault is the cause of a loss if it struck at most this long before the survivors' last commit.
 FAULT_SECONDS = 1.0
@@ -57,93 +57,168 @@ class Reset:
     parts: dict[Part, float] = field(default_factory=dict)
 
 
-def find_resets(events: Sequence[Event]) -> list[Reset]:
-    """Find the resets in the events of one run. Worlds that broke before they trained belong to the reset before."""
-    log = _Log.of(events)
+def find_resets(entries: Sequence[Entry]) -> list[Reset]:
+    """Find the resets in the entries of one run. Worlds that broke before they trained belong to the reset before."""
+    log = _Log.of(entries)
     resets: list[Reset] = []
-    start: Event | None = None
-    later: Event | None = None  # another reset has begun before this one was over
-    formed: Event | None = None
+    start: _Ending | None = None
+    later: _Ending | None = None  # another reset has begun before this one was over
+    formed: _Formed | None = None
     known = 0
-    for event in events:
-        kind, generation = event["event"], event.get("generation", 0)
-        if start is None or generation <= start["generation"]:
-            known = max(known, log.step_of(event))
-        if kind == "world_formed":
-            formed = event
-        elif kind in ("world_broken", "world_interrupted"):
-            is_same = start is not None and generation == start["generation"]
-            # What began as a planned departure can still become a failure.
-            if start is None or (is_same and kind == "world_broken"):
-                start = event
-            elif not is_same:
-                later = event
-        elif kind in ("stepped", "world_finished") and start and formed and generation > start["generation"]:
-            resets.append(_take_apart(log, start, formed, known))
-            start = later if later is not None and later["generation"] == generation else None
-            later = None
+    for entry in entries:
+        record, generation = entry.record, _generation_of(entry.record)
+        if start is None or generation <= start.generation:
+            known = max(known, log.step_of(record))
+        match record:
+            case records.WorldFormed():
+                formed = _Formed(entry.time, generation)
+            case records.WorldBroken() | records.WorldInterrupted():
+                ending = _Ending.of(entry.time, record)
+                is_same = start is not None and generation == start.generation
+                # What began as a planned departure can still become a failure.
+                if start is None or (is_same and ending.kind is Kind.LOSS):
+                    start = ending
+                elif not is_same:
+                    later = ending
+            case WorkerReported(report=records.Stepped()) | records.WorldFinished():
+                if start and formed and generation > start.generation:
+                    resets.append(_take_apart(log, start, formed, known))
+                    start = later if later is not None and later.generation == generation else None
+                    later = None
     if start is not None:  # the run ended during this reset
-        size = log.forming[start["generation"]]["size"]
-        resets.append(_named(start, start["time"], events[-1]["time"], old_size=size))
+        size = log.forming[start.generation].size
+        end = entries[-1].time
+        resets.append(Reset(start.kind, start.generation, start.reason, start.time, start.time, end, old_size=size))
     return resets
+
+
+def _generation_of(record: Record) -> int:
+    """Return the generation that a record is about, of those that resets are made of; else 0."""
+    match record:
+        case (
+            WorkerReported(generation=generation)
+            | records.WorkerReady(generation=generation)
+            | records.WorldFormed(generation=generation)
+            | records.WorldBroken(generation=generation)
+            | records.WorldInterrupted(generation=generation)
+            | records.WorldFinished(generation=generation)
+        ):
+            return generation
+    return 0
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a world began to end, and when that was noticed."""
+
+    time: float
+    kind: Kind
+    generation: int
+    reason: str
+
+    @classmethod
+    def of(cls, time: float, record: records.WorldBroken | records.WorldInterrupted) -> _Ending:
+        kind = Kind.LOSS
+        if isinstance(record, records.WorldInterrupted):
+            kind = Kind.DRAIN if "drain" in record.reason else Kind.JOIN
+        return cls(time, kind, record.generation, record.reason)
+
+
+@dataclass(frozen=True)
+class _Forming:
+    """When the members of a world began to connect, and how many they were."""
+
+    time: float
+    size: int
+
+
+@dataclass(frozen=True)
+class _Formed:
+    """When which world had formed."""
+
+    time: float
+    generation: int
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """When a fault was injected, and into which rank."""
+
+    time: float
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """What a worker told of itself, and when: commits made before, and its seconds without work if it had worked before."""
+
+    time: float
+    worker: int
+    step: int = 0
+    idle: float | None = None
 
 
 @dataclass(frozen=True)
 class _Log:
-    """The events that resets are made of, by generation."""
+    """What resets are made of, by generation."""
 
-    forming: dict[int, Event]
-    entered: dict[int, list[Event]]
-    stepped: dict[int, list[Event]]
-    ready: dict[int, list[Event]]
-    faults: list[Event]
+    forming: dict[int, _Forming]
+    entered: dict[int, list[_Sign]]
+    stepped: dict[int, list[_Sign]]
+    ready: dict[int, list[_Sign]]
+    faults: list[_Fault]
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> _Log:
+    def of(cls, entries: Sequence[Entry]) -> _Log:
         log = cls({}, defaultdict(list), defaultdict(list), defaultdict(list), [])
-        by_generation = {"entered": log.entered, "stepped": log.stepped, "worker_ready": log.ready}
-        for event in events:
-            if event["event"] == "world_forming":
-                log.forming[event["generation"]] = event
-            elif event["event"] == "fault_injected":
-                log.faults.append(event)
-            elif event["event"] in by_generation:
-                by_generation[event["event"]][event["generation"]].append(event)
+        for entry in entries:
+            match entry.record:
+                case records.WorldForming(generation, size):
+                    log.forming[generation] = _Forming(entry.time, size)
+                case records.FaultInjected(rank=rank):
+                    log.faults.append(_Fault(entry.time, rank))
+                case records.WorkerReady(worker, generation):
+                    log.ready[generation].append(_Sign(entry.time, worker))
+                case WorkerReported(worker, generation=generation, report=records.Entered(step, idle)):
+                    log.entered[generation].append(_Sign(entry.time, worker, step, idle))
+                case WorkerReported(worker, generation=generation, report=records.Stepped(step)):
+                    log.stepped[generation].append(_Sign(entry.time, worker, step))
         return log
 
-    def step_of(self, event: Event) -> int:
-        """Return how many commits had been made at an event, as far as it tells; else 0."""
-        if event["event"] in ("progress", "stepped"):
-            return int(event["values"]["step"])
-        if event["event"] == "worker_ready" and event["commit"] != "None":
-            generation, index = map(int, event["commit"].split("."))
-            return int(min((e["values"]["step"] for e in self.entered[generation]), default=0)) + index
+    def step_of(self, record: Record) -> int:
+        """Return how many commits had been made, as far as a record tells; else 0."""
+        match record:
+            case WorkerReported(report=records.Progress(step) | records.Stepped(step)):
+                return step
+            case records.WorkerReady(commit=commit) if commit != "None":
+                generation, index = map(int, commit.split("."))
+                return min((sign.step for sign in self.entered[generation]), default=0) + index
         return 0
 
 
-def _take_apart(log: _Log, start: Event, formed: Event, known: int) -> Reset:
-    """Make a reset of its first event and the forming of the world that trained on; ``known`` commits were made before it."""
-    old, new = start["generation"], formed["generation"]
+def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset:
+    """Make a reset of its first sign and the forming of the world that trained on; ``known`` commits were made before it."""
+    old, new = start.generation, formed.generation
     entered, stepped, forming = log.entered[new], log.stepped[new], log.forming[new]
-    idle = {event["worker"]: event["values"]["idle"] for event in entered if "idle" in event["values"]}
+    idle = {sign.worker: sign.idle for sign in entered if sign.idle is not None}
 
-    def latest(events: Sequence[Event], default: float) -> float:
+    def latest(signs: Sequence[_Sign], default: float) -> float:
         """Return when the last survivor did something; where nobody survived, when the last newcomer did."""
-        return max((event["time"] for event in events if event["worker"] in idle or not idle), default=default)
+        return max((sign.time for sign in signs if sign.worker in idle or not idle), default=default)
 
-    worked = max((e["time"] - idle[e["worker"]] for e in entered if e["worker"] in idle), default=start["time"])
+    worked = max((sign.time - idle[sign.worker] for sign in entered if sign.worker in idle), default=start.time)
     begin, victim = worked, None
-    if start["event"] == "world_broken":  # workers that are interrupted as planned go on training until they commit
+    if start.kind is Kind.LOSS:  # workers that are interrupted as planned go on training until they commit
         # A fault strikes at a commit, which others may make later.
-        struck = [event for event in log.faults if worked - FAULT_SECONDS <= event["time"] <= start["time"]]
-        begin = min(struck[-1]["time"] if struck else worked, start["time"])
-        victim = struck[-1]["rank"] if struck else None
-    entered_at = latest(entered, formed["time"])
+        struck = [fault for fault in log.faults if worked - FAULT_SECONDS <= fault.time <= start.time]
+        begin = min(struck[-1].time if struck else worked, start.time)
+        victim = struck[-1].rank if struck else None
+    entered_at = latest(entered, formed.time)
     marks = {
-        Part.DETECT: start["time"],
-        Part.ABORT: min(latest(log.ready[old], start["time"]), forming["time"]),
-        Part.REGROUP: forming["time"],
-        Part.CONNECT: formed["time"],
+        Part.DETECT: start.time,
+        Part.ABORT: min(latest(log.ready[old], start.time), forming.time),
+        Part.REGROUP: forming.time,
+        Part.CONNECT: formed.time,
         Part.SYNC: entered_at,
         Part.STEP: latest(stepped, entered_at),
     }
@@ -151,22 +226,18 @@ def _take_apart(log: _Log, start: Event, formed: Event, known: int) -> Reset:
     for part, mark in marks.items():
         parts[part] = round(max(mark - last, 0.0), 4)
         last = max(mark, last)
-    return _named(
-        start,
+    return Reset(
+        start.kind,
+        start.generation,
+        start.reason,
         begin,
+        start.time,
         last,
         new_generation=new,
-        old_size=log.forming[old]["size"],
-        new_size=forming["size"],
+        old_size=log.forming[old].size,
+        new_size=forming.size,
         lost=max(idle.values(), default=None),
-        steps_lost=max(known - min((event["values"]["step"] for event in entered), default=known), 0),
+        steps_lost=max(known - min((sign.step for sign in entered), default=known), 0),
         victim=victim,
         parts=parts,
     )
-
-
-def _named(start: Event, begin: float, end: float, **facts: Any) -> Reset:
-    kind = Kind.LOSS
-    if start["event"] == "world_interrupted":
-        kind = Kind.DRAIN if "drain" in start["reason"] else Kind.JOIN
-    return Reset(kind, start["generation"], start["reason"], begin, start["time"], end, **facts)

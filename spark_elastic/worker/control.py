@@ -18,6 +18,7 @@ from typing import Protocol
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
+from spark_elastic.protocol.records import Report
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.worker.system import REAL_SYSTEM, System
 from spark_elastic.worker.tracebacks import find_place, format_for_user
@@ -139,9 +140,9 @@ class ControlClient:
         self._send(m.ResultFollows(elastic))
         self._system.call_in_loop(self._connection.send_bytes(data), self._loop).result()
 
-    def report(self, kind: str, values: dict[str, float | int | str]) -> None:
-        """Put a fact into the job's event log, of a kind that ``messages.ReportedKind`` has; never blocks."""
-        self._send(m.Reported(kind, self.generation, values))  # type: ignore[arg-type]
+    def report(self, report: Report) -> None:
+        """Put a fact into the job's event log; never blocks."""
+        self._send(m.Reported(self.generation, report))
 
     def claim_fault(self, fault: int) -> bool:
         """Ask the driver whether this injected fault is still to strike, here."""

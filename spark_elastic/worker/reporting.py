@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Values = dict[str, float | int | str]
+from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, Stepped
 
 # Rank 0 says how far the job is no more often than this.
 PROGRESS_SECONDS = 0.5
@@ -17,9 +17,9 @@ REPORTS_PER_SECOND = 4.0
 
 
 class Reporter:
-    """Sends events by ``send(kind, values)``, which does not block. Used by the user's thread alone."""
+    """Sends what it reports by ``send``, which does not block. Used by the user's thread alone."""
 
-    def __init__(self, send: Callable[[str, Values], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, send: Callable[[Report], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._send = send
         self._active_at: float | None = None
@@ -29,35 +29,34 @@ class Reporter:
         self._counted_at = 0.0
         self._waiting: dict[str, Any] = {}
 
-    def entered(self, step: int, progress: Callable[[], Values] | None) -> None:
+    def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note that this rank is about to enter the user's function in a new generation.
 
-        ``progress`` tells how far the data is; here and below it is given on the one rank that speaks for all.
+        ``progress(step)`` tells how far the data is; here and below it is given on the one rank that speaks for all.
         """
         now = self._clock()
-        idle: Values = {} if self._active_at is None else {"idle": round(now - self._active_at, 4)}
-        self._send("entered", {"step": step, **idle})
+        self._send(Entered(step, None if self._active_at is None else round(now - self._active_at, 4)))
         if progress is not None:
             self._progress_at = now + PROGRESS_SECONDS
-            self._send("progress", {"step": step, **progress()})
+            self._send(progress(step))
         self._active_at, self._has_stepped = now, False
 
-    def committed(self, step: int, progress: Callable[[], Values] | None) -> None:
+    def committed(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note a commit of the user's."""
         now = self._active_at = self._clock()
         if not self._has_stepped:
             self._has_stepped = True
-            self._send("stepped", {"step": step})
+            self._send(Stepped(step))
         if progress is not None and now >= self._progress_at:
             self._progress_at = now + PROGRESS_SECONDS
-            self._send("progress", {"step": step, **progress()})
+            self._send(progress(step))
         if self._waiting:
             self.metrics(step, {})
 
-    def finished(self, step: int, progress: Callable[[], Values] | None) -> None:
+    def finished(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Send what is left: this rank has left the user's function."""
         if progress is not None:
-            self._send("progress", {"step": step, **progress()})
+            self._send(progress(step))
         if self._waiting:
             self._send_metrics(step)
 
@@ -74,7 +73,7 @@ class Reporter:
     def _send_metrics(self, step: int) -> None:
         # A tensor becomes a number only now: on a GPU that waits for what computes it.
         waiting, self._waiting = self._waiting, {}
-        self._send("metrics", {"step": step, **{name: _plain(value) for name, value in waiting.items()}})
+        self._send(Metrics({"step": step, **{name: _plain(value) for name, value in waiting.items()}}))
 
 
 def _kept(name: str, value: Any) -> Any:

@@ -25,8 +25,8 @@ import training
 from standalone import Standalone
 
 import spark_elastic
+from spark_elastic.protocol.records import Unknown, as_event, read_event
 from spark_elastic.testing import Fault, inject
-from spark_elastic.timeline.schema import COMMON, fields_of
 
 SUPPORT = Path(__file__).parents[1] / "support"
 EXECUTORS = 4
@@ -140,8 +140,11 @@ def run(spark: Any) -> Callable[..., Any]:
         except BaseException as error:
             error.events = events  # type: ignore[attr-defined]
             raise
-        unknown = [event for event in events if set(event) - set(COMMON) != fields_of(event["event"])]
-        assert not unknown, "events that docs/events.md does not know"
+        entries = [read_event(event) for event in events]
+        assert not [entry for entry in entries if isinstance(entry.record, Unknown)], (
+            "kinds that docs/events.md does not know"
+        )
+        assert [as_event(entry) for entry in entries] == events, "fields that docs/events.md does not know"
         return Run(results, events)
 
     return call

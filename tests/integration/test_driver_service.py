@@ -6,7 +6,7 @@ import asyncio
 import platform
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,34 +15,39 @@ from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
 from spark_elastic.protocol import messages as m
+from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
 from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.records import Entry, Record, as_event
 from spark_elastic.task.facts import gather_facts
+
+R = TypeVar("R")
 
 CREDENTIALS = create_credentials("test")
 SECONDS = 5.0
 
 
 class Log(EventLog):
-    """Keeps events in memory."""
+    """Keeps records in memory."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
-        self.events: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.changed = threading.Condition()
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, record: Record) -> None:
         with self.changed:
-            self.events.append({"event": kind, **fields})
+            self.records.append(record)
             self.changed.notify_all()
 
-    def wait_for(self, kind: str, times: int = 1) -> dict[str, Any]:
-        def found() -> list[dict[str, Any]]:
-            return [event for event in self.events if event["event"] == kind]
+    def of(self, kind: type[R]) -> list[R]:
+        return [record for record in self.records if isinstance(record, kind)]
 
+    def wait_for(self, kind: type[R], times: int = 1) -> R:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(found()) >= times, SECONDS), f"no {kind} in {self.events}"
-            return found()[-1]
+            is_there = self.changed.wait_for(lambda: len(self.of(kind)) >= times, SECONDS)
+            assert is_there, f"no {kind.__name__} in {self.records}"
+            return self.of(kind)[-1]
 
 
 @pytest.fixture
@@ -147,7 +152,7 @@ def test_a_slot_that_does_not_exist_is_refused(service: SparkDriverService, log:
             await host.receive()
 
     play(service, scene)
-    assert not [event for event in log.events if event["event"] == "host_registered"]
+    assert not log.of(records.HostRegistered)
 
 
 def test_a_duplicate_of_a_task_waits_and_takes_over_when_the_original_goes(service: SparkDriverService) -> None:
@@ -176,8 +181,7 @@ def test_a_slot_whose_task_is_silent_is_taken_over_before_tcp_gives_its_connecti
     settings = JobSettings(min_np=1, max_np=1, num_proc=1, heartbeat_timeout=1.0)
     with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log) as service:
         assert play(service, scene) == m.Welcome(1, {})
-    lost = next(event for event in log.events if event["event"] == "host_lost")
-    assert lost["reason"] == "it did not answer pings for 1 s"
+    assert log.of(records.HostLost)[0].reason == "it did not answer pings for 1 s"
 
 
 def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
@@ -194,7 +198,7 @@ def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
         return await expect(host, m.KillWorker)
 
     assert play(service, scene) == m.KillWorker(0)
-    assert log.wait_for("worker_lost")["cause"] == "its connection to the driver broke"
+    assert log.wait_for(records.WorkerLost).cause == "its connection to the driver broke"
 
 
 def test_a_task_speaks_for_its_own_worker_only(service: SparkDriverService, log: Log) -> None:
@@ -204,11 +208,11 @@ def test_a_task_speaks_for_its_own_worker_only(service: SparkDriverService, log:
         other.send(m.WorkerDying(start.worker))
         other.send(m.WorkerExited(start.worker, 1))
         other.send(m.WorkerStarted(42, 1))
-        await asyncio.to_thread(log.wait_for, "worker_started")
+        await asyncio.to_thread(log.wait_for, records.WorkerStarted)
 
     play(service, scene)
-    log.wait_for("worker_lost")
-    causes = {event["cause"] for event in log.events if event["event"] == "worker_lost"}
+    log.wait_for(records.WorkerLost)
+    causes = {lost.cause for lost in log.of(records.WorkerLost)}
     assert causes == {"its host was lost: its connection to the driver broke"}
 
 
@@ -248,14 +252,13 @@ def test_a_metric_may_have_any_name(service: SparkDriverService, log: Log, name:
         start = await expect(host, m.StartWorker)
         process = await worker(start)
         await expect(process, m.Chunk)
-        process.send(m.Reported("metrics", 1, {name: 42}))
+        process.send(m.Reported(1, records.Metrics({name: 42})))
         process.send(m.StoreRequest(1, 0, "check", ("key",)))
         return await expect(process, m.StoreReply)
 
     assert play(service, scene) == m.StoreReply(1, amount=0)
-    event = log.wait_for("metrics")
-    assert event["event"] == "metrics"
-    assert 42 in event.values() or 42 in event.get("values", {}).values()
+    event = as_event(Entry(0.0, log.wait_for(records.WorkerReported)))
+    assert (event["event"], event["values"]) == ("metrics", {name: 42})
 
 
 def test_a_request_that_makes_no_sense_does_not_disturb_the_job(service: SparkDriverService, log: Log) -> None:
@@ -327,7 +330,7 @@ def test_the_devices_group_is_aborted_when_all_ranks_have_answered_and_nothing_i
         for rank in ranks:
             assert (await expect(rank, m.FormWorld)).backend == backend
             rank.send(m.WorldFormed(1))
-        await asyncio.to_thread(log.wait_for, "world_formed")
+        await asyncio.to_thread(log.wait_for, records.WorldFormed)
         ranks[1].send(m.WorldBroken(1, "a connection ended"))
         for rank in ranks:
             assert (await expect(rank, m.AbortWorld)).reason == "rank 1 reports: a connection ended"
@@ -377,4 +380,4 @@ def test_events_of_a_drain_reach_the_machine(service: SparkDriverService, log: L
         return await expect(host, m.KillWorker)
 
     assert play(service, scene) == m.KillWorker(0)
-    assert log.wait_for("host_draining")["host"] == 0
+    assert log.wait_for(records.HostDraining).host == 0

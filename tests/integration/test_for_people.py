@@ -10,6 +10,7 @@ import pytest
 import training
 
 from spark_elastic.cli import main
+from spark_elastic.protocol.records import WorldBroken
 from spark_elastic.testing import kill
 from spark_elastic.timeline.history import Doing, read_history
 from spark_elastic.timeline.resets import Kind, Part
@@ -82,7 +83,7 @@ def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
     assert worlds.count(2) == 3
     (cause,) = (line.cause for line in history.workers if line.cause)
     assert cause.startswith("killed by SIGKILL")
-    reasons = [event["reason"] for event in read_events(log) if event["event"] == "world_broken"]
+    reasons = [entry.record.reason for entry in read_events(log) if isinstance(entry.record, WorldBroken)]
     assert "the script ended with exit code 1 on rank 1: ValueError: a bad batch; restart 1 of 5" in reasons[-1]
     assert "in fail" in output.err, "the traceback of the script"
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import FRAME_LIMIT, Connection, ConnectionLostError, connect, encode
 from spark_elastic.protocol.credentials import Credentials, create_credentials
+from spark_elastic.protocol.records import Metrics
 from spark_elastic.task.facts import gather_facts
 
 BURST = 20
@@ -205,7 +206,7 @@ class Fuzzer:
                     m.WorldFormed(generation),
                     m.WorkerReturned(generation, commit),
                     m.StoreRequest(1, dice.choice([0, generation]), operation, keys, value),
-                    m.Reported("metrics", generation, {"loss": 1.0}),
+                    m.Reported(generation, Metrics({"loss": 1.0})),
                     m.ClaimFault(1, dice.randrange(10)),
                     m.Pong(1) if worker == 0 else m.Heartbeat(0, m.Activity(), 0, None),
                 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
@@ -19,6 +19,9 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.records import Record
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Script:
         self.processes: dict[int, Process] = {}
         self.worlds: list[do.FormWorld] = []
         self.told: list[do.Command] = []
-        self.records: list[do.Record] = []
+        self.records: list[Record] = []
         self.outcome: do.FinishJob | do.FailJob | None = None
         self._next_host = 0
         self._world_is_over = True
@@ -116,6 +119,10 @@ class Script:
         play()
         return Told(self.told[start:])
 
+    def recorded(self, kind: type[R]) -> list[R]:
+        """The records of one kind."""
+        return [record for record in self.records if isinstance(record, kind)]
+
     # ------------------------------------------------------------------ events
 
     def send(self, event: ev.Event) -> Told:
@@ -124,7 +131,7 @@ class Script:
         commands = self.machine.handle(event, self.now)
         validate(self.job)
         self._check(commands, was_over)
-        self.records += [command for command in commands if isinstance(command, do.Record)]
+        self.records += [command.typed() for command in commands if isinstance(command, do.Record)]
         spoken = [command for command in commands if not isinstance(command, do.Record)]
         self.told += spoken
         return Told(spoken)

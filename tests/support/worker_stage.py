@@ -21,7 +21,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.control = SimpleNamespace(commit=None, beats=0, is_interrupted=False, reported=[], generation=0)
-        self.control.report = lambda kind, values: self.control.reported.append((kind, values))
+        self.control.report = self.control.reported.append
         self.control.vote = lambda: None
         self.reporter = Reporter(self.control.report)
         self.clock = time.monotonic

@@ -11,10 +11,10 @@ from spark_elastic.data.tracker import Report
 from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import Progress
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
 from spark_elastic.worker.job import Job, current_job, present_world
-from spark_elastic.worker.reporting import Values
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
 if TYPE_CHECKING:
@@ -249,13 +249,13 @@ def _report_in(values: list[int]) -> Report:
     return epoch, position, rows, tickets
 
 
-def _progress_of(state: State, world: World) -> Callable[[], Values] | None:
+def _progress_of(state: State, world: World) -> Callable[[int], Progress] | None:
     """What tells people how far the data is, on the one rank that speaks for all."""
 
-    def progress() -> Values:
+    def progress(step: int) -> Progress:
         loader = state._loader_in_use()
         if not has_part(loader, Countable):
-            return {}
-        return {"epoch": loader.epoch, "rows": loader.rows_processed, "rows_total": loader.rows_total}
+            return Progress(step)
+        return Progress(step, loader.epoch, loader.rows_processed, loader.rows_total)
 
     return progress if world.rank == 0 else None

@@ -22,6 +22,7 @@ from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.run import _claim_checkpoint
 from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.protocol.records import CheckpointWritten
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
@@ -90,8 +91,8 @@ def test_steps_are_counted_on_from_those_before(stage: Stage, url: str) -> None:
         for _ in range(3):
             state.epoch += 1
             commit(stage, state)
-    reported = [fields["step"] for kind, fields in stage.control.reported if kind == "checkpoint_written"]
-    assert reported == [1, 2, 3, 4, 5, 6]
+    written = [report for report in stage.control.reported if isinstance(report, CheckpointWritten)]
+    assert [report.step for report in written] == [1, 2, 3, 4, 5, 6]
     assert state.epoch == 6
 
 

@@ -13,6 +13,7 @@ from spark_elastic.driver.setbacks import NEWCOMERS_LIMIT
 from spark_elastic.driver.world import Worker
 from spark_elastic.errors import ResetLimitExceededError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import NewcomersPaused
 
 
 def newcomer(number: int, place: str) -> Worker:
@@ -131,7 +132,7 @@ def test_a_newcomer_that_cannot_be_connected_to_costs_one_attempt_and_not_the_jo
     script.commit()
     assert script.since(lambda: script.pass_time(50)).of(do.InterruptWorld) == []
     assert len(script.since(lambda: script.pass_time(15)).of(do.InterruptWorld)) == 1
-    assert [record.fields["host"] for record in script.records if record.kind == "newcomers_paused"] == ["b"]
+    assert [paused.host for paused in script.recorded(NewcomersPaused)] == ["b"]
 
 
 def test_a_newcomer_of_another_place_is_let_in_meanwhile() -> None:
@@ -196,11 +197,9 @@ def test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait
         script.pass_time(20)
     resets = script.job.setbacks.resets
     assert resets == FREE_FAILURES
-    paused = [record.fields for record in script.records if record.kind == "newcomers_paused"]
-    assert [(fields["host"], fields["failures"], fields["seconds"]) for fields in paused] == [
-        (None, FREE_FAILURES, SHORTEST_PAUSE)
-    ]
-    assert "raised RuntimeError: shape mismatch" in str(paused[0]["reason"])
+    (paused,) = script.recorded(NewcomersPaused)
+    assert (paused.host, paused.failures, paused.seconds) == (None, FREE_FAILURES, SHORTEST_PAUSE)
+    assert "raised RuntimeError: shape mismatch" in paused.reason
     fail_to_join(script)
     script.pass_time(10)
     script.boot(*starting(script))

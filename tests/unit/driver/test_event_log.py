@@ -11,21 +11,24 @@ import pytest
 
 from spark_elastic.driver import event_log
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.protocol.records import DriverPaused, EventsDropped, RunAgain
+
+ONE, TWO = RunAgain(1), DriverPaused(2.0)
 
 
 def test_events_are_written_as_json_lines_in_order(tmp_path: Path) -> None:
     with EventLog(str(tmp_path / "log"), None) as log:
         for number in range(5):
-            log.record("metrics", number=number)
+            log.record(RunAgain(number))
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [event["number"] for event in events] == [0, 1, 2, 3, 4]
-    assert {event["event"] for event in events} == {"metrics"}
+    assert [event["generation"] for event in events] == [0, 1, 2, 3, 4]
+    assert {event["event"] for event in events} == {"run_again"}
 
 
 def test_an_event_log_is_appended_to(tmp_path: Path) -> None:
     for _ in range(2):
         with EventLog(str(tmp_path / "log"), None) as log:
-            log.record("job_started")
+            log.record(ONE)
     assert len((tmp_path / "log").read_text().splitlines()) == 2
 
 
@@ -37,8 +40,8 @@ def test_a_callable_that_raises_is_called_no_more(tmp_path: Path) -> None:
         raise ValueError("mine")
 
     with EventLog(str(tmp_path / "log"), on_event) as log:
-        log.record("one")
-        log.record("two")
+        log.record(ONE)
+        log.record(TWO)
     assert len(calls) == 1
     assert len((tmp_path / "log").read_text().splitlines()) == 2
 
@@ -52,9 +55,9 @@ def test_a_full_disk_costs_the_log_and_nothing_else() -> None:
     """Found in review: the thread dies of it, on_event with it, and leaving raises after a job that went well."""
     calls: list[Any] = []
     with EventLog("/dev/full", calls.append) as log:
-        log.record("one")
-        log.record("two")
-    assert [event["event"] for event in calls] == ["one", "two"]
+        log.record(ONE)
+        log.record(TWO)
+    assert [event["event"] for event in calls] == ["run_again", "driver_paused"]
 
 
 class Slow:
@@ -76,14 +79,14 @@ def test_a_slow_callable_delays_nobody_and_what_is_dropped_is_counted_where_it_i
     monkeypatch.setattr(event_log, "QUEUE_LIMIT", 10)
     slow = Slow()
     with EventLog(None, slow) as log:
-        log.record("first")
+        log.record(TWO)
         assert slow.entered.wait(30)
         for number in range(100):
-            log.record("metrics", number=number)
+            log.record(RunAgain(number))
         assert len(log._waiting) == 10
         slow.may_go_on.set()
-    told = [event.get("number", event["event"]) for event in slow.events]
-    assert told == ["first", *range(10), "events_dropped"]
+    told = [event.get("generation", event["event"]) for event in slow.events]
+    assert told == ["driver_paused", *range(10), "events_dropped"]
     assert slow.events[-1]["count"] == 90
     assert caplog.text.count("events are dropped") == 1
 
@@ -92,15 +95,14 @@ def test_after_a_crowd_events_are_taken_again_once_half_of_it_is_gone(monkeypatc
     monkeypatch.setattr(event_log, "QUEUE_LIMIT", 10)
     log = EventLog(None, None)  # nobody takes events from it but this test
     for _ in range(13):
-        log.record("metrics")
+        log.record(ONE)
     for _ in range(5):
         log._waiting.popleft()
-    log.record("metrics")
+    log.record(ONE)
     assert (len(log._waiting), log._dropped) == (5, 4)
     log._waiting.popleft()
-    log.record("last")
-    assert [event["event"] for event in log._waiting][-2:] == ["events_dropped", "last"]
-    assert log._waiting[-2]["count"] == 4
+    log.record(TWO)
+    assert [entry.record for entry in log._waiting][-2:] == [EventsDropped(4), TWO]
 
 
 def test_a_callable_that_never_ends_does_not_keep_a_job_from_ending(
@@ -110,11 +112,11 @@ def test_a_callable_that_never_ends_does_not_keep_a_job_from_ending(
     slow = Slow()
     log = EventLog(str(tmp_path / "log"), slow)
     with log:
-        log.record("one")
+        log.record(ONE)
         assert slow.entered.wait(30)
-        log.record("two")
+        log.record(TWO)
     assert "1 events were not handed on" in caplog.text
     slow.may_go_on.set()
     log._thread.join(30)
-    assert [event["event"] for event in slow.events] == ["one"]
+    assert [event["event"] for event in slow.events] == ["run_again"]
     log._close_file()

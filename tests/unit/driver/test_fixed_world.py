@@ -9,6 +9,7 @@ from machine_script import Script, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.errors import ResetLimitExceededError, TrainingFailedError
+from spark_elastic.protocol.records import WorkerLost
 
 
 def fixed(*names: str, **settings: Any) -> Script:
@@ -123,7 +124,7 @@ def test_a_rank_that_does_not_enter_a_collective_hangs() -> None:
     script.processes[1].collectives = 2
     told = script.since(lambda: script.pass_time(8.0))
     assert 1 in [command.worker for command in told.of(do.KillWorker)]
-    assert [record.fields["worker"] for record in script.records if record.kind == "worker_lost"] == [1]
+    assert [lost.worker for lost in script.recorded(WorkerLost)] == [1]
 
 
 def test_code_without_collectives_may_take_any_time_also_when_others_have_returned() -> None:
@@ -132,7 +133,7 @@ def test_code_without_collectives_may_take_any_time_also_when_others_have_return
     script.vote(1)
     script.pass_time(100.0)
     assert script.error is None
-    assert not [record for record in script.records if record.kind == "worker_lost"]
+    assert not script.recorded(WorkerLost)
 
 
 def test_a_rank_that_returned_while_another_waits_for_it_fails_the_job() -> None:
@@ -147,7 +148,7 @@ def test_a_silent_world_is_not_waited_for_as_its_last_holders() -> None:
     script = fixed("a", "b")
     script.commit()
     script.pass_time(22.0, silent=(0, 1))
-    assert {record.fields["worker"] for record in script.records if record.kind == "worker_lost"} >= {0}
+    assert {lost.worker for lost in script.recorded(WorkerLost)} >= {0}
     run_again(script)
     assert script.error is None
     assert script.generation == 2

@@ -17,6 +17,7 @@ from spark_elastic.driver.machine import NOTED_BY
 from spark_elastic.driver.setbacks import LOST_WORLDS_LIMIT
 from spark_elastic.errors import JobCancelledError, RanksDifferError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.records import StateLost
 
 # ---------------------------------------------------------------- durable checkpoints
 
@@ -415,7 +416,7 @@ def test_a_last_holder_that_never_comes_back_is_replaced_from_the_durable_checkp
     script = in_long_code("a", "b", hang_timeout=30, elastic_timeout=60, durable=True)
     script.pass_time(62)
     assert script.error is None
-    assert [record.kind for record in script.records].count("state_lost") == 1
+    assert len(script.recorded(StateLost)) == 1
 
 
 def test_holders_that_are_all_late_are_all_waited_for_until_one_is_back() -> None:

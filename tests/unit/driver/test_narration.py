@@ -9,11 +9,12 @@ import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
+from spark_elastic.protocol.records import NewcomersPaused
 
 
 def told(script: Script) -> list[tuple[int, str]]:
     narrator = Narrator(script.job.settings.elastic)
-    lines = [narrator.tell(record.kind, record.fields) for record in script.records]
+    lines = [narrator.tell(record) for record in script.records]
     return [line for line in lines if line is not None]
 
 
@@ -82,13 +83,12 @@ def test_a_pause_of_the_driver_is_told() -> None:
 
 def test_newcomers_that_have_to_wait_are_told_of_with_the_reason() -> None:
     narrator = Narrator()
-    fields = {"failures": 3, "seconds": 15.0, "reason": "worker 4 on c raised ValueError: bad shape"}
-    assert narrator.tell("newcomers_paused", {**fields, "host": None}) == (
+    assert narrator.tell(NewcomersPaused(None, 3, 15.0, "worker 4 on c raised ValueError: bad shape")) == (
         logging.WARNING,
         "newcomers have broken 3 worlds in a row, the last time because worker 4 on c raised ValueError: bad shape; training "
         "goes on without newcomers, it is tried again in 15 s",
     )
-    assert narrator.tell("newcomers_paused", {**fields, "host": "c", "reason": "nobody could connect to them"}) == (
+    assert narrator.tell(NewcomersPaused("c", 1, 15.0, "nobody could connect to them")) == (
         logging.WARNING,
         "newcomers on c are left out: nobody could connect to them; training goes on without them, it is tried again in 15 s",
     )

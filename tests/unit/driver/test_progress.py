@@ -11,7 +11,6 @@ import struct
 import sys
 import termios
 import threading
-from typing import Any
 
 import pytest
 
@@ -20,28 +19,46 @@ from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.progress import JobView
 from spark_elastic.protocol.messages import Stream
+from spark_elastic.protocol.records import (
+    Entered,
+    Entry,
+    JobFailed,
+    JobStarted,
+    Metrics,
+    Progress,
+    Record,
+    Report,
+    WorkerReady,
+    WorkerReported,
+    WorldBroken,
+    WorldForming,
+)
 
 
-def event(kind: str, time: float = 0.0, **fields: Any) -> dict[str, Any]:
-    return {"event": kind, "time": time, **fields}
+def entry(record: Record, time: float = 0.0) -> Entry:
+    return Entry(time, record)
 
 
-def rows(time: float, epoch: int, done: int, step: int = 1) -> dict[str, Any]:
-    return event("progress", time, rank=0, values={"step": step, "epoch": epoch, "rows": done, "rows_total": 1000})
+def reported(report: Report, time: float = 0.0, rank: int = 0) -> Entry:
+    return Entry(time, WorkerReported(worker=rank, rank=rank, generation=1, report=report))
+
+
+def rows(time: float, epoch: int, done: int, step: int = 1) -> Entry:
+    return reported(Progress(step, epoch, done, 1000), time)
 
 
 START = [
-    event("job_started", min_np=1, num_proc=2, max_np=4),
-    event("worker_ready", worker=0),
-    event("worker_ready", worker=1),
-    event("world_forming", generation=1, size=2),
-    event("entered", rank=0),
+    entry(JobStarted("run", min_np=1, num_proc=2, max_np=4, attempt=None, application="app")),
+    entry(WorkerReady(0, 0, "None")),
+    entry(WorkerReady(1, 0, "None")),
+    entry(WorldForming(1, size=2, previous_size=0, workers=[0, 1], newest_commit="None")),
+    reported(Entered(0)),
 ]
 
 
-def view(*events: dict[str, Any]) -> JobView:
+def view(*entries: Entry) -> JobView:
     seen = JobView()
-    for each in events:
+    for each in entries:
         seen.see(each)
     return seen
 
@@ -51,7 +68,7 @@ def test_before_the_first_world_the_line_tells_who_is_ready() -> None:
 
 
 def test_the_line_tells_rows_speed_world_resets_metrics_and_time_left() -> None:
-    loss = event("metrics", rank=0, values={"step": 3, "loss": 0.51234})
+    loss = reported(Metrics({"step": 3, "loss": 0.51234}))
     shown = view(*START, rows(10, 2, 200), loss, rows(12, 2, 400))
     assert (shown.head, shown.share) == ("epoch 2  40%", 0.4)
     assert shown.tail == (
@@ -60,16 +77,16 @@ def test_the_line_tells_rows_speed_world_resets_metrics_and_time_left() -> None:
 
 
 def test_other_ranks_metrics_are_not_mixed_in() -> None:
-    assert "loss" not in view(*START, event("metrics", rank=1, values={"step": 3, "loss": 0.5})).tail
+    assert "loss" not in view(*START, reported(Metrics({"step": 3, "loss": 0.5}), rank=1)).tail
 
 
 def test_while_it_recovers_the_line_says_why_and_no_speed() -> None:
-    shown = view(*START, rows(10, 0, 200), rows(12, 0, 400), event("world_broken", reason="rank 1 was lost"))
+    shown = view(*START, rows(10, 0, 200), rows(12, 0, 400), entry(WorldBroken(1, "rank 1 was lost")))
     assert shown.tail == "recovering: rank 1 was lost, 400/1,000 rows, 2/4 workers, generation 1, 1 reset"
 
 
 def test_the_speed_after_a_reset_leaves_the_pause_out() -> None:
-    again = [event("world_broken", 12, reason="x"), event("entered", 20, rank=0), rows(20, 0, 400), rows(21, 0, 500)]
+    again = [entry(WorldBroken(1, "x"), 12), reported(Entered(1), 20), rows(20, 0, 400), rows(21, 0, 500)]
     assert view(*START, rows(10, 0, 200), rows(12, 0, 400), *again).speed == 100
 
 
@@ -78,7 +95,7 @@ def test_the_end_of_the_last_epoch_is_no_beginning_of_another() -> None:
 
 
 def test_without_rows_the_line_counts_steps() -> None:
-    steps = [event("progress", time, rank=0, values={"step": step}) for time, step in ((1, 10), (2, 15))]
+    steps = [reported(Progress(step), time) for time, step in ((1, 10), (2, 15))]
     shown = view(*START, *steps)
     assert (shown.head, shown.share) == ("step 15", None)
     assert "5.0 steps/s" in shown.tail
@@ -100,7 +117,7 @@ def test_without_a_terminal_a_plain_line_tells_each_change_at_once(monkeypatch: 
     with ProgressDisplay(True) as shown:
         shown.see(START[0])
         assert wrote.wait(10)
-        shown.see(event("job_failed"))
+        shown.see(entry(JobFailed("ValueError", "bad row")))
     assert sys.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "spark_elastic: spark_elastic, starting",
         "spark_elastic: spark_elastic, failed",

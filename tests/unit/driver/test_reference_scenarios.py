@@ -11,6 +11,7 @@ from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
 from spark_elastic.errors import NotEnoughHostsError, ResetLimitExceededError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import DriverPaused, WorldFormed
 
 
 def shape(script: Script) -> list[tuple[int, int, int, int, int]]:
@@ -66,7 +67,7 @@ def test_a_late_acknowledgement_of_a_broken_world_is_ignored() -> None:
     script.come_back()
     script.send(ev.GroupFormed(0, 1))
     script.send(ev.GroupFormed(1, 1))
-    assert not [record for record in script.records if record.kind == "world_formed"]
+    assert not script.recorded(WorldFormed)
 
 
 def test_a_host_added_before_the_first_world_takes_part_in_it() -> None:
@@ -730,7 +731,7 @@ def test_a_paused_driver_takes_nobody_for_silent() -> None:
     script.now += 3600
     told = script.since(lambda: (script.send(ev.Tick()), script.pass_time(10)))
     assert told.commands == []
-    assert [record.kind for record in script.records].count("driver_paused") == 1
+    assert len(script.recorded(DriverPaused)) == 1
 
 
 def test_a_pause_does_not_hide_a_silence_that_goes_on() -> None:

@@ -8,6 +8,7 @@ import torch
 from worker_stage import on_stage
 
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import Metrics
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
@@ -79,7 +80,7 @@ def test_reports_carry_plain_numbers_and_the_step() -> None:
         stage.begin(state)
         state.commit()
         state.report(loss=torch.tensor(1.5), name="x", count=numpy.int64(3))
-        assert stage.control.reported[-1] == ("metrics", {"step": 1, "loss": 1.5, "name": "x", "count": 3})
+        assert stage.control.reported[-1] == Metrics({"step": 1, "loss": 1.5, "name": "x", "count": 3})
         with pytest.raises(TypeError, match="loss"):
             state.report(loss=[1])
 
@@ -91,5 +92,5 @@ def test_reported_values_become_plain_numbers() -> None:
         state = ObjectState(epoch=0)
         stage.begin(state)
         state.report(better=True, loss=numpy.float64(0.5), count=torch.tensor(3), huge=2**70)
-        values = stage.control.reported[-1][1]
+        values = stage.control.reported[-1].values
         assert [type(values[name]) for name in ("better", "loss", "count", "huge")] == [int, float, int, float]

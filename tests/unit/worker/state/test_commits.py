@@ -9,6 +9,7 @@ from worker_stage import on_stage
 
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import Entered, Metrics, Progress, Stepped
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -98,14 +99,13 @@ def test_ranks_that_commit_unequally_often_are_told() -> None:
 
 def test_who_enters_a_generation_says_so_and_rank_0_tells_how_far_the_job_is() -> None:
     loader = SimpleNamespace(epoch=1, rows_processed=30, rows_total=100)
-    for rank, told in ((0, ["entered", "progress", "stepped"]), (1, ["entered", "stepped"])):
+    progress = Progress(step=0, epoch=1, rows=30, rows_total=100)
+    for rank, told in ((0, [Entered(0), progress, Stepped(1)]), (1, [Entered(0), Stepped(1)])):
         with on_stage() as stage:
             state = TorchState(loader=loader)
             stage.begin(state, rank=rank, others=[None])
             state.commit()
-            assert [kind for kind, _ in stage.control.reported] == told
-            progress = [values for kind, values in stage.control.reported if kind == "progress"]
-            assert progress == [{"step": 0, "epoch": 1, "rows": 30, "rows_total": 100}] * (rank == 0)
+            assert stage.control.reported == told
 
 
 def lose_a_peer(old: int, new: int) -> None:
@@ -135,7 +135,7 @@ def test_the_step_does_not_grow_by_a_loss_before_the_first_commit_of_a_generatio
             state.restore()
         state.commit()
         state.report()
-        assert stage.control.reported[-1][1]["step"] == 6
+        assert stage.control.reported[-1] == Metrics({"step": 6})
 
 
 def test_a_repaired_rank_holds_the_newest_commit_before_its_seal() -> None:

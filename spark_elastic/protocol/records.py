@@ -1,0 +1,531 @@
+"""The records of the event log: what may happen in a job, a class for each kind of event.
+
+The driver and the workers make records of these classes, ``as_event`` turns them into the dicts that ``on_event`` gets and that
+are the lines of a log, and ``read_event`` reads such a dict back. A kind is named in a log by its class: ``world_formed`` is a
+``WorldFormed``. docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
+
+Within a version of the schema kinds and fields are added, none is changed or removed. A field that is added to a kind has a
+default, which logs from before are read with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+def _kind(name: str) -> str:
+    """Return what events of a class are called: ``world_formed`` for ``WorldFormed``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class _OfDriver(msgspec.Struct, frozen=True, tag_field="event", tag=_kind):
+    """Base of what the driver records."""
+
+
+class _OfWorker(msgspec.Struct, frozen=True, tag_field="event", tag=_kind, omit_defaults=True):
+    """Base of what a worker reports: what is in an event's ``values``. A field that is None is missing there."""
+
+
+# ---------------------------------------------------------------- the job
+
+
+class JobStarted(_OfDriver, frozen=True):
+    """A run begins. A file to which several runs are appended has one of these for each.
+
+    run_id: also in the names of its Spark jobs
+    attempt: of the checkpoint directory
+    application: Spark's name for the application
+    """
+
+    run_id: str
+    min_np: int
+    num_proc: int
+    max_np: int
+    attempt: int | None
+    application: str
+
+
+class JobFinished(_OfDriver, frozen=True):
+    """All results are there.
+
+    workers: in rank order
+    resets: those caused by failures
+    """
+
+    workers: list[int]
+    resets: int
+
+
+class JobFailed(_OfDriver, frozen=True):
+    """The run raises.
+
+    error: the exception's class
+    """
+
+    error: str
+    message: str
+
+
+# ---------------------------------------------------------------- hosts
+
+
+class HostRegistered(_OfDriver, frozen=True):
+    """A Spark task offers its slot.
+
+    host: number of the task
+    name: the machine's
+    """
+
+    host: int
+    slot: int
+    name: str
+
+
+class HostFacts(_OfDriver, frozen=True):
+    """What that task found where it runs."""
+
+    host: int
+    slot: int
+    facts: dict[str, object]
+
+
+class HostLost(_OfDriver, frozen=True):
+    """A task has ended, or cannot be reached."""
+
+    host: int
+    name: str
+    reason: str
+
+
+class HostDraining(_OfDriver, frozen=True):
+    """The host goes away soon, or is no longer listed."""
+
+    host: int
+    name: str
+
+
+class HostListedAgain(_OfDriver, frozen=True):
+    """The discovery script lists it again."""
+
+    host: int
+    name: str
+
+
+class SlotGivenUp(_OfDriver, frozen=True):
+    """Spark has given up the task of a slot before it had registered; it is submitted again."""
+
+    slot: int
+    reason: str
+
+
+class SlotsYielded(_OfDriver, frozen=True):
+    """Too few to begin: the slots were given back for a while."""
+
+    hosts: int
+
+
+# ---------------------------------------------------------------- workers
+
+
+class WorkerStarting(_OfDriver, frozen=True):
+    """A worker is to be started."""
+
+    worker: int
+    host: int
+    name: str
+
+
+class WorkerStarted(_OfDriver, frozen=True):
+    """Its process runs."""
+
+    worker: int
+    host: int
+    pid: int
+
+
+class WorkerReady(_OfDriver, frozen=True):
+    """It stands at the elastic function.
+
+    generation: the last world that it was a member of, 0 for none
+    commit: the newest that it holds, generation.index, or None
+    """
+
+    worker: int
+    generation: int
+    commit: str
+
+
+class WorkerLost(_OfDriver, frozen=True):
+    """It is out of the job.
+
+    host: the machine's name
+    """
+
+    worker: int
+    rank: int | None
+    host: str
+    cause: str
+
+
+class WorkerExited(_OfDriver, frozen=True):
+    """Its process has ended.
+
+    code: minus the signal that killed it
+    explains: whether this is why the worker was lost: no more than that had been known before
+    """
+
+    worker: int
+    code: int
+    meaning: str
+    explains: bool | None = None  # None in logs from before it was added
+
+
+class ResultArrived(_OfDriver, frozen=True):
+    """What it returned is here."""
+
+    worker: int
+
+
+# ---------------------------------------------------------------- worlds
+
+
+class WorldForming(_OfDriver, frozen=True):
+    """The members of a new generation connect.
+
+    previous_size: of the world that made the newest commit, 0 for none
+    workers: the members, in rank order
+    newest_commit: from which they go on, or None
+    """
+
+    generation: int
+    size: int
+    previous_size: int
+    workers: list[int]
+    newest_commit: str
+
+
+class WorldFormed(_OfDriver, frozen=True):
+    """All of them have.
+
+    seconds: since they were asked to
+    """
+
+    generation: int
+    size: int
+    seconds: float
+
+
+class WorldBroken(_OfDriver, frozen=True):
+    """A failure ends the generation."""
+
+    generation: int
+    reason: str
+
+
+class WorldInterrupted(_OfDriver, frozen=True):
+    """It is to end at the next commit: workers arrive or leave."""
+
+    generation: int
+    reason: str
+
+
+class WorldFinished(_OfDriver, frozen=True):
+    """All ranks have left the elastic function."""
+
+    generation: int
+    size: int
+
+
+class StateLost(_OfDriver, frozen=True):
+    """Nobody holds the state; it comes back from the durable checkpoint."""
+
+    generation: int
+    reason: str
+
+
+class NewcomersPaused(_OfDriver, frozen=True):
+    """Newcomers have made worlds fail; training goes on without them, and they are let in again after a pause.
+
+    host: the machine whose newcomers wait, null for all
+    failures: in a row
+    seconds: how long they wait
+    """
+
+    host: str | None
+    failures: int
+    seconds: float
+    reason: str
+
+
+class RunAgain(_OfDriver, frozen=True):
+    """A fixed world has broken; its workers are ended, and all of the function runs again in new ones."""
+
+    generation: int
+
+
+# ---------------------------------------------------------------- the driver itself
+
+
+class DriverPaused(_OfDriver, frozen=True):
+    """The driver itself stood still."""
+
+    seconds: float
+
+
+class EventsDropped(_OfDriver, frozen=True):
+    """So many events are missing here: ``on_event``, or the disk, took them more slowly than they came."""
+
+    count: int
+
+
+class FaultInjected(_OfDriver, frozen=True):
+    """A test's fault strikes.
+
+    fault: its number
+    """
+
+    worker: int
+    rank: int | None
+    fault: int
+
+
+# ---------------------------------------------------------------- what workers report
+
+
+class Entered(_OfWorker, frozen=True):
+    """A worker has the state and enters the user's function.
+
+    step: commits made before
+    idle: seconds since its last commit, or since it entered before; missing for a newcomer
+    """
+
+    step: int
+    idle: float | None = None
+
+
+class Stepped(_OfWorker, frozen=True):
+    """It has made its first commit of the generation."""
+
+    step: int
+
+
+class Progress(_OfWorker, frozen=True):
+    """How far rank 0 is, at most twice a second. The last three only where the state has a loader.
+
+    step: commits
+    epoch: from 0
+    rows: of the epoch, on all ranks
+    rows_total: of an epoch
+    """
+
+    step: int
+    epoch: int | None = None
+    rows: int | None = None
+    rows_total: int | None = None
+
+    @property
+    def rows_done(self) -> int | None:
+        """Rows of all epochs; None where nobody counts them."""
+        if self.epoch is None or self.rows is None or self.rows_total is None:
+            return None
+        return self.epoch * self.rows_total + self.rows
+
+    @property
+    def done(self) -> int:
+        """The work that is done: rows of all epochs, or steps where nobody counts rows."""
+        return self.step if self.rows_done is None else self.rows_done
+
+
+class Metrics(_OfWorker, frozen=True):
+    """What a worker gave to ``state.report``.
+
+    values: numbers and strings, by the names that they were given; ``step`` among them is the number of commits
+    """
+
+    values: dict[str, float | int | str]
+
+
+class CheckpointWritten(_OfWorker, frozen=True):
+    """A commit is durable."""
+
+    name: str
+    step: int
+    bytes: int
+    seconds: float
+
+
+class CheckpointFailed(_OfWorker, frozen=True):
+    """It could not be written."""
+
+    name: str
+    step: int
+    error: str
+
+
+class CheckpointRestored(_OfWorker, frozen=True):
+    """The job goes on from it."""
+
+    name: str
+    step: int
+
+
+class CheckpointDamaged(_OfWorker, frozen=True):
+    """It was skipped."""
+
+    name: str
+
+
+class CheckpointSuperseded(_OfWorker, frozen=True):
+    """A later run has taken over; this one writes no more."""
+
+    name: str
+
+
+Report = (
+    Entered
+    | Stepped
+    | Progress
+    | Metrics
+    | CheckpointWritten
+    | CheckpointFailed
+    | CheckpointRestored
+    | CheckpointDamaged
+    | CheckpointSuperseded
+)
+
+
+class WorkerReported(msgspec.Struct, frozen=True):
+    """What a worker has reported, with what the driver knows of it. The kind of the event is that of the report.
+
+    worker: the worker's number in this run
+    rank: null before its first world
+    generation: 0 before its first world
+    """
+
+    worker: int
+    rank: int | None
+    generation: int
+    report: Report
+
+
+# ---------------------------------------------------------------- records and events
+
+DriverRecord = (
+    JobStarted
+    | JobFinished
+    | JobFailed
+    | HostRegistered
+    | HostFacts
+    | HostLost
+    | HostDraining
+    | HostListedAgain
+    | SlotGivenUp
+    | SlotsYielded
+    | WorkerStarting
+    | WorkerStarted
+    | WorkerReady
+    | WorkerLost
+    | WorkerExited
+    | ResultArrived
+    | WorldForming
+    | WorldFormed
+    | WorldBroken
+    | WorldInterrupted
+    | WorldFinished
+    | StateLost
+    | NewcomersPaused
+    | RunAgain
+    | DriverPaused
+    | EventsDropped
+    | FaultInjected
+)
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An event of a kind that a later release has added."""
+
+    kind: str
+    fields: dict[str, object]
+
+
+Record = DriverRecord | WorkerReported | Unknown
+
+# The classes by the kinds of their events.
+DRIVER_RECORDS: dict[str, type[DriverRecord]] = {_kind(each.__name__): each for each in get_args(DriverRecord)}
+REPORTS: dict[str, type[Report]] = {_kind(each.__name__): each for each in get_args(Report)}
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A record and when it was made, in seconds since 1970 of the driver's clock."""
+
+    time: float
+    record: Record
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What every event has."""
+
+    version: int
+    time: float
+    event: str
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What the event of a report has besides."""
+
+    worker: int
+    rank: int | None
+    generation: int
+    values: dict[str, object]
+
+
+def as_event(entry: Entry) -> dict[str, Any]:
+    """Return the event that ``on_event`` gets, of plain data alone."""
+    return {"version": SCHEMA_VERSION, "time": entry.time, **_fields_of(entry.record)}
+
+
+def _fields_of(record: Record) -> dict[str, object]:
+    match record:
+        case WorkerReported(worker, rank, generation, report):
+            values: dict[str, object] = msgspec.to_builtins(report)
+            kind = values.pop("event")
+            if isinstance(report, Metrics):
+                values = dict(report.values)
+            return {"event": kind, "worker": worker, "rank": rank, "generation": generation, "values": values}
+        case Unknown(kind, fields):
+            return {"event": kind, **fields}
+        case _:
+            plain: dict[str, object] = msgspec.to_builtins(record)
+            return plain
+
+
+def read_event(event: Mapping[str, object]) -> Entry:
+    """Read what ``as_event`` of this or another release has made. Fields that this release does not know are passed over.
+
+    Raises ``ValueError`` for what is no event, or is one of a later version of the schema.
+    """
+    try:
+        head = msgspec.convert(event, _Head)
+        if head.version > SCHEMA_VERSION:
+            raise ValueError(
+                f"it has version {head.version}, this spark_elastic reads up to {SCHEMA_VERSION}: upgrade it"
+            )
+        return Entry(head.time, _read_record(head.event, event))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no event of spark_elastic: {error}") from error
+
+
+def _read_record(kind: str, event: Mapping[str, object]) -> Record:
+    if kind in DRIVER_RECORDS:
+        return msgspec.convert(event, DRIVER_RECORDS[kind])
+    if kind in REPORTS:
+        told = msgspec.convert(event, _Told)
+        values = {"values": told.values} if kind == _kind(Metrics.__name__) else told.values
+        return WorkerReported(told.worker, told.rank, told.generation, msgspec.convert(values, REPORTS[kind]))
+    return Unknown(kind, {name: value for name, value in event.items() if name not in _Head.__struct_fields__})
