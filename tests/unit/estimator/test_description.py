@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spark_elastic.estimator import TorchEstimator
 from spark_elastic import allreduce
+from spark_elastic.estimator import TorchEstimator
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.runs import RunRecord, describe_params
 
