@@ -46,16 +46,6 @@ TIMEOUTS: dict[str, Any] = {
 _CALL = cloudpickle.dumps((train, (), {}))
 
 
-class _Server:
-    """Stands for the listening socket."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-
-    def close(self) -> None:
-        self._simulation.is_listening = False
-
-
 class _Log:
     def record(self, record: Record) -> None: ...
 
@@ -82,6 +72,7 @@ class Simulation(Universe):
         self.driver = Process(self, Machine("driver"), 0)
         self.driver.kind = "driver"
         self.strikes = Strikes(self)
+        self.machine: WatchedMachine
         self.spark: Spark
         self.service: SparkDriverService
         self.invariants: Invariants
@@ -110,7 +101,7 @@ class Simulation(Universe):
         self.spark = Spark(self, job.machines, job.executors, job.cores, job.max_np)
         credentials: Any = None
         log: Any = _Log()
-        self.service = service = SparkDriverService(
+        self.service = SparkDriverService(
             self.settings,
             credentials,
             payload,
@@ -119,10 +110,8 @@ class Simulation(Universe):
             on_registered=lambda slot: self.spark.slot_registered(slot),
             runtime=seams.of_driver(self, self._make_machine),
         )
-        server: Any = _Server(self)
-        service._door = server
-        service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
-        self.driver.loop.call_soon(service._schedule_tick)
+        self.service.outcome.add_done_callback(lambda outcome: self.clock.soon(self._decided))
+        self.driver.loop.create_task(self.service.start())
         self.spark.submit_all()
         for fault in self.schedule.faults:
             if fault.follows is not None:
@@ -134,9 +123,9 @@ class Simulation(Universe):
                 self.faults_at.setdefault(fault.point, []).append(fault)
 
     def _make_machine(self, settings: JobSettings, now: float) -> DriverMachine:
-        machine = WatchedMachine(settings, now)
-        self.invariants = machine.watch = Invariants(self, machine)
-        return machine
+        self.machine = WatchedMachine(settings, now)
+        self.invariants = self.machine.watch = Invariants(self, self.machine)
+        return self.machine
 
     def _yield_slots(self) -> None:
         self.clock.soon(self.spark.give_back)
@@ -149,7 +138,7 @@ class Simulation(Universe):
 
     def _close(self) -> None:
         self.spark.submit_no_more()
-        self.driver.loop.call_soon(lambda: self.driver.loop.create_task(self.service._close()))
+        self.driver.loop.call_soon(lambda: self.driver.loop.create_task(self.service.close()))
 
     def _finish(self) -> None:
         if self.violation:
@@ -164,7 +153,7 @@ class Simulation(Universe):
             return
         until = max(self.clock.now, self._healed_at) + END_SECONDS
         self.clock.run(
-            lambda: (not self.spark.living() and not self.is_listening) or bool(self.violation), until, EVENT_LIMIT
+            lambda: (not self.spark.living() and not self.door.is_open) or bool(self.violation), until, EVENT_LIMIT
         )
         if not self.violation:
             self.invariants.ended()
@@ -183,13 +172,13 @@ class Simulation(Universe):
         return max(self._healed_at, 100.0) + JOB_SECONDS
 
     def _explain_hang(self) -> None:
-        machine = self.invariants.machine
-        world = machine.job.world
+        job = self.machine.job
+        world = job.world
         what = "no world" if world is None else f"generation {world.generation} is {world.phase.name}"
-        workers = ", ".join(f"{worker.worker} {worker.phase.name}" for worker in machine.job.workers.values())
+        workers = ", ".join(f"{worker.worker} {worker.phase.name}" for worker in job.workers.values())
         self.fail(
             f"the job does not end: at {self.clock.now:.1f} s, after {self.clock.events} events, {what}; "
-            f"workers: {workers or 'none'}; hosts: {len(machine.job.hosts)}"
+            f"workers: {workers or 'none'}; hosts: {len(job.hosts)}"
         )
 
     # ------------------------------------------------------------------ for the parts

@@ -22,7 +22,7 @@ class Tally:
     violations: dict[int, str] = field(default_factory=dict)
 
     def count(self, played: Simulation) -> None:
-        machine = played.invariants.machine
+        machine = played.machine
         self.schedules += 1
         self.events += played.clock.events
         self.commits += played.commits

@@ -219,9 +219,9 @@ class Strikes:
         if not executor.tasks and deadline is None:
             simulation.spark.drop_executor(executor)
             return
-        for host, task in simulation.service._tasks.items():
-            if task.facts.executor_pid == executor.number:
-                simulation.service.drain_slot(simulation.service._slots[host], deadline)
+        for host in simulation.machine.job.hosts:
+            if host.place.executor == executor.number:
+                simulation.service.drain_slot(host.slot, deadline)
         simulation.clock.after(0.5, self._watch_drain, executor, deadline)
 
     def _lose_executor(self, executor: Executor, fault: Fault) -> None:

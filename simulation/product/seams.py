@@ -23,8 +23,8 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import HostFacts
 from spark_elastic.task.service import TaskRuntime
 from spark_elastic.worker import faults
-from spark_elastic.worker import job as job_module
 from spark_elastic.worker.control import ControlClient
+from spark_elastic.worker.job import current_job, enter_job
 from spark_elastic.worker.runtime import Runtime
 
 
@@ -33,6 +33,7 @@ def of_driver(simulation: Universe, machine: Callable[[JobSettings, float], Driv
     return DriverRuntime(
         clock=lambda: simulation.clock.now,
         new_event_loop=lambda: simulation.driver.loop,
+        open_door=lambda address, port, credentials, accepted: _open_door(simulation, accepted),
         connection=_connection,
         machine=machine,
     )
@@ -86,6 +87,11 @@ class Control(ControlClient):
         return order
 
 
+def _open_door(simulation: Universe, accepted: Any) -> Any:
+    simulation.door = network.Door(accepted)
+    return simulation.door
+
+
 def _connection(reader: Any, writer: Any, expected: Any) -> Any:
     """The driver's end of a connection stands for reader and writer, too."""
     writer.expected = expected
@@ -104,11 +110,11 @@ async def _never() -> None:
 def undisturbed() -> Iterator[None]:
     """Keep the product's log silent, and leave what it holds for this Python process as it was."""
     logger = logging.getLogger("spark_elastic")
-    level, job = logger.level, job_module._job
+    level, job = logger.level, current_job()
     logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
         logger.setLevel(level)
-        job_module._job = job
+        enter_job(job)
         faults.arm()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -147,13 +147,26 @@ class Link:
             self.lose()
 
 
+class Door:
+    """The driver's listening socket; has what our code asks of ``door.Door``."""
+
+    port = 1
+
+    def __init__(self, accepted: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
+        self.accepted = accepted
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
 async def connect(simulation: Universe, process: Any, addresses: Any, credentials: Any, expected: Any) -> Any:
     """Connect to the driver. Raises ``OSError``s as ``connection.connect`` does."""
     await asyncio.sleep(simulation.random.uniform(0.001, 0.02))
     if simulation.is_cut(process.machine):
         await asyncio.sleep(GIVEN_UP_SECONDS)
         raise TimeoutError("the driver did not answer")
-    if not simulation.is_listening:
+    if not simulation.door.is_open:
         raise ConnectionRefusedError("nobody listens")
     link = Link(simulation, process, simulation.driver)
     link.client.expected = expected
@@ -169,10 +182,10 @@ async def connect(simulation: Universe, process: Any, addresses: Any, credential
 
 
 def _accept(simulation: Universe, link: Link, accepted: asyncio.Future[None]) -> None:
-    if not simulation.is_listening:
+    if not simulation.door.is_open:
         link.lose()
     end: Any = link.server  # stands for reader and writer
-    simulation.driver.loop.create_task(simulation.service._accepted(end, end))
+    simulation.driver.loop.create_task(simulation.door.accepted(end, end))
     if not accepted.done():
         simulation.clock.after(simulation.random.uniform(0.0005, 0.005), _resolve, accepted)
 

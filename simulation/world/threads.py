@@ -12,7 +12,7 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from spark_elastic.worker import job as job_module
+from spark_elastic.worker.job import current_job, enter_job
 
 # The thread that is running, None while the clock is.
 _current: Thread | None = None
@@ -53,14 +53,15 @@ class Thread:
 
     def _switch(self, switch: Callable[..., Any], *args: Any) -> None:
         global _current
-        # One process at a time has the module's global that says whose job this is.
-        job_module._job = self.process.job
+        # One process at a time has the module's variable that says whose job this is.
+        enter_job(self.process.job)
         before, _current = _current, self
         try:
             switch(*args)
         finally:
             _current = before
-            self.process.job, job_module._job = job_module._job, None
+            self.process.job = current_job()
+            enter_job(None)
 
     def block(self) -> object:
         """Give way until ``wake`` is called with the token that ``prepare`` returned last."""

@@ -18,6 +18,8 @@ class Universe:
     schedule: Any
     driver: Any
     service: Any
+    machine: Any
+    door: Any
     spark: Any
     strikes: Any
     invariants: Any
@@ -33,7 +35,6 @@ class Universe:
         self.processes: list[Any] = []
         self.workers: dict[int, Any] = {}
         self.meshes: set[Any] = set()
-        self.is_listening = True
         self.is_over = False
         # Commits that workers have made.
         self.commits = 0

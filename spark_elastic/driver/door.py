@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.connection import HANDSHAKE_SECONDS
+from spark_elastic.protocol.credentials import Credentials
 
 logger = logging.getLogger("spark_elastic")
 
@@ -91,6 +92,12 @@ class Door:
         self._hurry: asyncio.TimerHandle | None = None
         self._has_warned = False
         self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        port: int = self._listener.getsockname()[1]
+        return port
 
     def open(self) -> None:
         """Listen. Called on the event loop."""
@@ -172,6 +179,13 @@ class Door:
         await self._loop.connect_accepted_socket(
             protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
+
+
+def open_door(address: str, port: int, credentials: Credentials, accepted: Accepted) -> Door:
+    """Open a door for those who have a job's certificate, where ``listen`` listens. Called on the event loop."""
+    door = Door(listen(address, port), credentials.server_context(), accepted)
+    door.open()
+    return door
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -7,18 +7,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from spark_elastic.driver.door import Accepted, Door, open_door
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.protocol.connection import Connection
+from spark_elastic.protocol.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverRuntime:
-    """Clock, event loop, connections and machine. The defaults are the real ones; the simulation passes in its own."""
+    """Clock, event loop, door, connections and machine. The defaults are the real ones; the simulation passes in its own."""
 
     # Seconds that only grow.
     clock: Callable[[], float] = time.monotonic
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    # Listens at an address and a port, and hands on whom it lets in by credentials.
+    open_door: Callable[[str, int, Credentials, Accepted], Door] = open_door
     # Made of the reader and writer of an accepted connection, and the messages that may come.
     connection: Callable[..., Connection] = Connection
     machine: Callable[[JobSettings, float], DriverMachine] = DriverMachine

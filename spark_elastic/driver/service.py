@@ -24,7 +24,7 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver.clock import TICK_SECONDS
 from spark_elastic.driver.compatibility import why_refuse, why_warn
 from spark_elastic.driver.control_store import ControlStore
-from spark_elastic.driver.door import Door, listen
+from spark_elastic.driver.door import Door
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
@@ -114,7 +114,7 @@ class SparkDriverService:
     def __enter__(self) -> SparkDriverService:
         self._thread.start()
         try:
-            self.call(self._start())
+            self.call(self.start())
         except BaseException:
             self._stop_loop()
             raise
@@ -128,13 +128,13 @@ class SparkDriverService:
         self._stop_loop()
         self._printer.__exit__(kind, error, trace)
 
-    def stop_serving(self) -> None:
-        """Release all tasks and refuse new ones; waits until they are gone, or ``RELEASE_SECONDS``.
+    def stop_serving(self, release_seconds: float = RELEASE_SECONDS) -> None:
+        """Release all tasks and refuse new ones; waits until they are gone, or ``release_seconds``.
 
         A second call waits for what the first has begun: an impatient user presses Ctrl-C twice.
         """
         if self._closing is None:
-            self._closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+            self._closing = asyncio.run_coroutine_threadsafe(self.close(release_seconds), self._loop)
         self._closing.result()
 
     def call(self, coroutine: Any) -> Any:
@@ -166,15 +166,16 @@ class SparkDriverService:
         self._thread.join(timeout=10)
         self._loop.close()
 
-    async def _start(self) -> None:
-        listener = listen(self._bind_address, self.settings.driver_port)
-        self.port = listener.getsockname()[1]
-        self._door = Door(listener, self._credentials.server_context(), self._accepted)
-        self._door.open()
+    async def start(self) -> None:
+        """Listen, and begin to judge who is late. For who is on the service's loop; ``__enter__`` starts one on a thread."""
+        self._door = self._runtime.open_door(
+            self._bind_address, self.settings.driver_port, self._credentials, self._accepted
+        )
+        self.port = self._door.port
         self._schedule_tick()
 
-    async def _close(self) -> None:
-        """Wait for released tasks to go, then cut what is left."""
+    async def close(self, release_seconds: float = RELEASE_SECONDS) -> None:
+        """Wait for released tasks to go, then cut what is left. For who is on the loop; others call ``stop_serving``."""
         if self._timer is not None:
             self._timer.cancel()
         assert self._door is not None
@@ -187,7 +188,7 @@ class SparkDriverService:
         self._standby.close()
         pending = set(self._connections)
         if pending:
-            _, pending = await asyncio.wait(pending, timeout=RELEASE_SECONDS)
+            _, pending = await asyncio.wait(pending, timeout=release_seconds)
         for connection in pending:
             connection.cancel()
         if pending:

@@ -148,7 +148,7 @@ def present_world() -> World | None:
     return None if _job is None or _job.finished else _job.world
 
 
-def enter_job(job: Job) -> None:
-    """Make ``job`` this process's. A worker process has one in its life."""
+def enter_job(job: Job | None) -> None:
+    """Make ``job`` this process's; None: it has none any more. A worker process has one in its life, to its end."""
     global _job
     _job = job

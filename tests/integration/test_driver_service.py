@@ -62,12 +62,7 @@ def service(log: Log) -> Iterator[SparkDriverService]:
         yield service
         # What a test leaves connected is cut here, so that leaving does not wait for it.
         service.cancel(JobCancelledError("the test is over"))
-        service.call(_cut(service))
-
-
-async def _cut(service: SparkDriverService) -> None:
-    for connection in list(service._connections):
-        connection.cancel()
+        service.stop_serving(release_seconds=0.0)
 
 
 def play(service: SparkDriverService, scene: Callable[..., Awaitable[Any]]) -> Any:

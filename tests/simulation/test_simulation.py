@@ -54,7 +54,7 @@ def test_jobs_without_faults_finish_in_one_try() -> None:
         played = play(replace(make_schedule(seed), faults=()))
         assert not played.violation
         assert played.service.outcome.exception() is None
-        assert played.invariants.machine.job.setbacks.resets == 0
+        assert played.machine.job.setbacks.resets == 0
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Member
-from spark_elastic.worker import job as job_module
+from spark_elastic.worker.job import current_job, enter_job
 from spark_elastic.worker.reporting import Reporter
 from spark_elastic.worker.state import objects as state_module
 from spark_elastic.worker.world import World
@@ -105,9 +105,11 @@ class Stage:
 def on_stage() -> Iterator[Stage]:
     """Make this process a worker of a staged job."""
     stage = Stage()
-    before = job_module._job, state_module.repair
-    job_module._job, state_module.repair = stage, stage.repair  # type: ignore[assignment]
+    job, repair = current_job(), state_module.repair
+    enter_job(stage)  # type: ignore[arg-type]
+    state_module.repair = stage.repair  # type: ignore[assignment]
     try:
         yield stage
     finally:
-        job_module._job, state_module.repair = before
+        enter_job(job)
+        state_module.repair = repair

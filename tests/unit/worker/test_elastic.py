@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
-from spark_elastic.worker import job as job_module
 from spark_elastic.worker.control import GenerationOverError
 from spark_elastic.worker.elastic import _run, elastic
+from spark_elastic.worker.job import enter_job
 from spark_elastic.worker.state.objects import ObjectState
 
 
@@ -162,7 +162,6 @@ def test_a_generation_that_ends_while_its_group_is_registered_is_a_lost_worker()
 
 def test_memory_for_commits_is_made_ready_before_anybody_waits_for_this_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     job, state = OneJob(), ObjectState(weights=torch.ones(3))
-    monkeypatch.setattr(job_module, "_job", job)
     had_room = []
 
     def next_world(reason: str) -> Any:
@@ -170,8 +169,12 @@ def test_memory_for_commits_is_made_ready_before_anybody_waits_for_this_worker(m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "next_world", next_world)
-    with pytest.raises(KeyboardInterrupt):
-        elastic(lambda state: None)(state)
+    enter_job(job)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            elastic(lambda state: None)(state)
+    finally:
+        enter_job(None)
     assert had_room == [True]
 
 
