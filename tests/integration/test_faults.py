@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from training import count_steps, evaluate_everywhere, train_with_what_newcomers_cannot_load
+from training import count_rows, count_steps, evaluate_everywhere, train_with_what_newcomers_cannot_load
 
 from spark_elastic import TrainingFailedError
 from spark_elastic.driver.admission import FREE_FAILURES
@@ -160,3 +160,17 @@ def test_newcomers_that_fail_every_time_hold_nobody_up_for_long(run: Any) -> Non
     assert paused
     assert "does not fit into 1" in paused[0]["reason"]
     assert len(result.of("world_broken")) <= 1 + FREE_FAILURES
+
+
+def test_a_rank_whose_packets_vanish_is_replaced_once_a_second_world_is_stuck_and_every_row_counts(
+    run: Any, dataset: str
+) -> None:
+    result = run(
+        count_rows, dataset, 1000, 1, {"global_batch_size": 100}, False, 2, min_np=3, max_np=3, hang_timeout=4.0
+    )
+    broken = [event["reason"] for event in result.of("world_broken")]
+    assert broken == ["all ranks had entered a collective that was not complete after 8 s (hang_timeout)"] * 2
+    for each in result.results:
+        assert each["seen"] == pytest.approx([1.0] * 1000)
+    (lost,) = result.of("worker_lost")
+    assert (lost["rank"], lost["cause"]) == (2, "its connections to the others were silent in two worlds in a row")

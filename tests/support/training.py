@@ -231,6 +231,31 @@ def wait_for_each_other() -> list[int]:
     return [se.rank(), se.size(), state.step]
 
 
+def leave_one_alone_in_a_group() -> list[int]:
+    """In the first world rank 0 alone enters a collective of a group that the user has made, and the other goes on."""
+    import torch
+    import torch.distributed as dist
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        group, both = dist.new_group(), torch.ones(1)
+        while state.step < 4:
+            dist.all_reduce(both, group=group)
+            if state.step == 2 and se.generation() == 1 and se.rank() == 0:
+                dist.all_reduce(torch.ones(4), group=group)
+            se.allreduce(torch.ones(1))
+            state.step += 1
+            state.commit()
+        dist.destroy_process_group(group)
+
+    train(state)
+    return [se.rank(), se.size(), state.step]
+
+
 def evaluate_everywhere(seconds: float) -> list[int]:
     """All ranks evaluate after their second step, without a collective and without a heartbeat."""
     import os
@@ -458,7 +483,31 @@ def grow_in_mid_training(steps: int) -> dict[str, Any]:
     return {"weights": weights, "moments": len(state.optimizer.state), "generation": se.generation(), "size": se.size()}
 
 
-def count_rows(url: str, rows: int, epochs: int, batch: dict[str, int], report: bool = False) -> dict[str, Any]:
+def cut_off_last_rank() -> None:
+    """Have the kernel drop all packets between the last rank's group and the others', at both ends; connections stay open."""
+    import ctypes
+    import socket
+    import struct
+
+    import torch.distributed as dist
+
+    from spark_elastic.worker.job import current_job
+
+    job = current_job()
+    assert job is not None
+    assert job.world is not None
+    mine = {c.getsockname(): c for c in job.world.group._host.sockets._kept}
+    of_last: list[Any] = [list(mine)]
+    dist.broadcast_object_list(of_last, job.world.size - 1)
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0), 8)
+    for connection in mine.values():
+        if connection.getsockname() in of_last[0] or connection.getpeername() in of_last[0]:
+            connection.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(drop_all)))
+
+
+def count_rows(
+    url: str, rows: int, epochs: int, batch: dict[str, int], report: bool = False, cut_off: int = 0
+) -> dict[str, Any]:
     """The training function of API.md, with a weight per row of the dataset that goes up by one when the row counts."""
     import torch
 
@@ -482,7 +531,9 @@ def count_rows(url: str, rows: int, epochs: int, batch: dict[str, int], report: 
     @se.elastic
     def train(state: Any) -> None:
         while state.epoch < epochs:
-            for rows_of_rank in state.loader:
+            for step, rows_of_rank in enumerate(state.loader):
+                if step == 0 and se.generation() <= cut_off:
+                    cut_off_last_rank()
                 # The gradient of a row is -1 over the rows of the global batch; the learning rate takes that back.
                 optimizer.param_groups[0]["lr"] = float(sum(state.loader.batch_rows))
                 optimizer.zero_grad()
