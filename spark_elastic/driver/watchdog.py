@@ -49,7 +49,7 @@ class WorldStuck:
 
 @dataclass(frozen=True, slots=True)
 class CollectivesStuck:
-    """All ranks wait in collectives: the world breaks. The connections of ``silent`` workers did not answer."""
+    """Ranks wait for each other, and none gets on: the world breaks. The connections of ``silent`` workers did not answer."""
 
     reason: str
     silent: tuple[int, ...]
@@ -162,7 +162,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     elif late := find_late(inside, is_awaited):
         yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
-        yield CollectivesStuck(_describe_stuck(limit), find_silent(seen, inside))
+        yield CollectivesStuck(_describe_stuck(world, inside, limit), find_silent(seen, inside))
     elif not world.progressed:
         yield Pointless(
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
@@ -210,11 +210,17 @@ def _missed_in_fixed_world(seen: Situation, world: World) -> Iterator[Finding]:
                 "longer than that while others wait)",
             )
     elif any(worker.activity.waiting for worker in inside):
-        yield CollectivesStuck(_describe_stuck(limit), find_silent(seen, inside))
+        yield CollectivesStuck(_describe_stuck(world, inside, limit), find_silent(seen, inside))
 
 
-def _describe_stuck(limit: float) -> str:
-    return f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
+def _describe_stuck(world: World, inside: Sequence[Worker], limit: float) -> str:
+    waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
+    if len(waiting) == len(inside):
+        return f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
+    return (
+        f"ranks {waiting} had waited for {limit:g} s (hang_timeout) in a transfer, or in a collective of a group of the user's "
+        "own, and no rank got on"
+    )
 
 
 def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:

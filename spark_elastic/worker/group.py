@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -50,7 +51,10 @@ class Group:
         self._backends: dict[str, Backend] = {HOST_BACKEND: self._host}
         if backend != HOST_BACKEND:
             self._backends[backend] = self._device = BACKENDS[backend](store, rank, size, address, timeout)
-        self._watch = Watch(in_order=BACKENDS[backend].in_order)
+        self._in_order = BACKENDS[backend].in_order
+        self._watch = Watch(self._in_order)
+        # Those of the groups of user code, which torch and the user hold.
+        self._others: list[weakref.ref[Watch]] = []
         # Whether the host goes on before a collective has succeeded.
         self.runs_ahead = BACKENDS[backend].runs_ahead
         # What torch gets as its default group.
@@ -71,11 +75,10 @@ class Group:
     def register(self) -> None:
         """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
         store = dist.PrefixStore("watched", self._store)
-        names = {device: name for name, backend in self._backends.items() for device in backend.devices}
-        backends = {device: self._backends[name] for device, name in names.items()}
-        self.watched = WatchedGroup(store, self._rank, self._size, backends, self._watch)
+        backends = {name: backend.group for name, backend in self._backends.items()}
+        self.watched = self._watched(store, self._rank, self._size, backends, self._watch)
         _offer(self)
-        name = ",".join(f"{device}:{PREFIX}{name}" for device, name in names.items())
+        name = ",".join(f"{device}:{PREFIX}{name}" for device, name in self._devices.items())
         dist.init_process_group(
             PREFIX + HOST_BACKEND if self._device is None else name,
             store=dist.PrefixStore("default", self._store),
@@ -83,12 +86,30 @@ class Group:
             world_size=self._size,
         )
 
-    def subgroup(self, backend: str, options: Any) -> Any:
-        """Make the backend of a ``new_group`` in user code, in a way that an abort reaches it."""
-        group = self._backends[backend].subgroup(options.store, options.group_rank, options.group_size)
+    def subgroup(self, options: Any) -> WatchedGroup:
+        """Make a ``new_group`` of user code, in a way that an abort reaches it, and that what waits in it is known to wait.
+
+        Its collectives are not counted: not all ranks take part in them.
+        """
+        rank, size = options.group_rank, options.group_size
+        backends = {
+            name: backend.subgroup(dist.PrefixStore(name, options.store), rank, size)
+            for name, backend in self._backends.items()
+        }
         if self._aborted.is_set():
             raise WorkerLostError("the generation ended while a group was being built")
-        return group
+        watch = Watch(self._in_order)
+        self._others = [*(other for other in self._others if other() is not None), weakref.ref(watch)]
+        return self._watched(options.store, rank, size, backends, watch)
+
+    @property
+    def _devices(self) -> dict[str, str]:
+        """The backend that takes the tensors of a device, by name: the last that does."""
+        return {device: name for name, backend in self._backends.items() for device in backend.devices}
+
+    def _watched(self, store: Any, rank: int, size: int, groups: Mapping[str, Any], watch: Watch) -> WatchedGroup:
+        backends = {device: (self._backends[name].kind, groups[name]) for device, name in self._devices.items()}
+        return WatchedGroup(store, rank, size, backends, watch)
 
     def entered(self, work: Any) -> None:
         """Take note of a collective that was not entered by way of torch's default group."""
@@ -116,7 +137,9 @@ class Group:
         collectives = self._watch.collectives
         changes, compared_in, change = self._watch.compared
         moved, silent = self._host.sockets.traffic()
-        return Activity(collectives, self._watch.is_waiting(), moved, silent, changes, compared_in, change)
+        watches = [self._watch, *(watch for watch in (other() for other in self._others) if watch is not None)]
+        waiting = [watch.is_waiting() for watch in watches]  # all are asked, as they remember what is news
+        return Activity(collectives, any(waiting), moved, silent, changes, compared_in, change)
 
     def is_broken(self) -> bool:
         """Whether a peer is gone, as far as this process can see without asking anybody."""
@@ -208,7 +231,7 @@ def _creator(backend: str) -> Callable[[Any, Any], Any]:
         if backend not in _default_taken:
             _default_taken.update(BACKENDS)  # it serves all devices, and torch asks for no other
             return _offered.watched
-        return _offered.subgroup(backend, options)
+        return _offered.subgroup(options)
 
     return create
 

@@ -1,4 +1,4 @@
-"""WatchedGroup: torch's default group of a generation, of which one can tell whether it waits for something.
+"""WatchedGroup: torch's default group of a generation, and those of user code, of which one can tell whether they wait.
 
 No library says which of its collectives are not complete, and a rank that waits in one for ever looks like one that computes
 for long. So torch gets a group of ours: it hands each call on to the real one and keeps what comes back until it is complete.
@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from spark_elastic.worker.backends.backend import Backend
 
 # What all ranks have to call, in the same order; and what only some do, which is not counted.
 COLLECTIVES = (
@@ -86,17 +84,20 @@ def _incomplete(works: list[Any]) -> list[Any]:
 
 
 class WatchedGroup(dist.ProcessGroup):
-    """Hands all calls on to ``backends``, by the device of their tensors. Torch's C++ (DDP's reducer) comes this way, too."""
+    """Hands all calls on to ``backends``, by the device of their tensors. Torch's C++ (DDP's reducer) comes this way, too.
 
-    def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, Backend], watch: Watch) -> None:
+    For each device ``backends`` has what torch takes the group for, and the group.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, tuple[Any, Any]], watch: Watch) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
         self._watch = watch
         self._inner = dist.ProcessGroup(store, rank, size)
         # What this class does not override goes to the backends from here, and is not watched.
         for group in (self._inner, self):
-            group._set_default_backend(backends["cpu"].kind)
-            for device, backend in backends.items():
-                group._register_backend(torch.device(device), backend.kind, backend.group)
+            group._set_default_backend(backends["cpu"][0])
+            for device, (kind, backend) in backends.items():
+                group._register_backend(torch.device(device), kind, backend)
 
 
 def _handing_on(name: str, is_collective: bool) -> Callable[..., Any]:

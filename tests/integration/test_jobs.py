@@ -208,6 +208,15 @@ def test_ranks_in_different_collectives_are_sent_back_and_a_result_that_never_co
     assert [event["worker"] for event in events if event["event"] == "worker_lost"] == [1]
 
 
+def test_who_waits_for_ever_in_a_group_of_the_users_own_is_sent_back_with_the_others_and_nobody_is_blamed(
+    run: Any,
+) -> None:
+    result = run(training.leave_one_alone_in_a_group, min_np=2, max_np=2, hang_timeout=4.0)
+    assert result.results == [[0, 2, 4], [1, 2, 4]]
+    assert len(result.of("world_broken")) == 1
+    assert result.of("worker_lost") == []
+
+
 def test_collectives_agree_with_torch_and_local_attributes_stay(run: Any) -> None:
     results = run(training.collectives, min_np=3, max_np=3).results
     for rank, result in enumerate(results):

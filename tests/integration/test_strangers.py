@@ -80,7 +80,7 @@ class Ranks:
     def subgroup(self, rank: int, name: str) -> Any:
         """As ``new_group`` in user code makes one."""
         store = dist.PrefixStore(name, self.groups[rank]._store)
-        return self.groups[rank].subgroup("gloo", SimpleNamespace(store=store, group_rank=rank, group_size=SIZE))
+        return self.groups[rank].subgroup(SimpleNamespace(store=store, group_rank=rank, group_size=SIZE))
 
     @property
     def addresses(self) -> set[tuple[str, int]]:
@@ -147,7 +147,12 @@ def test_nobody_connects_to_a_group_that_has_formed_and_new_groups_can_still_be_
             assert ranks.sum() == [SIZE] * SIZE
             made = ranks.each(lambda rank, name=f"round {round}": ranks.subgroup(rank, name))
             assert ranks.sum(of=made.__getitem__) == [SIZE] * SIZE
+            assert not any(group.activity().waiting for group in ranks.groups)
             before = descriptors()
+    alone = made[0].barrier()
+    assert [group.activity().waiting for group in ranks.groups] == [True] + [False] * (SIZE - 1)
+    ranks.groups[0].abort()
+    del alone
     made.clear()
     for group in ranks.groups:
         group.close()

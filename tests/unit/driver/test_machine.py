@@ -653,6 +653,17 @@ def test_a_slow_collective_whose_bytes_come_is_waited_for() -> None:
         assert script.since(lambda: script.pass_time(40)).commands == []
 
 
+def test_a_rank_that_waits_in_what_is_not_counted_while_the_other_computes_breaks_the_world_and_blames_nobody() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    wait_in_collectives(script, 0, 0)
+    script.processes[1].waiting = False
+    told = script.since(lambda: script.pass_time(52))
+    assert told.of(do.KillWorker) == []
+    (abort,) = told.of(do.AbortWorld)
+    assert "ranks [0] had waited for 50 s (hang_timeout) in a transfer, or in a collective of a group" in abort.reason
+
+
 def test_a_rank_that_computes_while_others_wait_for_it_is_blamed_though_others_wait_in_what_it_has_entered() -> None:
     script = running("a", "b", "c", hang_timeout=50)
     script.commit()

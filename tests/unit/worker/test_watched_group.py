@@ -29,7 +29,7 @@ def pair() -> Iterator[list[tuple[WatchedGroup, Watch]]]:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=SECONDS)
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, options)
-        backend: Any = SimpleNamespace(kind=dist.ProcessGroup.BackendType.GLOO, group=gloo)
+        backend = (dist.ProcessGroup.BackendType.GLOO, gloo)
         watch = Watch(in_order=False)
         group = WatchedGroup(dist.PrefixStore("mine", store), rank, 2, {"cpu": backend, "cuda": backend}, watch)
         made[rank] = (group, watch)
