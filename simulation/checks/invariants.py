@@ -13,11 +13,11 @@ from simulation.world.universe import Universe
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
-from spark_elastic.driver.world import World
 from spark_elastic.errors import (
     JobCancelledError,
     NotEnoughHostsError,
@@ -242,7 +242,7 @@ class Invariants:
             if not worker.stands_ready:
                 self.simulation.fail(f"generation {generation} is formed while {worker} is not ready for it")
 
-    def _check_is_connected(self, world: World) -> None:
+    def _check_is_connected(self, world: Generation) -> None:
         for number in world.workers:
             process = self.simulation.workers[number]
             group = process.group

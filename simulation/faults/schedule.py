@@ -79,7 +79,7 @@ POINTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SimulatedFault:
     """Strikes at a time, or when ``point`` is reached for the ``nth`` time by any worker, or ``follows`` seconds after the
     fault before it. ``pick`` chooses who is hit.
 
@@ -130,7 +130,7 @@ class Job:
 class Schedule:
     seed: int
     job: Job
-    faults: tuple[Fault, ...]
+    faults: tuple[SimulatedFault, ...]
 
 
 _DATA = (
@@ -172,7 +172,7 @@ def make_schedule(seed: int) -> Schedule:
     return Schedule(seed, job, tuple(_make_fault(dice, seed, number) for number in range(count)))
 
 
-def _make_fault(dice: random.Random, seed: int, number: int) -> Fault:
+def _make_fault(dice: random.Random, seed: int, number: int) -> SimulatedFault:
     kinds = [kind for kind in Kind if kind not in _HALF_OF.values()]
     kind = dice.choices(kinds, [_WEIGHTS.get(kind, 1) for kind in kinds])[0]
     if kind in _HALF_OF and random.Random(f"kind {seed} {number}").random() < 0.5:
@@ -181,7 +181,7 @@ def _make_fault(dice: random.Random, seed: int, number: int) -> Fault:
     has_point = follows is None and dice.random() < 0.7
     point = dice.choices(list(POINTS), list(POINTS.values()))[0] if has_point else None
     nth = min(1 + int(dice.expovariate(0.25)), 40)
-    return Fault(
+    return SimulatedFault(
         number=number,
         kind=kind,
         at=dice.uniform(0.2, 6.0),

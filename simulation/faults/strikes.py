@@ -7,7 +7,7 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from simulation.faults.schedule import Fault, Kind
+from simulation.faults.schedule import Kind, SimulatedFault
 from simulation.product.hosts import InjectedError, TaskProcess, WorkerProcess
 from simulation.world import threads
 from simulation.world.machines import Executor, Machine
@@ -30,11 +30,11 @@ class Strikes:
         self.simulation = simulation
         # Workers, tasks, executors and machines that were struck.
         self.hit: set[object] = set()
-        self.struck: list[Fault] = []
+        self.struck: list[SimulatedFault] = []
         self._hung: set[WorkerProcess] = set()
         self._stopped: set[WorkerProcess] = set()
 
-    def strike(self, fault: Fault, here: WorkerProcess | None) -> None:  # noqa: C901
+    def strike(self, fault: SimulatedFault, here: WorkerProcess | None) -> None:  # noqa: C901
         """Let a fault strike the worker that has come to its point, or one that is picked."""
         simulation = self.simulation
         if simulation.is_over:
@@ -85,32 +85,32 @@ class Strikes:
         return [task for executor in self.simulation.spark.executors for task in executor.tasks]
 
     @staticmethod
-    def _pick(choices: Sequence[Any], fault: Fault) -> Any:
+    def _pick(choices: Sequence[Any], fault: SimulatedFault) -> Any:
         return choices[fault.pick % len(choices)] if choices else None
 
-    def _later(self, fault: Fault, call: Callable[..., Any], *args: Any) -> None:
+    def _later(self, fault: SimulatedFault, call: Callable[..., Any], *args: Any) -> None:
         self.simulation.heals(self.simulation.clock.now + fault.seconds)
         self.simulation.clock.after(fault.seconds, call, *args)
 
     # ------------------------------------------------------------------ workers
 
-    def _kill(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _kill(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         worker.kill()
 
-    def _exit(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _exit(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         worker.kill(fault.pick % 3)
 
-    def _raise(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _raise(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         if self._is_here(worker):
             raise InjectedError(f"row {fault.pick}")
         worker.kill(1)
 
-    def _stop(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _stop(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         worker.stop()
         self._later(fault, worker.go_on)
         self._hold(worker)
 
-    def _hold_gil(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _hold_gil(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         worker.holds_gil = True
         worker.stop()
         self._later(fault, self._release_gil, worker)
@@ -120,17 +120,17 @@ class Strikes:
         worker.holds_gil = False
         worker.go_on()
 
-    def _stop_for_ever(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _stop_for_ever(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         self._stopped.add(worker)
         worker.stop()
         self._hold(worker)
 
-    def _long_code(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _long_code(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         if self._is_here(worker):
             self.simulation.heals(self.simulation.clock.now + fault.seconds)
             threads.sleep(fault.seconds)
 
-    def _long_code_beating(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _long_code_beating(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         if self._is_here(worker):
             self.simulation.heals(self.simulation.clock.now + fault.seconds)
             for _ in range(int(fault.seconds)):
@@ -138,12 +138,12 @@ class Strikes:
                 if worker.state is not None:
                     worker.state.heartbeat()
 
-    def _evaluate(self, fault: Fault) -> None:
+    def _evaluate(self, fault: SimulatedFault) -> None:
         for worker in self.simulation.workers.values():
             worker.evaluation = min(fault.seconds, EVALUATION_SECONDS)
         self.simulation.heals(self.simulation.clock.now + 4 * fault.seconds)
 
-    def _hang(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _hang(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         if self._is_here(worker) and self._is_found(worker):
             self._hung.add(worker)
             threads.sleep(1e9)
@@ -156,16 +156,16 @@ class Strikes:
         members = {member.worker for member in job.world.members}
         return len(members) > 1 and not any(other.is_alive and other.number in members for other in self._hung)
 
-    def _lose_control(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _lose_control(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         for link in worker.links:
             link.lose()
 
-    def _lag(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _lag(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         for link in worker.links:
             link.lag = min(3.0, fault.seconds)
             self._later(fault, setattr, link, "lag", 0.0)
 
-    def _black_hole(self, worker: WorkerProcess, fault: Fault) -> None:
+    def _black_hole(self, worker: WorkerProcess, fault: SimulatedFault) -> None:
         mesh = None if worker.group is None else worker.group._mesh
         if mesh is not None and worker.group is not None and worker.group.is_connected:
             mesh.swallowed.add(worker.group.rank)
@@ -182,28 +182,28 @@ class Strikes:
 
     # ------------------------------------------------------------------ tasks
 
-    def _kill_task(self, task: TaskProcess, fault: Fault) -> None:
+    def _kill_task(self, task: TaskProcess, fault: SimulatedFault) -> None:
         task.kill()
 
-    def _stop_task(self, task: TaskProcess, fault: Fault) -> None:
+    def _stop_task(self, task: TaskProcess, fault: SimulatedFault) -> None:
         task.stop()
         self._later(fault, task.go_on)
 
-    def _lose_task_control(self, task: TaskProcess, fault: Fault) -> None:
+    def _lose_task_control(self, task: TaskProcess, fault: SimulatedFault) -> None:
         for link in task.links:
             link.lose()
 
-    def _break_warm_parent(self, task: TaskProcess, fault: Fault) -> None:
+    def _break_warm_parent(self, task: TaskProcess, fault: SimulatedFault) -> None:
         if task.supervisor is not None:
             task.loop.call_soon(task.supervisor.break_warm_parent)
 
     # ------------------------------------------------------------------ executors
 
-    def _drain(self, executor: Executor, fault: Fault) -> None:
+    def _drain(self, executor: Executor, fault: SimulatedFault) -> None:
         self._begin_drain(executor, None)
         self._later(fault, self.simulation.spark.replace, executor.machine)
 
-    def _drain_by(self, executor: Executor, fault: Fault) -> None:
+    def _drain_by(self, executor: Executor, fault: SimulatedFault) -> None:
         self._begin_drain(executor, self.simulation.clock.now + fault.seconds)
         self._later(fault, self.simulation.spark.lose_executor, executor, fault.seconds / 2)
 
@@ -224,11 +224,11 @@ class Strikes:
                 simulation.service.drain_slot(host.slot, deadline)
         simulation.clock.after(0.5, self._watch_drain, executor, deadline)
 
-    def _lose_executor(self, executor: Executor, fault: Fault) -> None:
+    def _lose_executor(self, executor: Executor, fault: SimulatedFault) -> None:
         self.simulation.heals(self.simulation.clock.now + fault.seconds)
         self.simulation.spark.lose_executor(executor, fault.seconds)
 
-    def _block_ports(self, executor: Executor, fault: Fault) -> None:
+    def _block_ports(self, executor: Executor, fault: SimulatedFault) -> None:
         executor.is_blocked = True
         # Worlds that do not form for longer end the job (UNFORMED_LIMIT).
         seconds = 20 + fault.seconds
@@ -241,7 +241,7 @@ class Strikes:
 
     # ------------------------------------------------------------------ machines
 
-    def _freeze_machine(self, machine: Machine, fault: Fault) -> None:
+    def _freeze_machine(self, machine: Machine, fault: SimulatedFault) -> None:
         machine.is_frozen = True
         for process in machine.processes:
             process.stop()
@@ -252,7 +252,7 @@ class Strikes:
         for process in list(machine.processes):
             process.go_on()
 
-    def _lose_machine(self, machine: Machine, fault: Fault) -> None:
+    def _lose_machine(self, machine: Machine, fault: SimulatedFault) -> None:
         spark = self.simulation.spark
         if sum(not other.is_lost for other in spark.machines) == 1:
             return
@@ -262,11 +262,11 @@ class Strikes:
             spark.lose_executor(executor, fault.seconds)
         self.simulation.heals(self.simulation.clock.now + 35.0)
 
-    def _slow_machine(self, machine: Machine, fault: Fault) -> None:
+    def _slow_machine(self, machine: Machine, fault: SimulatedFault) -> None:
         machine.slowness = 8.0
         self._later(fault, setattr, machine, "slowness", 1.0)
 
-    def _cut(self, machine: Machine, fault: Fault) -> None:
+    def _cut(self, machine: Machine, fault: SimulatedFault) -> None:
         self._cut_off(machine)
         self._later(fault, self._reach_again, machine)
 
@@ -283,7 +283,7 @@ class Strikes:
                 for link in process.links:
                     link.mend()
 
-    def _isolate(self, machine: Machine, fault: Fault) -> None:
+    def _isolate(self, machine: Machine, fault: SimulatedFault) -> None:
         machine.is_isolated = True
         self._later(fault, self._join_again, machine)
 
@@ -296,7 +296,7 @@ class Strikes:
         for mesh in sorted(meshes, key=lambda mesh: mesh.generation):
             mesh.unblock()
 
-    def _unlist(self, machine: Machine, fault: Fault) -> None:
+    def _unlist(self, machine: Machine, fault: SimulatedFault) -> None:
         names = [other.name for other in self.simulation.spark.machines]
         self.simulation.service.hosts_listed(dict.fromkeys(names))
         self.simulation.service.hosts_listed({name: None for name in names if name != machine.name})
@@ -304,7 +304,7 @@ class Strikes:
 
     # ------------------------------------------------------------------ the job
 
-    def _fail_newcomers(self, fault: Fault) -> None:
+    def _fail_newcomers(self, fault: SimulatedFault) -> None:
         until = self.simulation.clock.now + 20 + 2 * fault.seconds
         self.simulation.newcomers_fail_until = max(self.simulation.newcomers_fail_until, until)
         self.simulation.heals(until)
@@ -316,19 +316,19 @@ class Strikes:
             self.simulation.invariants.newcomer_fails(worker)
             raise InjectedError("the state does not fit")
 
-    def _duplicate(self, fault: Fault) -> None:
+    def _duplicate(self, fault: SimulatedFault) -> None:
         self.simulation.spark.duplicate(fault.pick)
 
-    def _add_executor(self, fault: Fault) -> None:
+    def _add_executor(self, fault: SimulatedFault) -> None:
         machines = [machine for machine in self.simulation.spark.machines if not machine.is_lost]
         self.simulation.spark.add_executor(machines[fault.pick % len(machines)])
 
-    def _pause_driver(self, fault: Fault) -> None:
+    def _pause_driver(self, fault: SimulatedFault) -> None:
         driver = self.simulation.driver
         driver.stop()
         self._later(fault, driver.go_on)
 
-    def _cancel(self, fault: Fault) -> None:
+    def _cancel(self, fault: SimulatedFault) -> None:
         self.simulation.service.cancel(JobCancelledError("run() was interrupted"))
 
 

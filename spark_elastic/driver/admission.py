@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spark_elastic.driver.hosts import Place
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 
 # So many worlds in a row may be broken by newcomers before these have to wait.
 FREE_FAILURES = 3

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver.forming import choose_next, find_drained, is_gathered, is_sealed, newest_commit
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import why_interrupt
 from spark_elastic.driver.losses import lose_state
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
 from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
-from spark_elastic.driver.world import World
 from spark_elastic.protocol.messages import Activity, CommitId, Member
 
 
@@ -39,7 +39,7 @@ def advance(job: JobState) -> None:
     job.shortage.note(job.situation)
 
 
-def _run_again(job: JobState, world: World) -> None:
+def _run_again(job: JobState, world: Generation) -> None:
     """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
     # Results that are there already are of no use without the others'.
     job.order(*job.roster.kill(job.members))

@@ -12,7 +12,7 @@ from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.ranks import choose_members
 from spark_elastic.driver.situation import Situation
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import CommitId
 
 # Ranks that could not connect so many times in a row are replaced, one after the other.

@@ -8,6 +8,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.clock import MachineClock
 from spark_elastic.driver.failures import FailureBook
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.history import History
 from spark_elastic.driver.phases import WorldChange
 from spark_elastic.driver.roster import Roster
@@ -15,7 +16,7 @@ from spark_elastic.driver.setbacks import Setbacks
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.shortage import Shortage
 from spark_elastic.driver.situation import Situation
-from spark_elastic.driver.world import Worker, World
+from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId, Member
 
@@ -34,7 +35,7 @@ class JobState:
         self.hosts = self.roster.hosts
         self.workers = self.roster.workers
         # The newest world, its number, or that of the last one, and how many members each world had.
-        self.world: World | None = None
+        self.world: Generation | None = None
         self.generation = 0
         self.sizes: dict[int, int] = {}
         # The newest that anybody has told of; None while nothing has been trained, or all that was is lost.
@@ -97,16 +98,16 @@ class JobState:
 
     # ------------------------------------------------------------------ worlds
 
-    def begin_world(self, members: tuple[Member, ...]) -> World:
+    def begin_world(self, members: tuple[Member, ...]) -> Generation:
         """Have the next generation begin; the newest world ends, if there is one."""
         if self.world is not None:
             self.change_world(WorldChange.FOLLOWED)
         self.generation += 1
         self.sizes[self.generation] = len(members)
-        self.world = World(self.generation, members, since=self.now)
+        self.world = Generation(self.generation, members, since=self.now)
         return self.world
 
-    def change_world(self, change: WorldChange) -> World:
+    def change_world(self, change: WorldChange) -> Generation:
         """Move the newest world on to the phase that follows a change."""
         world = self.world
         assert world is not None, change

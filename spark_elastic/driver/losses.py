@@ -7,9 +7,10 @@ from collections.abc import Collection
 from spark_elastic.driver import commands as do
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.forming import choose_replaced
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldChange, WorldPhase
-from spark_elastic.driver.world import Worker, World
+from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
 
 # ---------------------------------------------------------------------- a worker
@@ -49,7 +50,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
         _all_members_lost(job, world)
 
 
-def _forgive_the_blamed(job: JobState, world: World) -> None:
+def _forgive_the_blamed(job: JobState, world: Generation) -> None:
     """Somebody was lost: if the world has not formed, that is the reason."""
     if not world.was_formed:
         for number in world.blamed & set(job.workers):
@@ -57,7 +58,7 @@ def _forgive_the_blamed(job: JobState, world: World) -> None:
         world.blamed.clear()
 
 
-def _count_failed_newcomer(job: JobState, world: World, newcomer: Worker, cause: str) -> None:
+def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, cause: str) -> None:
     """A newcomer has broken a world that others have trained in: once a world, count it, and let further ones wait."""
     if world.newcomers_failed:
         return
@@ -139,7 +140,7 @@ def break_stuck(job: JobState, reason: str, silent: Collection[int]) -> None:
             lose_worker(job, number, "its connections to the others were silent in two worlds in a row")
 
 
-def _all_members_lost(job: JobState, world: World) -> None:
+def _all_members_lost(job: JobState, world: Generation) -> None:
     what = f"all {len(world.members)} workers of generation {world.generation} were lost"
     if not job.settings.elastic:
         pass  # nobody holds anything: all of it runs again

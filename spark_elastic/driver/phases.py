@@ -1,6 +1,6 @@
 """The phases of a world and of a worker, and every way from one to another.
 
-Worlds and workers change their phase in ``World.enter`` and ``Worker.enter``, which look it up here and raise
+Worlds and workers change their phase in ``Generation.enter`` and ``Worker.enter``, which look it up here and raise
 ``IllegalTransition`` where the tables have no entry. docs/phases.svg shows them.
 """
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, count
 
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import CommitId, Member
 
 

@@ -8,7 +8,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver.hosts import Host, HostManager, Place
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 
 
 class Roster:

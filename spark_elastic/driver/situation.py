@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.hosts import HostManager
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.driver.world import Worker, World
+from spark_elastic.driver.workers import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Situation:
     settings: JobSettings
     hosts: HostManager
     workers: Mapping[int, Worker]
-    world: World | None
+    world: Generation | None
     # That of the newest world; 0 before the first.
     generation: int
 

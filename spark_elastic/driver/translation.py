@@ -37,5 +37,5 @@ def event_of_worker(worker: int, message: object) -> ev.Event | None:
         case m.WorkerReturned():
             return ev.WorkerReturned(worker, message.generation, message.commit)
         case m.WorkerRaised():
-            return ev.WorkerRaised(worker, message.error, message.place, message.traceback, message.fatal, message.kind)
+            return ev.WorkerRaised(worker, message.error, message.where, message.traceback, message.fatal, message.kind)
     return None

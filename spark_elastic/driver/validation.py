@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
-from spark_elastic.driver.world import Worker, World
+from spark_elastic.driver.workers import Worker
 
 # Workers that the machine counts on for this world or the next.
 COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
@@ -27,7 +28,7 @@ def validate(job: JobState) -> None:
         _validate_worker(worker, job)
 
 
-def _validate_world(world: World, job: JobState) -> None:
+def _validate_world(world: Generation, job: JobState) -> None:
     members = set(world.ranks)
     size, phase = len(members), world.phase
     assert world.generation == job.generation, "the world is the newest one"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.situation import Situation
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 
 
 def have_all_voted(seen: Situation) -> bool:

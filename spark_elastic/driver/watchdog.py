@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.situation import Situation
-from spark_elastic.driver.world import Worker, World
+from spark_elastic.driver.workers import Worker
 
 # Who has been silent for longer may have done anything since.
 HEARD_SECONDS = 3.0
@@ -171,7 +172,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
         )
 
 
-def _replace_late(seen: Situation, world: World, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
+def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
     numbers = {worker.worker for worker in late}
     if last_holders(seen, numbers):
         # It may wait itself, for ranks that were lost after they had left: an abort frees it, and nobody is given up.
@@ -185,7 +186,7 @@ def _replace_late(seen: Situation, world: World, late: Sequence[Worker], limit: 
         )
 
 
-def _missed_in_fixed_world(seen: Situation, world: World) -> Iterator[Finding]:
+def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Finding]:
     """Only who waits in a collective waits: between collectives, and after others have returned, code may take any time."""
     limit = seen.settings.hang_timeout
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
@@ -329,7 +330,7 @@ def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
     return max(limit, seen.settings.elastic_timeout) if is_last_holder and seen.settings.elastic else limit
 
 
-def _time_without_progress(seen: Situation, world: World) -> float:
+def _time_without_progress(seen: Situation, world: Generation) -> float:
     """How long a rank may show no progress: twice as long until every rank has made its first commit of the generation.
 
     The first step of a generation may compile kernels, open files, fill a loader.

@@ -230,10 +230,10 @@ class WorkerReturned(Message, frozen=True):
 
 
 class WorkerRaised(Message, frozen=True):
-    """The user's function raised. ``place`` is the innermost frame, file:line; ``kind`` the class of a final error of ours."""
+    """The user's function raised. ``where`` is the innermost frame, file:line; ``kind`` the class of a final error of ours."""
 
     error: str
-    place: str
+    where: str
     traceback: str
     fatal: bool = False
     kind: str = ""

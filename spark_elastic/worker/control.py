@@ -21,7 +21,7 @@ from spark_elastic.protocol.connection import Connection, ConnectionLostError, e
 from spark_elastic.protocol.records import Report
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.worker.system import REAL_SYSTEM, System
-from spark_elastic.worker.tracebacks import find_place, format_for_user
+from spark_elastic.worker.tracebacks import find_line, format_for_user
 
 logger = logging.getLogger("spark_elastic")
 
@@ -126,12 +126,12 @@ class ControlClient:
         kind = ""
         if isinstance(error, SparkElasticError) and error.is_final:
             text, kind, fatal = str(error), type(error).__name__, True
-        self.raised(text, find_place(error), format_for_user(error), fatal, kind)
+        self.raised(text, find_line(error), format_for_user(error), fatal, kind)
 
-    def raised(self, error: str, place: str, report: str, fatal: bool = False, kind: str = "") -> None:
-        """Tell the driver that something was raised at ``place``; nothing more comes from this worker."""
+    def raised(self, error: str, where: str, report: str, fatal: bool = False, kind: str = "") -> None:
+        """Tell the driver that something was raised, ``where`` as file:line; nothing more comes from this worker."""
         self._ending = True
-        self._send(m.WorkerRaised(_sendable(error), place, _sendable(report), fatal, kind))
+        self._send(m.WorkerRaised(_sendable(error), where, _sendable(report), fatal, kind))
 
     def send_result(self, data: bytes, elastic: bool) -> None:
         """Send the result; blocks until the driver has taken it."""

@@ -18,7 +18,7 @@ def format_for_user(error: BaseException) -> str:
     return "".join(report.format())
 
 
-def find_place(error: BaseException) -> str:
+def find_line(error: BaseException) -> str:
     """Return file name and line where an exception was raised; empty where it was not."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

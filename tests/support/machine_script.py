@@ -240,9 +240,9 @@ class Script:
         for worker in workers:
             self.exits(worker, code)
 
-    def raises(self, *workers: int, error: str = "ValueError: bad row", place: str = "train.py:7") -> None:
+    def raises(self, *workers: int, error: str = "ValueError: bad row", where: str = "train.py:7") -> None:
         for worker in workers:
-            self.send(ev.WorkerRaised(worker, error, place, f"Traceback …\n{error}"))
+            self.send(ev.WorkerRaised(worker, error, where, f"Traceback …\n{error}"))
         for worker in workers:
             self.exits(worker, 1)
 

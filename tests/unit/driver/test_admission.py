@@ -10,7 +10,7 @@ from spark_elastic.driver.admission import FREE_FAILURES, LONGEST_PAUSE, SHORTES
 from spark_elastic.driver.forming import FORM_ATTEMPTS, choose_replaced
 from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.setbacks import NEWCOMERS_LIMIT
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import ResetLimitExceededError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import NewcomersPaused
@@ -182,7 +182,7 @@ def fail_to_join(script: Script) -> None:
     let_in(script, worker)
     for number in script.ranks:
         script.send(ev.GroupFormed(number, script.generation))
-    script.raises(worker, error="RuntimeError: shape mismatch", place="train.py:9")
+    script.raises(worker, error="RuntimeError: shape mismatch", where="train.py:9")
     script.come_back()
     script.acknowledge()
     script.commit()

@@ -509,7 +509,7 @@ def test_exceptions_of_newcomers_do_not_condemn_a_job_that_commits() -> None:
     for _ in range(3):
         worker = script.worker_on(bad)
         script.send(ev.WorkerConnected(worker))
-        script.raises(worker, error="FileNotFoundError: /data", place="train.py:3")
+        script.raises(worker, error="FileNotFoundError: /data", where="train.py:3")
         script.commit()
         script.pass_time(5)
     script.kill(1)
@@ -933,7 +933,7 @@ class AnySchedule(RuleBasedStateMachine):
     def raise_error(self, number: int, line: int) -> None:
         worker = self.pick(number, {"booting", "training"})
         if worker is not None:
-            self.script.raises(worker, place=f"train.py:{line}")
+            self.script.raises(worker, where=f"train.py:{line}")
 
     @rule()
     def end_those_told(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_elastic.driver.ranks import assign_ranks, choose_members
-from spark_elastic.driver.world import Worker
+from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import CommitId
 
 

@@ -419,7 +419,7 @@ def test_four_workers_become_two_by_exceptions_and_four_again() -> None:
     script = running("a", "b", "c", "d")
     for size in (3, 2):
         script.commit()
-        script.raises(script.ranks[-1], error=f"ValueError: {size}", place=f"train.py:{size}")
+        script.raises(script.ranks[-1], error=f"ValueError: {size}", where=f"train.py:{size}")
         reform(script)
         assert len(script.ranks) == size
     script.pass_time(2)
@@ -571,7 +571,7 @@ def test_the_same_exception_with_commits_between_goes_on() -> None:
 def test_different_exceptions_are_not_the_same() -> None:
     script = running("a", "b", "c", "d")
     for line in range(3):
-        script.raises(script.ranks[-1], place=f"train.py:{line}")
+        script.raises(script.ranks[-1], where=f"train.py:{line}")
         script.come_back()
         script.acknowledge()
     assert script.outcome is None

@@ -8,14 +8,14 @@ import pytest
 from machine_script import running
 
 from spark_elastic.driver import commands as do
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.validation import validate
-from spark_elastic.driver.world import World
 from spark_elastic.protocol.messages import CommitId
 
 
-def world_of(job: JobState) -> World:
+def world_of(job: JobState) -> Generation:
     assert job.world is not None
     return job.world
 

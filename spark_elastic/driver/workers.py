@@ -1,0 +1,41 @@
+"""Worker: what the driver knows of a training process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_elastic.driver.hosts import Place
+from spark_elastic.driver.phases import WORKER, IllegalTransition, WorkerChange, WorkerPhase
+from spark_elastic.protocol.messages import Activity, CommitId
+
+
+@dataclass(slots=True)
+class Worker:
+    """What the driver knows of one training process."""
+
+    worker: int
+    host: int
+    host_name: str
+    place: Place
+    # When its process was last known to run: by its own word, or, once it has connected, by its task's.
+    heard: float
+    phase: WorkerPhase = WorkerPhase.STARTING
+    commit: CommitId | None = None
+    activity: Activity = field(default_factory=Activity)
+    beats: int = 0
+    active_at: float = 0.0
+    ready_at: float = 0.0
+    # Since when it is waited for at its elastic function: since an abort, or its latest heartbeat() after one.
+    awaited_since: float | None = None
+    # Worlds in a row that did not form without it being known why, while it had not connected.
+    form_failures: int = 0
+    # Whether it has been in a world that formed, and whether it has made a commit there.
+    has_connected: bool = False
+    has_progressed: bool = False
+
+    def enter(self, change: WorkerChange) -> None:
+        """Go on to the phase that follows; raises ``IllegalTransition``. Nothing else sets ``phase``."""
+        following = WORKER.get((self.phase, change))
+        if following is None:
+            raise IllegalTransition(f"worker {self.worker}", self.phase, change)
+        self.phase = following
