@@ -214,7 +214,7 @@ def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Findi
         yield CollectivesStuck(_describe_stuck(world, inside, limit), find_silent(seen, inside))
 
 
-def _describe_stuck(world: World, inside: Sequence[Worker], limit: float) -> str:
+def _describe_stuck(world: Generation, inside: Sequence[Worker], limit: float) -> str:
     waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
     if len(waiting) == len(inside):
         return f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
