@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 RESUBMIT_SECONDS = 0.5
 RESUBMIT_LIMIT_SECONDS = 10.0
 # A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
@@ -20,3 +22,8 @@ def fill_sizes(present: int, num_proc: int | None, min_np: int | None, max_np: i
 def pause_after(failures: int) -> float:
     """How long to wait after so many failures in a row."""
     return float(min(RESUBMIT_SECONDS * 2 ** min(failures - 1, 10), RESUBMIT_LIMIT_SECONDS))
+
+
+def cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0))

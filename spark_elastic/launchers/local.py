@@ -1,7 +1,7 @@
 """Slots from this machine, without Spark or Java: a process for each, as long as the job wants it.
 
-A slot's process is a fresh interpreter, since the driver has threads, and ends with the thread that has started it: with the
-driver, however that ends.
+The slots' processes are forked from one that has imported torch for all of them; they end with it, and it ends with the driver,
+however that ends.
 """
 
 from __future__ import annotations
@@ -10,35 +10,27 @@ import logging
 import os
 import random
 import selectors
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
-from spark_elastic.launchers import local_slot
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.defaults import YIELD_SECONDS, fill_sizes, pause_after
+from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes, pause_after
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.local_cluster import LocalCluster, Place
+from spark_elastic.launchers.slot_process import SlotProcess
 from spark_elastic.protocol.ticket import Ticket
-from spark_elastic.task.service import TaskPlace
 
 logger = logging.getLogger("spark_elastic")
 
 LOOPBACK = "127.0.0.1"
 # Processes end within this once the driver has released them; the service has waited for them before.
 END_SECONDS = 20.0
+KILL_SECONDS = 5.0
 # All slots run in one environment: what has failed so often in a row, before any slot has registered, will fail again.
 HOPELESS_FAILURES = 3
-READ_BYTES = 64 * 1024
-# Of what a slot's process has written, for the reason why it ended.
-TAIL_BYTES = 8 * 1024
-TAIL_LINES = 20
 
 
 class LocalLauncher:
@@ -52,6 +44,7 @@ class LocalLauncher:
                 f"local must be True, False, or a cluster of spark_elastic.testing.local_cluster, not {local!r}"
             )
         self._given = None if local is True else local
+        self._own: LocalCluster | None = None
         self._gpus: tuple[str, ...] = ()
 
     def __enter__(self) -> LocalLauncher:
@@ -61,7 +54,9 @@ class LocalLauncher:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        if self._own is not None:
+            self._own.close()
 
     @property
     def application(self) -> str:
@@ -89,75 +84,22 @@ class LocalLauncher:
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> LocalSlots:
         """Make as many slots; those of a given cluster share its places."""
-        cluster = self._given or LocalCluster(slots, self._gpus)
-        cpus = max(_cores() // cluster.slots, 1)
-        return LocalSlots(cluster, ticket, slots, cpus, listener)
+        if self._given is not None:
+            return LocalSlots(self._given, ticket, slots, listener)
+        self._own = LocalCluster(slots, self._gpus)
+        return LocalSlots(self._own, ticket, slots, listener)
 
     def _present(self) -> int:
         if self._given is not None:
             return self._given.slots
-        return len(self._gpus) or _cores()
-
-
-class SlotProcess:
-    """A process of a slot, which runs in a place."""
-
-    def __init__(self, ticket: Ticket, place: Place, task: TaskPlace) -> None:
-        self.place = place
-        self._tail = b""
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        # The order has the job's key: it comes from memory, and stands on no command line.
-        with os.fdopen(os.memfd_create("spark_elastic-slot"), "w+b") as order:
-            order.write(msgspec.json.encode(local_slot.Order(ticket, task, os.getpid())))
-            order.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", local_slot.__name__],
-                stdin=order,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,
-            )
-        assert self._process.stdout is not None
-        self.output = self._process.stdout.fileno()
-        os.set_blocking(self.output, False)
-        self.pidfd = -1
-        try:
-            self.pidfd = os.pidfd_open(self._process.pid)
-        except OSError:
-            self.kill()
-            self.close()
-            raise
-
-    def read(self) -> bool:
-        """Take note of what it has written. Returns whether there may be more."""
-        try:
-            data = os.read(self.output, READ_BYTES)
-        except BlockingIOError:
-            return True
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
-        return bool(data)
-
-    def kill(self) -> None:
-        """SIGKILL it; its warm parent sees that, and ends with all that is below it."""
-        self._process.kill()
-
-    def close(self) -> str:
-        """Reap it when it has ended, and say how it has."""
-        code = self._process.wait()
-        self.read()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-        lines = self._tail.decode("utf-8", "replace").strip().splitlines()[-TAIL_LINES:]
-        return "\n".join([f"its process ended with {'signal' if code < 0 else 'exit code'} {abs(code)}", *lines])
+        return len(self._gpus) or cores()
 
 
 @dataclass(slots=True)
 class _Slot:
     number: int
     process: SlotProcess | None = None
+    place: Place | None = None
     start_at: float = 0.0
     attempts: int = 0
     failures: int = 0
@@ -172,10 +114,9 @@ class LocalSlots:
     is being taken away, and that a process has ended before it had registered.
     """
 
-    def __init__(self, cluster: LocalCluster, ticket: Ticket, slots: int, cpus: int, listener: SlotListener) -> None:
+    def __init__(self, cluster: LocalCluster, ticket: Ticket, slots: int, listener: SlotListener) -> None:
         self._cluster = cluster
         self._ticket = ticket
-        self._cpus = cpus
         self._slots = [_Slot(number) for number in range(slots)]
         self._listener = listener
         self._selector = selectors.DefaultSelector()
@@ -262,7 +203,7 @@ class LocalSlots:
                 slot.start_at = again
                 if slot.process is not None and not slot.registered:
                     slot.process.kill()
-        due = [self._kill_at]
+        due = [self._kill_at, self._kill_at + KILL_SECONDS]
         for slot in self._slots:
             if slot.process is None and not self._closing and not self._has_stopped:
                 if slot.start_at <= now:
@@ -277,7 +218,7 @@ class LocalSlots:
 
     def _see_off(self, slot: _Slot, process: SlotProcess, now: float) -> float:
         """Have a process leave that has to. Returns when it is to be killed."""
-        leave_by = process.place.leave_by
+        leave_by = None if slot.place is None else slot.place.leave_by
         if leave_by is not None and not slot.draining:
             slot.draining = True
             if slot.registered and leave_by > now:
@@ -287,6 +228,8 @@ class LocalSlots:
         kill_at = min(self._kill_at, leave_by or float("inf"))
         if kill_at <= now:
             process.kill()
+        if self._kill_at + KILL_SECONDS <= now:
+            process.kill_parent()  # it does not answer
         return kill_at
 
     def _start(self, slot: _Slot) -> None:
@@ -294,16 +237,16 @@ class LocalSlots:
         if place is None:
             return
         slot.registered = slot.draining = False
-        task = TaskPlace(slot.number, slot.attempts, place.gpus, self._cpus)
         try:
-            slot.process = SlotProcess(self._ticket, place, task)
+            slot.process = self._cluster.start(self._ticket, place, slot.number, slot.attempts)
         except OSError as error:  # no descriptor, process or memory is left for a moment
             self._failed(slot, str(error))
             self._cluster.release(place)
             return
+        slot.place = place
         slot.attempts += 1
-        for descriptor in (slot.process.output, slot.process.pidfd):
-            self._selector.register(descriptor, selectors.EVENT_READ, slot)
+        for source in (slot.process.output, slot.process.connection):
+            self._selector.register(source, selectors.EVENT_READ, slot)
 
     def _take_note(self, key: selectors.SelectorKey) -> None:
         slot: Any = key.data
@@ -316,12 +259,13 @@ class LocalSlots:
             return
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
-        self._selector.unregister(process.pidfd)
-        slot.process = None
+        self._selector.unregister(process.connection)
+        place, slot.process, slot.place = slot.place, None, None
         reason = process.close()
         if not self._closing:
             self._failed(slot, reason)
-        self._cluster.release(process.place)
+        assert place is not None
+        self._cluster.release(place)
 
     def _failed(self, slot: _Slot, reason: str) -> None:
         slot.failures += 1
@@ -339,7 +283,3 @@ class LocalSlots:
         if not self._closing and not self._has_stopped:
             self._has_stopped = True
             self._listener.on_stopped(reason)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

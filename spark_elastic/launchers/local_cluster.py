@@ -1,4 +1,4 @@
-"""Places for slots on this machine, which can be taken away and given back while jobs run."""
+"""Places for slots on this machine, which can be taken away and given back while jobs run, and the process behind them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from spark_elastic.launchers.defaults import cores
+from spark_elastic.launchers.slot_process import SlotParent, SlotProcess
+from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task.service import TaskPlace
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +42,9 @@ class LocalCluster:
         self._taken: list[Place] = []
         self._watchers: list[Callable[[], None]] = []
         self._is_closed = False
+        # The last one is the present one; others wait for the end of slots that they have forked.
+        self._parents: list[SlotParent] = []
+        self.cpus = max(cores() // slots, 1)
 
     @property
     def slots(self) -> int:
@@ -78,9 +86,13 @@ class LocalCluster:
         self._notify()
 
     def close(self) -> None:
-        """End the jobs that still run here."""
+        """End the jobs that still run here, and the process that slots are forked from."""
         self._is_closed = True
         self._notify()
+        with self._lock:
+            for parent in self._parents:
+                parent.end()
+            self._parents.clear()
 
     # ------------------------------------------------------------------ for launchers
 
@@ -102,6 +114,15 @@ class LocalCluster:
             self._taken.append(self._free.pop(0))
             return self._taken[-1]
 
+    def start(self, ticket: Ticket, place: Place, slot: int, attempt: int) -> SlotProcess:
+        """Start the process of a slot in a place. Raises ``OSError`` where this machine has no room for it at the moment."""
+        with self._lock:
+            if self._is_closed:
+                raise OSError("the local cluster was closed")
+            if not self._parents or not self._parents[-1].fits(self.cpus):
+                self._replace_parent()
+            return self._parents[-1].fork(ticket, TaskPlace(slot, attempt, place.gpus, self.cpus))
+
     def release(self, place: Place) -> None:
         """Note that nothing runs in a place any more."""
         with self._lock:
@@ -118,6 +139,14 @@ class LocalCluster:
             if place in self._staying():
                 self._leave(place, grace)
         self._notify()
+
+    def _replace_parent(self) -> None:
+        for parent in self._parents[-1:]:
+            parent.retire()
+        for parent in [parent for parent in self._parents if parent.has_ended]:
+            parent.end()
+            self._parents.remove(parent)
+        self._parents.append(SlotParent(self.cpus))
 
     def _staying(self) -> list[Place]:
         return [place for place in self._taken if place.leave_by is None]

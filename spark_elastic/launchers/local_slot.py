@@ -1,44 +1,82 @@
-"""The process of a slot on this machine: ``python -m spark_elastic.launchers.local_slot``, with its order on standard input."""
+"""What a slot of this machine does, in a process forked from ``slot_parent``."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
-
-from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.launchers.slot_parent import Order
+from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
 from spark_elastic.task import processes
 from spark_elastic.task.facts import gather_facts
-from spark_elastic.task.service import REAL_RUNTIME, TaskPlace, TaskRestartError, ancestors_gone, run_task
+from spark_elastic.task.service import REAL_RUNTIME, ancestors_gone, run_task
+from spark_elastic.task.supervisor import WorkerSupervisor, start_warm_parent
+
+# What a process that has been started already can still be told by its environment. PYTHONPATH says where it has looked.
+_TOLD_LATE = {
+    EXECUTOR_VARIABLE,
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHONPATH",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "SPARK_ELASTIC_DEVICE",
+}
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What a slot's process is to do, and the pid of the driver that has started it."""
-
-    ticket: Ticket
-    place: TaskPlace
-    driver: int
-
-
-def main() -> None:
+def run_slot(order: Order, parent: int) -> None:
     """Be a host until the driver says that the job is over, or is gone."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    processes.die_with_parent(signal.SIGKILL, order.driver)
-    # This process is executor and task in one, and only the driver stands above it.
+    processes.die_with_parent(signal.SIGKILL, parent)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # others are forked from the same state
+    # This process is executor and task in one, and only one process above it belongs to us.
     runtime = replace(
         REAL_RUNTIME,
         facts=partial(gather_facts, executor_pid=os.getpid()),
         orphaned=partial(ancestors_gone, 1),
+        supervisor=partial(WorkerSupervisor, start=fork_warm_parent),
     )
+    run_task(order.ticket, order.place, runtime)
+
+
+@dataclass(frozen=True)
+class ForkedProcess:
+    """A child, with what the supervisor needs of ``subprocess.Popen``."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait until it has ended."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def fork_warm_parent(descriptor: int, environment: Mapping[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Fork the warm parent from this process, which has imported all that it needs.
+
+    Not where the user's ``env`` has variables that are read when a process starts: then it is a fresh interpreter.
+    """
+    different = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
+    if not different <= _TOLD_LATE:
+        return start_warm_parent(descriptor, environment)
+    task = os.getpid()
+    pid = os.fork()
+    if pid != 0:
+        return ForkedProcess(pid)
     try:
-        run_task(order.ticket, order.place, runtime)
-    except TaskRestartError as error:
-        sys.exit(str(error))
+        from spark_elastic.worker import warm_parent
 
-
-if __name__ == "__main__":
-    main()
+        os.setsid()
+        os.environ.update(environment)
+        processes.close_descriptors({0, 1, 2, descriptor})
+        warm_parent.main(descriptor, task)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)

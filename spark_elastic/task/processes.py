@@ -31,6 +31,16 @@ def adopt_orphans(adopt: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
+def close_descriptors(keep: Collection[int]) -> None:
+    """Close all descriptors but these. For a forked child that never returns to what its parent had open."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor not in keep:
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass  # the one by which the others were listed
+
+
 class ExitSign:
     """Tells whether the kernel has begun to take a process down.
 

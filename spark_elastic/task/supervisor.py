@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Protocol
 
 import psutil
 
@@ -33,17 +35,50 @@ class HostFaultError(RuntimeError):
     """This host cannot run workers; the task has to raise."""
 
 
+class WarmParent(Protocol):
+    """The process that workers are forked from, a child of this one."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def wait(self) -> int:
+        """Wait until it has ended; return how."""
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+
+
+def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the warm parent in a fresh interpreter, with its end of the connection to this task."""
+    code = "from spark_elastic.worker.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(descriptor), str(os.getpid())],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+
+
 class WorkerSupervisor:
     """Owns the warm parent from ``__aenter__`` to ``__aexit__``; afterwards nothing of it or below it is left.
 
     Runs on the task's event loop, on the thread that started it: the kernel ties the warm parent's life to that thread.
     """
 
-    def __init__(self, ticket: Ticket, connection: Connection, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        connection: Connection,
+        environment: dict[str, str],
+        start: Callable[[int, Mapping[str, str]], WarmParent] = start_warm_parent,
+    ) -> None:
+        self._start_parent = start
         self._ticket = ticket
         self._driver = connection
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmParent | None = None
         self._spared: list[psutil.Process] = []
         self._worker: int | None = None
         self._pidfd = -1
@@ -63,15 +98,8 @@ class WorkerSupervisor:
         self._spared = psutil.Process().children()
         processes.adopt_orphans()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = "from spark_elastic.worker.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=self._environment,
-                start_new_session=True,
-            )
+            self._process = self._start_parent(theirs.fileno(), self._environment)
         self._send(packets.Begin(self._ticket))
         asyncio.get_running_loop().add_reader(self._socket, self._parent_said)
         return self

@@ -73,13 +73,13 @@ def test_a_driver_in_which_the_user_catches_ctrl_c_goes_on_with_nothing_of_the_j
 
     with pytest.raises(KeyboardInterrupt):
         spark_elastic.run(training.count_steps, (10**6, 0.02), local=True, num_proc=2, on_event=interrupt)
-    assert not [child for child in psutil.Process().children() if "local_slot" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process().children() if "slot_parent" in " ".join(child.cmdline())]
 
 
 def test_an_exception_in_the_workers_ends_the_job_with_nothing_left() -> None:
     with pytest.raises(spark_elastic.TrainingFailedError, match="KeyError: 'gone'"):
         spark_elastic.run(training.raise_everywhere, ("gone",), local=True, num_proc=2)
-    assert not [child for child in psutil.Process().children() if "local_slot" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process().children() if "slot_parent" in " ".join(child.cmdline())]
 
 
 def test_killed_workers_and_killed_processes_of_slots_are_replaced() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,7 +126,7 @@ def test_a_torch_for_cpus_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sizes_come_from_the_cores_or_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "find_gpus", lambda: ())
-    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {0, 1, 5})
+    monkeypatch.setattr(defaults.os, "sched_getaffinity", lambda _: {0, 1, 5})
     with LocalLauncher(True) as launcher:
         assert launcher.sizes(None, None, None) == (3, 3, 3)
         assert launcher.sizes(None, 1, None) == (1, 1, 3)
@@ -172,10 +171,15 @@ def test_a_process_that_fails_before_it_registers_is_given_up_with_its_last_line
     monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo libtorch.so is damaged >&2; exit 3"))
     heard = Heard()
-    with LocalSlots(LocalCluster(1), TICKET, 1, 1, heard.listener):
+    with LocalSlots(LocalCluster(1), TICKET, 1, heard.listener):
         assert heard.has_stopped.wait(SECONDS)
-    assert heard.given_up == [(0, "its process ended with exit code 3\nlibtorch.so is damaged")] * 3
-    assert heard.stopped == ["slot 0 failed 3 times: its process ended with exit code 3\nlibtorch.so is damaged"]
+    assert (
+        heard.given_up
+        == [(0, "the process that slots are forked from ended with exit code 3\nlibtorch.so is damaged")] * 3
+    )
+    assert heard.stopped == [
+        "slot 0 failed 3 times: the process that slots are forked from ended with exit code 3\nlibtorch.so is damaged"
+    ]
 
 
 def test_a_process_that_cannot_be_started_is_given_up_with_the_reason(
@@ -184,7 +188,7 @@ def test_a_process_that_cannot_be_started_is_given_up_with_the_reason(
     monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     heard, cluster = Heard(), LocalCluster(1)
-    with LocalSlots(cluster, TICKET, 1, 1, heard.listener):
+    with LocalSlots(cluster, TICKET, 1, heard.listener):
         assert heard.has_stopped.wait(SECONDS)
     assert "No such file or directory: '/nowhere/python'" in heard.given_up[0][1]
     assert numbers(cluster, 1) == [0], "its place is free again"
@@ -192,35 +196,11 @@ def test_a_process_that_cannot_be_started_is_given_up_with_the_reason(
 
 def test_a_closed_cluster_ends_the_job_and_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "END_SECONDS", 0.0)
+    monkeypatch.setattr(local, "KILL_SECONDS", 0.0)
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, f"echo started >> {tmp_path}/log; exec sleep 1000"))
     heard, cluster = Heard(), LocalCluster(1)
-    with LocalSlots(cluster, TICKET, 3, 1, heard.listener):
+    with LocalSlots(cluster, TICKET, 3, heard.listener):
         cluster.close()
         assert heard.has_stopped.wait(SECONDS)
     assert heard.stopped == ["the local cluster was closed"]
     assert cluster.slots == 1
-
-
-def test_a_place_is_left_at_once_where_there_is_no_grace_and_its_slot_goes_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(defaults, "RESUBMIT_SECONDS", 0.01)
-    monkeypatch.setattr(local, "END_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "exec sleep 1000"))
-    heard, cluster = Heard(), LocalCluster(2)
-    started = threading.Semaphore(0)
-    popen = local.subprocess.Popen
-
-    def start(*arguments: Any, **settings: Any) -> Any:
-        process = popen(*arguments, **settings)
-        started.release()
-        return process
-
-    monkeypatch.setattr(local.subprocess, "Popen", start)
-    with LocalSlots(cluster, TICKET, 1, 1, heard.listener):
-        assert started.acquire(timeout=SECONDS)
-        cluster.take_away(grace=0)
-        assert started.acquire(timeout=SECONDS)
-        assert numbers(cluster, 1) == []
-    assert heard.given_up == [(0, "its process ended with signal 9")]
-    assert numbers(cluster, 1) == [1]

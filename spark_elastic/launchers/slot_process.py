@@ -1,0 +1,162 @@
+"""The driver's side of processes on this machine: the one that slots are forked from, and those of slots."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from spark_elastic.launchers import slot_parent
+from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task.facts import worker_environment
+from spark_elastic.task.service import TaskPlace
+
+READ_BYTES = 64 * 1024
+# Of what a process has written, for the reason why it ended.
+TAIL_BYTES = 8 * 1024
+TAIL_LINES = 20
+# Changes with each test of pytest's, and is nothing to a process of ours.
+_IGNORED = "PYTEST_CURRENT_TEST"
+
+
+class SlotParent:
+    """A process that slots are forked from.
+
+    It is a fresh interpreter, since the driver has threads, with the environment that workers have.
+    """
+
+    def __init__(self, cpus: int) -> None:
+        self._setting = _setting(cpus)
+        self._lock = threading.Lock()
+        self._story = ""
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._output = os.memfd_create("spark_elastic-slot_parent")
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", slot_parent.__name__, str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    env=self._setting[0],
+                    start_new_session=True,
+                )
+        except OSError:
+            self._orders.close()
+            os.close(self._output)
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def fits(self, cpus: int) -> bool:
+        """Whether it lives, and has what a process that is started now would have."""
+        return self._process.poll() is None and self._setting == _setting(cpus)
+
+    def fork(self, ticket: Ticket, place: TaskPlace) -> SlotProcess:
+        """Have a slot forked as soon as this process is ready. Raises ``OSError``."""
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            order = msgspec.json.encode(slot_parent.Order(ticket, place))
+            try:
+                socket.send_fds(self._orders, [order], [writing, theirs.fileno()])
+            except BrokenPipeError:
+                pass  # it has just ended, which closes the other end of what the slot is heard by
+        except OSError:
+            mine.close()
+            os.close(reading)
+            raise
+        finally:
+            theirs.close()
+            os.close(writing)
+        return SlotProcess(self, mine, reading)
+
+    def retire(self) -> None:
+        """Fork no more, and end when no slot is left."""
+        self._orders.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL it; all that it has forked is killed, too."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """End it, with all that it has forked."""
+        self.kill()
+        self.story()
+        self._orders.close()
+
+    def story(self) -> str:
+        """Wait until it has ended, and say how."""
+        with self._lock:
+            if not self._story:
+                code, output = self._process.wait(), os.pread(self._output, os.fstat(self._output).st_size, 0)
+                self._story = _story("the process that slots are forked from", code, output)
+                os.close(self._output)
+        return self._story
+
+
+class SlotProcess:
+    """A process of a slot, which may not have been forked yet."""
+
+    def __init__(self, parent: SlotParent, connection: socket.socket, output: int) -> None:
+        self._parent = parent
+        # Has something to say when the process has ended.
+        self.connection = connection
+        self.output = output
+        os.set_blocking(output, False)
+        self._tail = b""
+
+    def read(self) -> bool:
+        """Take note of what it has written. Returns whether there may be more."""
+        try:
+            data = os.read(self.output, READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        return bool(data)
+
+    def kill(self) -> None:
+        """SIGKILL it; its warm parent sees that, and ends with all that is below it. Harmless when done twice."""
+        try:
+            self.connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has ended
+
+    def kill_parent(self) -> None:
+        """SIGKILL what it was forked from, and with it all slots of this."""
+        self._parent.kill()
+
+    def close(self) -> str:
+        """Let go of it when it has ended, and say how it has."""
+        with self.connection:
+            try:
+                code = self.connection.recv(READ_BYTES)
+            except ConnectionResetError:
+                code = b""
+        self.read()
+        os.close(self.output)
+        return _story("its process", int(code), self._tail) if code else self._parent.story()
+
+
+def _setting(cpus: int) -> tuple[dict[str, str], str]:
+    """What a process that is started now gets from this one: the environment and the folder."""
+    environment = {name: value for name, value in os.environ.items() if name != _IGNORED}
+    return worker_environment(environment, {}, (), cpus, sys.path), os.getcwd()
+
+
+def _story(who: str, code: int, output: bytes) -> str:
+    lines = output[-TAIL_BYTES:].decode("utf-8", "replace").strip().splitlines()[-TAIL_LINES:]
+    return "\n".join([f"{who} ended with {'signal' if code < 0 else 'exit code'} {abs(code)}", *lines])
