@@ -8,6 +8,14 @@
 Faults are deterministic: no sleeping and hoping. ``step`` counts the explicit commits of the job from 1 on; by default a fault
 strikes when the worker of that rank calls ``commit()`` for that step, before anything is saved. Each strikes once in a job
 unless ``times`` says otherwise, whichever worker then has the rank.
+
+A cluster that shrinks and grows, of processes of this machine, without Spark::
+
+    with spark_elastic.testing.local_cluster(slots=4) as cluster:
+        with inject(take_away(rank=3, step=20), give_back(step=40)):
+            spark_elastic.run(train_fn, min_np=2, local=cluster)
+
+``cluster.take_away`` and ``cluster.give_back`` do the same from another thread, or in ``on_event``.
 """
 
 from __future__ import annotations
@@ -19,25 +27,30 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
 
 __all__ = [
     "Action",
     "Fault",
     "InjectedFaultError",
+    "LocalCluster",
     "Point",
     "active_plan",
     "drain",
     "exit_with",
     "fault",
+    "give_back",
     "hang",
     "inject",
     "kill",
     "kill_executor",
     "kill_task",
+    "local_cluster",
     "raise_error",
     "segfault",
     "stop",
+    "take_away",
 ]
 
 _active: ContextVar[tuple[Fault, ...]] = ContextVar("spark_elastic_faults", default=())
@@ -52,9 +65,10 @@ def fault(
     at: Point | str = Point.COMMIT,
     times: int = 1,
     code: int = 1,
+    grace: float = 30.0,
 ) -> Fault:
     """Describe a fault. ``at`` is a ``Point``; what is None matches every rank, step or generation."""
-    return Fault(0, Action(action), Point(at), rank, step, generation, times, code)
+    return Fault(0, Action(action), Point(at), rank, step, generation, times, code, grace)
 
 
 kill = partial(fault, Action.KILL)
@@ -69,11 +83,29 @@ stop = partial(fault, Action.STOP)
 hang = partial(fault, Action.HANG)
 """Never return from this point; the process stays responsive otherwise."""
 kill_task = partial(fault, Action.KILL_TASK)
-"""SIGKILL the Spark task's Python process."""
+"""SIGKILL the task's Python process."""
 kill_executor = partial(fault, Action.KILL_EXECUTOR)
-"""SIGKILL the executor's JVM."""
+"""SIGKILL the executor's JVM; in local processes, where a task is its own executor, the task's."""
 drain = partial(fault, Action.DRAIN)
 """Have the worker leave at a commit, as ahead of a decommission; when it has left, its slot is offered to Spark again."""
+take_away = partial(fault, Action.TAKE_AWAY)
+"""Take the slot from its ``local_cluster``: it leaves at a commit, or is killed after ``grace`` seconds, 0 for at once."""
+give_back = partial(fault, Action.GIVE_BACK)
+"""Give a slot that was taken away back to the ``local_cluster``."""
+
+
+@contextmanager
+def local_cluster(slots: int) -> Iterator[LocalCluster]:
+    """Make a cluster of so many slots, which are processes of this machine, for ``run(local=cluster)``.
+
+    Jobs that run on it one after the other start in a fraction of a second, since torch is imported once for all of them. Jobs
+    that run side by side share its slots. Its workers use no GPU. Jobs that still run there end with it.
+    """
+    cluster = LocalCluster(slots)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
 
 
 @contextmanager

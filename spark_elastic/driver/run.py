@@ -27,8 +27,10 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
 from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher, SlotListener, Slots
+from spark_elastic.launchers.local import LocalSlots
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS, Fault
 from spark_elastic.protocol.records import JobStarted
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
 
@@ -202,6 +204,10 @@ def _run_job(
         if slots is not None:
             slots.slot_registered(slot)
 
+    def strike(fault: Fault, slot: int) -> None:
+        if isinstance(slots, LocalSlots):
+            slots.strike(fault, slot)
+
     with ExitStack() as stack:
         service = stack.enter_context(
             SparkDriverService(
@@ -214,6 +220,7 @@ def _run_job(
                 faults=plan,
                 on_yield=give_back,
                 on_registered=registered,
+                on_strike=strike,
             )
         )
         if settings.host_discovery_script is not None:
@@ -299,6 +306,12 @@ def _claim_checkpoint(
 
 
 def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> Launcher:
+    needs_cluster = {fault.action.value for fault in testing.active_plan() if fault.action in CLUSTER_ACTIONS}
+    if needs_cluster and not isinstance(local, LocalCluster):
+        raise ValueError(
+            f"{' and '.join(sorted(needs_cluster))} need a cluster that they can change: give run() local=cluster, with one of "
+            "spark_elastic.testing.local_cluster"
+        )
     if local is False:
         return LAUNCHERS["spark"](spark)
     if spark is not None:

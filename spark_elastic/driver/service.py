@@ -67,6 +67,7 @@ class SparkDriverService:
         faults: Sequence[Fault] = (),
         on_yield: Callable[[], None] = lambda: None,
         on_registered: Callable[[int], None] = lambda slot: None,
+        on_strike: Callable[[Fault, int], None] = lambda fault, slot: None,
         runtime: DriverRuntime = REAL_RUNTIME,
     ) -> None:
         self._runtime = runtime
@@ -84,6 +85,7 @@ class SparkDriverService:
         self._strikes = {fault.number: fault.times for fault in faults}
         self._on_yield = on_yield
         self._on_registered = on_registered
+        self._on_strike = on_strike
         self._machine = runtime.machine(settings, runtime.clock())
         # What the machine knows, for a look at it.
         self._job = self._machine.job
@@ -343,14 +345,17 @@ class SparkDriverService:
             self._handle(ev.ResultArrived(link.worker, is_elastic))
 
     def _strike(self, worker: int, number: int) -> bool:
-        """Say whether an injected fault has strikes left, and use up one. A drain is the driver's own to do."""
+        """Say whether an injected fault has strikes left, and use up one. Some are not the worker's own to do."""
         left = self._strikes.get(number, 0)
         self._strikes[number] = left - 1
         if left <= 0 or worker not in self._job.workers:
             return False
         self._log.record(records.FaultInjected(worker, self._ranks.get(worker), number))
+        host = self._job.workers[worker].host
         if self._faults[number].action is Action.DRAIN:
-            self._handle(ev.HostDraining(self._job.workers[worker].host))
+            self._handle(ev.HostDraining(host))
+        elif host in self._slots:
+            self._on_strike(self._faults[number], self._slots[host])
         return True
 
     def _print(self, message: m.OutputLines) -> None:

@@ -21,6 +21,7 @@ from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes, p
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.local_cluster import LocalCluster, Place
 from spark_elastic.launchers.slot_process import SlotProcess
+from spark_elastic.protocol.fault_points import Action, Fault
 from spark_elastic.protocol.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
@@ -162,6 +163,17 @@ class LocalSlots:
         self._give_back = True
         self._ring()
 
+    def strike(self, fault: Fault, slot: int) -> None:
+        """Take away the place of a slot, or give back one that has been taken away."""
+        place = self._slots[slot].place
+        if fault.action is Action.TAKE_AWAY and place is not None:
+            self._cluster.vacate(place, fault.grace)
+        elif fault.action is Action.GIVE_BACK:
+            try:
+                self._cluster.give_back()
+            except ValueError as error:
+                logger.warning("the fault give_back found nothing to do: %s", error)
+
     def find_end(self) -> str:
         """Say how the cluster has ended the job; empty if it goes on."""
         return "the local cluster was closed" if self._cluster.is_closed else ""
@@ -274,7 +286,7 @@ class LocalSlots:
         if not slot.registered:
             self._listener.on_given_up(slot.number, reason)
         level = logging.INFO if slot.registered else logging.WARNING
-        logger.log(level, "slot %d: %s; it is started again in %.1f s", slot.number, reason, pause)
+        logger.log(level, "slot %d: %s; it starts again in %.1f s, where there is a place", slot.number, reason, pause)
         if not self._has_hosts and slot.failures >= HOPELESS_FAILURES:
             self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
 

@@ -39,10 +39,19 @@ class Action(Enum):
     KILL_TASK = "kill_task"
     KILL_EXECUTOR = "kill_executor"
     DRAIN = "drain"
+    TAKE_AWAY = "take_away"
+    GIVE_BACK = "give_back"
+
+
+# What these do is done to a cluster that allows it.
+CLUSTER_ACTIONS = (Action.TAKE_AWAY, Action.GIVE_BACK)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1 on."""
+    """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1 on.
+
+    code: of EXIT. grace: seconds that TAKE_AWAY leaves.
+    """
 
     number: int
     action: Action
@@ -52,6 +61,7 @@ class Fault(msgspec.Struct, frozen=True):
     generation: int | None = None
     times: int = 1
     code: int = 1
+    grace: float = 30.0
 
 
 class InjectedFaultError(Exception):

@@ -70,8 +70,11 @@ def _strike(fault: Fault) -> None:
         case Action.KILL_TASK:
             psutil.Process().parents()[1].kill()
             threading.Event().wait()
-        case Action.DRAIN:
-            pass  # the driver drains the host of whoever claims this
+        case Action.DRAIN | Action.GIVE_BACK:
+            pass  # the driver drains the host of whoever claims this, or starts another
+        case Action.TAKE_AWAY:
+            if fault.grace <= 0:
+                threading.Event().wait()
         case Action.KILL_EXECUTOR:
             os.kill(int(os.environ[EXECUTOR_VARIABLE]), signal.SIGKILL)
             threading.Event().wait()
