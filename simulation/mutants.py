@@ -181,7 +181,7 @@ MUTANTS = (
         _ADVANCE + "_abort_device_if_all_answered",
         "if all(",
         "if any(",
-        "tests.unit.driver.test_machine:test_the_devices_group_is_aborted_once_when_all_ranks_have_told_what_they_had_completed",
+        "tests.unit.driver.test_advance:test_the_devices_group_is_aborted_once_when_all_ranks_have_told_what_they_had_completed",
     ),
     Mutant(
         "the devices' groups are not aborted",
@@ -299,7 +299,7 @@ MUTANTS = (
         _WORKER_EVENTS + "worker_heard",
         "worker.awaited_since = job.now",
         "pass",
-        "tests.unit.driver.test_machine:test_a_heartbeat_of_the_last_holder_restarts_its_time",
+        "tests.unit.driver.test_watchdog:test_a_heartbeat_of_the_last_holder_restarts_its_time",
     ),
     Mutant(
         "the last holder is fenced like anybody else",
@@ -312,21 +312,21 @@ MUTANTS = (
         _WATCHDOG + "last_holders",
         "and _is_heard(seen, worker)",
         "",
-        "tests.unit.driver.test_machine:test_who_falls_silent_a_moment_later_is_no_proof_that_the_state_is_safe",
+        "tests.unit.driver.test_watchdog:test_who_falls_silent_a_moment_later_is_no_proof_that_the_state_is_safe",
     ),
     Mutant(
         "what members of a broken world hold is taken for known",
         _WATCHDOG + "last_holders",
         "and (worker.phase is WorkerPhase.READY or not is_broken or worker.worker in holding)",
         "",
-        "tests.unit.driver.test_machine:test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state",
+        "tests.unit.driver.test_watchdog:test_a_silent_rank_of_a_broken_world_is_replaced_once_another_is_back_with_the_state",
     ),
     Mutant(
         "silent ranks are judged by what they had said",
         _WATCHDOG + "stuck_collectives",
         "if not all(_is_heard(seen, worker) for worker in seen.members):",
         "if False:",
-        "tests.unit.driver.test_machine:test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before",
+        "tests.unit.driver.test_watchdog:test_ranks_that_the_driver_does_not_hear_are_not_judged_by_what_they_said_before",
     ),
     Mutant(
         "newcomers are not blamed first",

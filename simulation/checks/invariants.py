@@ -131,6 +131,8 @@ class Invariants:
                 self._check_break(record)
             elif isinstance(record, StateLost):
                 self._check_state_is_lost()
+                if not simulation.schedule.job.durable:
+                    simulation.fail("training begins anew, and there is no durable checkpoint")
             return
         if was_over and kind is not do.ReleaseTask:
             simulation.fail(f"{command} after the end of the job")

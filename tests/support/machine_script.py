@@ -386,3 +386,10 @@ def reform(script: Script) -> None:
     assert script.generation == before + 1, "no world formed"
     script.acknowledge()
     script.commit()
+
+
+def wait_in_collectives(script: Script, *counts: int) -> None:
+    """All members are in collectives that do not complete; each has entered so many more."""
+    for worker, count in zip(script.living, counts, strict=True):
+        script.processes[worker].waiting = True
+        script.processes[worker].collectives += count
