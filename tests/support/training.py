@@ -424,15 +424,19 @@ def train_wrongly(mistake: str) -> None:
     model = se.DistributedDataParallel(inner)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     held = {"optimizers": [optimizer]} if mistake != "optimizer" else {}
+    loader = torch.utils.data.DataLoader(torch.randn(600, 4), batch_size=8)
     state = se.TorchState(model=model, step=0, **held)
 
     @se.elastic
     def train(state: Any) -> None:
+        rows = iter(loader)
         while state.step < 64:
             if mistake == "freeze" and state.step == 7 and se.rank() == 0:
                 inner.bias.requires_grad_(False)
             optimizer.zero_grad()
             x = torch.randn(8, 4, generator=torch.Generator().manual_seed(64 * state.step + se.rank()))
+            if mistake == "loader":
+                x = next(rows)
             called = inner if mistake == "inner" and state.step >= 2 else state.model
             called(x).square().mean().backward()
             optimizer.step()

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.loader import TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.job import current_job
 
 # So many steps without a commit are worth a word: a loss now takes all of them back.
@@ -38,8 +39,9 @@ _hooks: list[Any] = []
 class TrainingChecks:
     """Looks at the steps, commits and the return of one elastic function. Used by the user's thread."""
 
-    def __init__(self, state: Any, job: Any) -> None:
+    def __init__(self, state: Any, job: Any, plain_loaders: PlainLoaders | None = None) -> None:
         self._state = state
+        self._plain_loaders = plain_loaders
         self._job = job
         self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._steps = 0
@@ -57,6 +59,8 @@ class TrainingChecks:
         self._checked.clear()
         self._steps = 0
         self._is_pending = False
+        if self._plain_loaders is not None:
+            self._plain_loaders.begin()
         for probe in self._probes:
             probe.remove()
         self._probes = []
@@ -84,6 +88,8 @@ class TrainingChecks:
             )
         for loader in iterated_alone:
             self._look_at(loader)
+        if self._plain_loaders is not None:
+            self._look_at_plain(self._plain_loaders, optimizer)
 
     def after_step(self) -> None:
         """Whatever gradients there were have been used, or are some other optimizer's by the way."""
@@ -163,6 +169,23 @@ class TrainingChecks:
                     "its rows, so each row counts once a rank, and after a reset it begins anew. Write state = "
                     f"se.TorchState(…, {self._free_name('loader')}=loader)"
                 )
+
+    def _look_at_plain(self, loaders: PlainLoaders, optimizer: torch.optim.Optimizer) -> None:
+        """A wrapped model makes a step, perhaps with rows that all ranks get."""
+        wrapped = {id(p) for model in self._job.models for p in model.parameters()}
+        if not any(id(p) in wrapped for group in optimizer.param_groups for p in group["params"]):
+            return
+        if not loaders.feeds_training():
+            return
+        self._plain_loaders = None
+        if self._job.world.size > 1 and not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):
+            self._warn(
+                "a DataLoader of torch's that was made above the elastic function trains a model: every rank gets all of its "
+                "rows, so each row counts once a rank, and after a reset it begins anew. Write loader = "
+                "se.data.ElasticDataLoader(dataset, global_batch_size=…) and state = se.TorchState(…, "
+                f"{self._free_name('loader')}=loader), or make the DataLoader inside the elastic function, with a "
+                "DistributedSampler"
+            )
 
     # ------------------------------------------------------------------ commits and the end
 

@@ -12,6 +12,7 @@ import torch
 from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
+from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.state.keepers import keeper_named
@@ -40,6 +41,9 @@ class TorchState(ObjectState):
     the state.
     """
 
+    # What there was when the elastic function was called.
+    _plain_loaders: PlainLoaders | None = None
+
     def __init__(
         self,
         model: torch.nn.Module | None = None,
@@ -65,11 +69,16 @@ class TorchState(ObjectState):
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
 
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._plain_loaders = PlainLoaders()
+
     def _begin(self, job: Job | None) -> None:
         super()._begin(job)
         if job is not None and job.world is not None:
             if self._checks is None:
-                self._checks = TrainingChecks(self, job)
+                # In a fixed world code has a rank from its first line on, and may divide its data by it.
+                self._checks = TrainingChecks(self, job, None if job.is_fixed else self._plain_loaders)
             self._checks.begin()
 
     def _compared(self) -> Named:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from worker_stage import Stage, on_stage
 
 from spark_elastic.data import ElasticDataLoader
@@ -321,3 +322,68 @@ def test_a_loader_outside_the_state_that_validates_is_nobodys_business(stage: St
         state.commit()
         for batch in loader:
             model(batch)
+
+
+def plain(**settings: Any) -> DataLoader[Any]:
+    return DataLoader([torch.ones(2)] * 24, batch_size=4, **settings)  # type: ignore[arg-type]
+
+
+def train_through(stage: Stage, loader: Any, validation: Any = (), **kept: Any) -> None:
+    """One rank of two trains through a loader, and validates after each step."""
+    model, state = making(**kept)
+    stage.peers = lambda mine: [list(mine)] * 2
+    state._prepare()
+    stage.begin(state, others=[None])
+    for batch in loader() if callable(loader) else loader:
+        state.optimizer.zero_grad()
+        model(batch).sum().backward()
+        state.optimizer.step()
+        state.commit()
+        for seen in validation:
+            with torch.no_grad():
+                model(seen)
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"num_workers": 1}], ids=str)
+def test_a_loader_of_torchs_that_gives_all_rows_to_every_rank_and_trains_is_warned_of_once(
+    stage: Stage, settings: dict[str, Any]
+) -> None:
+    with pytest.warns(UserWarning, match=r"se\.data\.ElasticDataLoader\(dataset") as warned:
+        train_through(stage, plain(**settings))
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+class Rows(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.ones(2)] * 24)
+
+
+ROWS: Any = [torch.ones(2)] * 24
+
+
+@pytest.mark.parametrize(
+    ("loader", "validation", "kept"),
+    [
+        ([torch.ones(4, 2)] * 8, plain(), {}),
+        (DataLoader(ROWS, batch_size=4, sampler=DistributedSampler(ROWS, num_replicas=2, rank=0)), (), {}),
+        (DataLoader(ROWS, batch_sampler=[[0, 2]] * 8), (), {}),
+        (DataLoader(Rows(), batch_size=4), (), {}),
+        (plain(sampler=RandomSampler(ROWS, replacement=True)), (), {}),
+        (plain(), (), {"labelled": [ElasticDataLoader(ROWS, global_batch_size=4)]}),
+        (plain, (), {}),
+    ],
+    ids=[
+        "validates",
+        "has a sampler",
+        "has a batch sampler",
+        "is iterable",
+        "draws",
+        "is beside one in the State",
+        "is made within",
+    ],
+)
+def test_a_loader_of_torchs_that_validates_or_may_know_of_ranks_is_nobodys_business(
+    stage: Stage, loader: Any, validation: Any, kept: dict[str, Any]
+) -> None:
+    train_through(stage, loader, validation, **kept)
