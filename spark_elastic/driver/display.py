@@ -36,7 +36,7 @@ class ProgressDisplay:
         self._view = JobView()
         self._changed = threading.Condition()
         self._is_new = self._ending = False
-        self._bar: Any = None if progress is False else _make_bar()
+        self._bar: Any = None if progress is False else make_bar()
         # What the last plain line said, and when the next is due.
         self._shown, self._due = "", 0.0
         self._thread: threading.Thread | None = None
@@ -110,7 +110,7 @@ def _quietly(write: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         pass
 
 
-def _make_bar() -> Any:
+def make_bar() -> Any:
     """A tqdm bar for this terminal or notebook; None where there is neither, or the notebook has no widgets."""
     notebook = _in_notebook()
     if not notebook and (sys.stderr is None or not sys.stderr.isatty()):

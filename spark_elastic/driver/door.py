@@ -99,6 +99,16 @@ class Door:
         port: int = self._listener.getsockname()[1]
         return port
 
+    @property
+    def handshakes(self) -> int:
+        """How many handshakes are in progress."""
+        return len(self._shaking)
+
+    @property
+    def waiting(self) -> int:
+        """How many connections wait for theirs."""
+        return len(self._line)
+
     def open(self) -> None:
         """Listen. Called on the event loop."""
         self._loop = asyncio.get_running_loop()

@@ -64,8 +64,6 @@ class EventLog:
             self._waiting.clear()
         if left:
             logger.warning("%d events were not handed on within %g s: on_event is too slow", left, END_SECONDS)
-        if not self._thread.is_alive():
-            self._close_file()
 
     def record(self, record: Record) -> None:
         """Note a record with the present time; never blocks."""
@@ -98,6 +96,7 @@ class EventLog:
                 except Exception:
                     logger.exception("on_event raised; it is not called any more")
                     self._on_event = None
+        self._close_file()
 
     def _next(self) -> Entry | None:
         """Wait for the next entry; None at the end."""

@@ -58,10 +58,9 @@ def play(scene: Any, limits: DoorLimits) -> Any:
     async def run() -> Any:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         door = Door(listener, CREDENTIALS.server_context(), greet, limits)
-        port = listener.getsockname()[1]
         door.open()
         try:
-            return await asyncio.wait_for(scene(port, door), SECONDS)
+            return await asyncio.wait_for(scene(door.port, door), SECONDS)
         finally:
             door.close()
             await asyncio.sleep(0)
@@ -85,11 +84,11 @@ async def until(condition: Any) -> None:
 def test_a_flood_of_silent_strangers_gets_few_handshakes_and_a_member_comes_in_all_the_same() -> None:
     async def scene(port: int, door: Door) -> Any:
         with strangers(port, 60):
-            await until(lambda: len(door._line) == 20)
-            assert len(door._shaking) == 5
+            await until(lambda: door.waiting == 20)
+            assert door.handshakes == 5
             greetings = await asyncio.gather(*(come_in(port) for _ in range(3)))
-            assert len(door._shaking) <= 5
-            assert len(door._line) <= 20
+            assert door.handshakes <= 5
+            assert door.waiting <= 20
             return greetings
 
     assert play(scene, DoorLimits(handshakes=5, waiting=20, hurried_seconds=0.2)) == [b"hello"] * 3
@@ -98,10 +97,10 @@ def test_a_flood_of_silent_strangers_gets_few_handshakes_and_a_member_comes_in_a
 def test_who_is_slow_is_not_hurried_while_nobody_waits() -> None:
     async def scene(port: int, door: Door) -> Any:
         with strangers(port, 1) as (slow,):
-            await until(lambda: len(door._shaking) == 1)
+            await until(lambda: door.handshakes == 1)
             assert await come_in(port) == b"hello"
             await asyncio.sleep(0)
-            return [slow.fileno() >= 0, len(door._shaking)]
+            return [slow.fileno() >= 0, door.handshakes]
 
     assert play(scene, DoorLimits(handshakes=2, waiting=20, hurried_seconds=0.0)) == [True, 1]
 
@@ -113,7 +112,7 @@ def test_who_has_no_certificate_does_not_come_in() -> None:
         context.verify_mode = ssl.CERT_NONE
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
             await come_in(port, context)
-        await until(lambda: not door._shaking)
+        await until(lambda: not door.handshakes)
         return await come_in(port)
 
     assert play(scene, DoorLimits()) == b"hello"
@@ -122,9 +121,9 @@ def test_who_has_no_certificate_does_not_come_in() -> None:
 def test_a_door_that_closes_turns_away_all_who_are_not_in() -> None:
     async def scene(port: int, door: Door) -> Any:
         with strangers(port, 10) as made:
-            await until(lambda: len(door._line) == 8)
+            await until(lambda: door.waiting == 8)
             door.close()
-            await until(lambda: not door._shaking)
+            await until(lambda: not door.handshakes)
             for connection in made:
                 connection.settimeout(SECONDS)
             return [await asyncio.to_thread(connection.recv, 1) for connection in made]

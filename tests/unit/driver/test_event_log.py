@@ -7,11 +7,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from threads import find_thread
 
 from spark_elastic.driver import event_log
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.protocol.records import DriverPaused, EventsDropped, RunAgain
+from spark_elastic.protocol.records import DriverPaused, RunAgain
 
 ONE, TWO = RunAgain(1), DriverPaused(2.0)
 
@@ -83,7 +85,6 @@ def test_a_slow_callable_delays_nobody_and_what_is_dropped_is_counted_where_it_i
         assert slow.entered.wait(30)
         for number in range(100):
             log.record(RunAgain(number))
-        assert len(log._waiting) == 10
         slow.may_go_on.set()
     told = [event.get("generation", event["event"]) for event in slow.events]
     assert told == ["driver_paused", *range(10), "events_dropped"]
@@ -93,16 +94,31 @@ def test_a_slow_callable_delays_nobody_and_what_is_dropped_is_counted_where_it_i
 
 def test_after_a_crowd_events_are_taken_again_once_half_of_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "QUEUE_LIMIT", 10)
-    log = EventLog(None, None)  # nobody takes events from it but this test
-    for _ in range(13):
+    told: list[str] = []
+    asked, allowed = threading.Semaphore(0), threading.Semaphore(0)
+
+    def on_event(event: dict[str, Any]) -> None:
+        asked.release()
+        assert allowed.acquire(timeout=30)
+        told.append(event["event"])
+
+    def take(count: int) -> None:
+        """Have so many events taken; the next one is in hand then, and those after it wait."""
+        allowed.release(count)
+        for _ in range(count):
+            assert asked.acquire(timeout=30)
+
+    with EventLog(None, on_event) as log:
         log.record(ONE)
-    for _ in range(5):
-        log._waiting.popleft()
-    log.record(ONE)
-    assert (len(log._waiting), log._dropped) == (5, 4)
-    log._waiting.popleft()
-    log.record(TWO)
-    assert [entry.record for entry in log._waiting][-2:] == [EventsDropped(4), TWO]
+        assert asked.acquire(timeout=30)
+        for _ in range(13):
+            log.record(ONE)  # three find no room
+        take(5)
+        log.record(ONE)  # nor does a fourth: half are left
+        take(1)
+        log.record(TWO)
+        allowed.release(20)
+    assert told == [*["run_again"] * 11, "events_dropped", "driver_paused"]
 
 
 def test_a_callable_that_never_ends_does_not_keep_a_job_from_ending(
@@ -112,11 +128,12 @@ def test_a_callable_that_never_ends_does_not_keep_a_job_from_ending(
     slow = Slow()
     log = EventLog(str(tmp_path / "log"), slow)
     with log:
+        thread = find_thread("spark_elastic-events")
         log.record(ONE)
         assert slow.entered.wait(30)
         log.record(TWO)
     assert "1 events were not handed on" in caplog.text
     slow.may_go_on.set()
-    log._thread.join(30)
+    thread.join(30)
     assert [event["event"] for event in slow.events] == ["run_again"]
-    log._close_file()
+    assert str(tmp_path / "log") not in [file.path for file in psutil.Process().open_files()], "its thread closes it"

@@ -8,6 +8,7 @@ import re
 import threading
 
 import pytest
+from threads import find_thread
 
 from spark_elastic.driver import output
 from spark_elastic.driver.output import OutputPrinter
@@ -74,11 +75,13 @@ def test_a_stream_that_stays_stuck_is_left_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.stdout", stuck)
     monkeypatch.setattr(output, "END_SECONDS", 0.01)
     with OutputPrinter() as printer:
+        thread = find_thread("spark_elastic-output")
         for _ in range(3 * output.BACKLOG):
             printer.show(Stream.OUT, "[0]", ("line",))
+    assert thread.is_alive(), "nobody has waited for it"
     stuck.gate.set()
-    printer._thread.join(10)
-    assert not printer._thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("stream", [None, io.TextIOWrapper(io.BytesIO(), "ascii")], ids=["none", "ascii"])

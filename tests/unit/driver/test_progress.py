@@ -13,6 +13,7 @@ import termios
 import threading
 
 import pytest
+from threads import find_thread
 
 from spark_elastic.driver import display
 from spark_elastic.driver.display import ProgressDisplay
@@ -176,29 +177,38 @@ def test_a_terminal_that_takes_nothing_holds_up_neither_events_nor_the_end(monke
             return len(text)
 
     monkeypatch.setattr(display, "END_SECONDS", 0.01)
-    made = display._make_bar
+    made = display.make_bar
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", Terminal())
         bar = made()
     bar.fp = Stuck()
     bar.sp = bar.status_printer(bar.fp)
-    monkeypatch.setattr(display, "_make_bar", lambda: bar)
+    monkeypatch.setattr(display, "make_bar", lambda: bar)
     with ProgressDisplay(None) as shown:
+        thread = find_thread("spark_elastic-progress")
         for number in range(1000):
             shown.see(rows(number, 0, number))
-    assert shown._thread is not None
-    assert shown._thread.is_alive(), "nobody has waited for it"
+    assert thread.is_alive(), "nobody has waited for it"
     gate.set()
-    shown._thread.join(10)
-    assert not shown._thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_log_message_does_not_begin_at_the_end_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+    drawn = threading.Event()
+
+    class Watched(Terminal):
+        def write(self, text: str) -> int:
+            written = super().write(text)
+            if "epoch 0" in text:
+                drawn.set()
+            return written
+
+    terminal = Watched()
     monkeypatch.setattr(sys, "stderr", terminal)
     with ProgressDisplay(None) as shown:
-        shown._bar.tail = "live"
-        shown._bar.refresh()
+        shown.see(rows(1, 0, 10))
+        assert drawn.wait(10)
         logging.getLogger("spark_elastic").warning("a rank was lost")
         before = terminal.getvalue()
     assert before.endswith("\r"), "the line is wiped; where the message goes is up to logging"
