@@ -1,6 +1,7 @@
 """spark-elastic doctor: finds what in a set-up keeps jobs from running, or hurts them, and says what to do about it.
 
-Looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors.
+Looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors, with
+--local it looks only at what run(local=True) needs, which is neither Spark nor Java.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_elastic.cli.run import make_session, pairs
+from spark_elastic.launchers.defaults import cores
+from spark_elastic.launchers.gpus import find_gpus
 
 ASK_SECONDS = 60.0
 # The packages that no worker can do without.
@@ -65,6 +68,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="look for faults in the set-up", description=__doc__)
     parser.add_argument("--master", help="start Spark there and look at its executors, too")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.add_argument("--local", action="store_true", help="look only at what run(local=True) needs")
     parser.add_argument("--driver-port", type=int, default=0, help="the one that run(driver_port=) is to use")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(call=examine)
@@ -72,6 +76,30 @@ def add_to(commands: Any) -> None:
 
 def examine(options: argparse.Namespace) -> int:
     """Print the findings; return 1 where one is a fault."""
+    if options.local and (options.master or options.conf):
+        raise ValueError("--local is without Spark: give either it or --master and --conf")
+    findings = examine_local() if options.local else examine_spark(options)
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            mark = {Level.FINE: "  ok     ", Level.WARNING: "? warning", Level.FAULT: "! FAULT  "}[finding.level]
+            print(f"{mark} {finding.topic}: {finding.what}" + (f"\n            → {finding.fix}" if finding.fix else ""))
+    return int(any(finding.level is Level.FAULT for finding in findings))
+
+
+def examine_local() -> list[Diagnosis]:
+    """Look at what ``run(local=True)`` needs."""
+    return [
+        check_system(),
+        check_descriptors("this machine", hard_descriptor_limit()),
+        check_torch(),
+        check_local(find_gpus(), cores()),
+    ]
+
+
+def examine_spark(options: argparse.Namespace) -> list[Diagnosis]:
+    """Look at what jobs on Spark need, and at what ``run(local=True)`` would have."""
     conf = {**spark_defaults(), **pairs(options.conf, "--conf")}
     master = options.master or conf.get("spark.master", "")
     spark = installed("pyspark")
@@ -84,16 +112,11 @@ def examine(options: argparse.Namespace) -> int:
         *check_network(conf, master, options.driver_port),
         *check_gpus(conf, shutil.which("nvidia-smi") is not None),
         *check_settings(conf, master),
+        check_local(find_gpus(), cores()),
     ]
     if options.master and not any(finding.level is Level.FAULT for finding in findings):
         findings += check_executors(options.master, conf)
-    if options.json:
-        print(json.dumps([asdict(finding) for finding in findings]))
-    else:
-        for finding in findings:
-            mark = {Level.FINE: "  ok     ", Level.WARNING: "? warning", Level.FAULT: "! FAULT  "}[finding.level]
-            print(f"{mark} {finding.topic}: {finding.what}" + (f"\n            → {finding.fix}" if finding.fix else ""))
-    return int(any(finding.level is Level.FAULT for finding in findings))
+    return findings
 
 
 # ---------------------------------------------------------------- this machine
@@ -126,12 +149,26 @@ def check_descriptors(where: str, limit: int) -> Diagnosis:
     return fine("open files", what)
 
 
+def check_local(gpus: Sequence[str], cores: int) -> Diagnosis:
+    """Say what ``run(local=True)`` would train on."""
+    places = f"{len(gpus)} GPUs" if gpus else f"{cores} cores"
+    return fine("run(local=True)", f"trains on the {places} of this machine, without Spark or Java")
+
+
+def check_torch() -> Diagnosis:
+    """Check the version of torch."""
+    return _package("torch", (2, 6), (3,), "pip install 'torch>=2.6'")
+
+
 def check_java(spark: Version | None) -> Diagnosis:
     """Check the Java that pyspark starts against what the installed Spark wants."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
-    fix = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and let JAVA_HOME point to it"
+    fix = (
+        "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and let JAVA_HOME point to it; run(local=True) needs "
+        "none (doctor --local)"
+    )
     if java is None or not os.path.exists(java):
         return fault("Java", f"there is no {java or 'java'}", fix)
     said = _output([java, "-version"])
@@ -151,7 +188,7 @@ def check_packages(spark: Version | None) -> list[Diagnosis]:
     found = [
         _package("pyspark", (3, 5), (5,), "pip install 'spark-elastic[spark]', or use the cluster's with PYTHONPATH")
     ]
-    found += [_package("torch", (2, 6), (3,), "pip install 'torch>=2.6'")]
+    found += [check_torch()]
     arrow_least = (14,) if spark is None or spark < (4, 1) else (15,) if spark < (4, 2) else (18,)
     petastorm = installed("petastorm")
     arrow_most = (15,) if petastorm else (999,)

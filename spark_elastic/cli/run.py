@@ -1,6 +1,7 @@
 """spark-elastic run script.py --min-np 2 --max-np 8 -- arguments: runs a script, or module:function, in every worker.
 
-The script calls @elastic functions itself. One that was written for torchrun runs as it is with --restart-on-change.
+The script calls @elastic functions itself. One that was written for torchrun runs as it is with --restart-on-change. With
+--local the workers are processes of this machine, without Spark.
 """
 
 from __future__ import annotations
@@ -37,11 +38,15 @@ _SETTINGS = {
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("run", help="run a script on Spark executors", description=__doc__)
-    parser.add_argument("target", help="a script, or module:function; its own arguments follow after --")
+    parser = commands.add_parser("run", help="run a script on Spark executors, or on this machine", description=__doc__)
+    parser.add_argument("target", help="a script, or module:function")
+    parser.add_argument("words", nargs="*", metavar="argument", help="its own; those with a dash follow after --")
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, run as by python -m")
     for name, kind in _SETTINGS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
+    parser.add_argument(
+        "--local", action="store_true", help="without Spark: a process of this machine for each GPU, else for each core"
+    )
     parser.add_argument("--master", help="Spark's; default a local-cluster of as many executors as there are cores")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the workers")
@@ -61,7 +66,7 @@ def add_to(commands: Any) -> None:
         "--nproc-per-node",
         "--nproc_per_node",
         metavar="INT",
-        help="as torchrun's: with --nnodes, how many workers in all; Spark places them",
+        help="as torchrun's: with --nnodes, how many workers in all; Spark, or --local, places them",
     )
     parser.add_argument("--nnodes", metavar="MIN[:MAX]", help="as torchrun's; default 1")
     parser.add_argument(
@@ -79,7 +84,9 @@ def run(options: argparse.Namespace) -> int:
     import spark_elastic
     from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
 
-    call: Any = find_target(options.target, options.arguments, is_module=options.module)
+    if options.local and (options.master is not None or options.conf):
+        raise ValueError("--local is without Spark: give either it or --master and --conf")
+    call: Any = find_target(options.target, [*options.words, *options.arguments], is_module=options.module)
     restarts = options.max_restarts
     if restarts is not None and not options.restart_on_change:
         raise ValueError("--max-restarts is for scripts that are started anew: give --restart-on-change, too")
@@ -98,7 +105,12 @@ def run(options: argparse.Namespace) -> int:
     session = make_session(options.master, pairs(options.conf, "--conf"))
     try:
         results = spark_elastic.run(
-            call, spark=session, env=pairs(options.env, "--env"), progress=options.progress, **settings
+            call,
+            spark=session,
+            local=options.local,
+            env=pairs(options.env, "--env"),
+            progress=options.progress,
+            **settings,
         )
     finally:
         if session is not None:
@@ -116,7 +128,7 @@ def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, 
     if not each.isdecimal() or int(each) < 1:
         raise ValueError(
             f"--nproc-per-node must be a number of workers, not {each!r}: which slots a machine has is Spark's to say "
-            "(spark.executor.cores, spark.task.cpus, GPUs)"
+            "(spark.executor.cores, spark.task.cpus, GPUs); with --local, leave it out for one worker a GPU or core"
         )
     if not low.isdecimal() or not (high or low).isdecimal() or not 1 <= int(low) <= int(high or low):
         raise ValueError(f"--nnodes must be a number or MIN:MAX, not {nnodes!r}")

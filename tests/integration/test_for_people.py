@@ -60,14 +60,14 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_pat
 
 
 def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
-    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "events.jsonl"
     sizes = ["--nnodes", "1:2", "--nproc-per-node", "1", "--num-proc", "1", "--max-restarts", "5"]
     options = ["--restart-on-change", *sizes, "--no-progress", "--json", "--event-log", str(log)]
     (tmp_path / "own").mkdir()
     monkeypatch.chdir(tmp_path)  # relative paths are of this folder, in the scripts, too
-    status = main(["run", str(SUPPORT / "torchrun_script.py"), *options, "--", "own", "6"])
+    status = main(["run", "--local", str(SUPPORT / "torchrun_script.py"), *options, "--", "own", "6"])
     output = capfd.readouterr()
     assert status == 0, output.err
     assert json.loads(output.out.splitlines()[-1])["workers"] == 2

@@ -37,19 +37,37 @@ def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_it_trains_where_there_is_neither_spark_nor_java(tmp_path: Path) -> None:
+@pytest.fixture
+def without_spark(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which neither Spark nor Java is found, and which notes who asks for Spark."""
     for name in ("pyspark", "py4j"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(
-            f"open('{tmp_path}/imported', 'w')\nraise ImportError('forbidden')\n"
-        )
+        (tmp_path / name / "__init__.py").write_text(f"open('{tmp_path}/asked', 'w')\nraise ImportError('forbidden')\n")
     (tmp_path / "bin").mkdir()
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    out = finish(
-        start(tmp_path, "trained", env={**environment, "PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}/bin"})
+    yield {**environment, "PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}/bin"}
+    assert not (tmp_path / "asked").exists(), "the driver or a worker has asked for Spark"
+
+
+def test_it_trains_where_there_is_neither_spark_nor_java(tmp_path: Path, without_spark: dict[str, str]) -> None:
+    assert finish(start(tmp_path, "trained", env=without_spark)).splitlines()[-1] == "[30.0, 30.0] 1"
+
+
+def command(*arguments: str, **settings: Any) -> str:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark_elastic.cli", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings,
+    )  # fmt: skip
+    return finish(process)
+
+
+def test_the_command_runs_scripts_without_spark(tmp_path: Path, without_spark: dict[str, str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('arguments', sys.argv[1:])\n")
+    out = command(
+        "run", "--local", "--num-proc", "2", "--no-progress", str(script), "a", "--", "--b", env=without_spark
     )
-    assert out.splitlines()[-1] == "[30.0, 30.0] 1"
-    assert not (tmp_path / "imported").exists(), "the driver or a worker has asked for Spark"
+    assert sorted(out.splitlines()) == [f"[worker {worker}] arguments ['a', '--b']" for worker in (0, 1)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from spark_elastic.cli import doctor, main
-from spark_elastic.cli.doctor import Diagnosis, Level, check_descriptors, check_gpus, check_settings, compare
+from spark_elastic.cli.doctor import (
+    Diagnosis,
+    Level,
+    check_descriptors,
+    check_gpus,
+    check_local,
+    check_settings,
+    compare,
+)
 
 
 def executable(folder: Path, name: str, *lines: str) -> Path:
@@ -61,6 +69,23 @@ def test_an_old_java_is_named_with_what_this_spark_needs(
     assert status == 1
     assert f"{fine}/bin/java is {said}, Spark 4.3.0 needs 17 or 21" in found["Java"]["what"]
     assert "JAVA_HOME" in found["Java"]["fix"]
+
+
+def test_local_training_wants_no_java_and_no_spark(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fine / "bin" / "java").unlink()
+    monkeypatch.setenv("JAVA_HOME", str(fine / "nowhere"))
+    monkeypatch.setattr(doctor, "installed", {"torch": (2, 13, 0)}.get)
+    assert examined(capsys)[0] == 1
+    assert examined(capsys, "--local") == (0, {})
+    monkeypatch.setattr(doctor, "installed", {}.get)
+    assert set(examined(capsys, "--local")[1]) == {"torch"}
+
+
+def test_it_says_what_local_training_would_use() -> None:
+    assert "trains on the 2 GPUs of this machine" in check_local(("0", "1"), 8).what
+    assert "trains on the 8 cores of this machine" in check_local((), 8).what
 
 
 def test_java_home_goes_before_the_path_as_it_does_for_spark(

@@ -139,3 +139,12 @@ def test_a_script_that_does_not_end_is_killed_with_what_it_has_started(
         child = pipe.read_text()  # waits until the script has written it
     assert process.returncode == -9
     assert not Path("/proc", child).exists()
+
+
+@pytest.mark.parametrize("command", [["run", "nothing.py"], ["doctor"]], ids=["run", "doctor"])
+@pytest.mark.parametrize("other", [["--master", "local[2]"], ["--conf", "a=b"]], ids=["master", "conf"])
+def test_local_and_settings_of_spark_are_refused_together(
+    command: list[str], other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--local", *other]) == 2
+    assert "--local is without Spark: give either it or --master and --conf" in capsys.readouterr().err
