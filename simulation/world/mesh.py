@@ -138,7 +138,7 @@ class Group:
     def __init__(self, store: Any, rank: int, size: int, address: str, backend: str, timeout: timedelta) -> None:
         self.process = current().process
         self.simulation: Universe = self.process.simulation
-        self.generation: int = store._generation
+        self.generation: int = store.generation
         self.rank = rank
         self.size = size
         self.condition = Condition()
