@@ -5,13 +5,14 @@ parameters and the optimizer state of that commit. Its digest, one number, takes
 which costs nothing more, and is compared where that is read, at the next commit. Only where digests differ all ranks show each
 other the figures behind them, through the control store.
 
-What is compared: of each tensor up to ``PIECE`` elements, another piece each time, so that a check costs about as much whatever
-the size of the model; and rank 0 asks so seldom that checks take no more than ``SHARE`` of the time.
+What is compared: where rank 0 asks, the bits of all elements, which takes a millisecond for some 10 MB; it asks so seldom that
+this is no more than ``SHARE`` of the time. At the first commits, which follow each other closely, of each tensor up to
+``PIECE`` elements, another piece each time: ranks that train on rows of their own differ everywhere.
 
 How: bit for bit where all ranks run on CPUs of one kind with one version of torch, because Gloo's reductions leave the same
 bits on all ranks. Elsewhere the last bits of an optimizer's step may differ from rank to rank (AVX2 and AVX-512, other GPUs,
-atomic additions of a GPU) and add up to less than 1e-4 over a million steps, so sums and norms are compared to ``TOLERANCE``
-of the norm: more than that, and less than what ranks differ by that train each on its own rows.
+atomic additions of a GPU) and add up to less than 1e-4 over a million steps, so sums and norms of pieces are compared to
+``TOLERANCE`` of the norm: more than that, and less than what ranks differ by that train each on its own rows.
 
 Buffers are not compared: running statistics are each rank's own unless its wrapper broadcasts them.
 """
@@ -31,7 +32,7 @@ import torch
 from spark_elastic.errors import RanksDifferError
 from spark_elastic.protocol.messages import CommitId
 
-# Elements of a tensor that a fingerprint looks at.
+# Elements of a tensor that a fingerprint looks at, but for its bits where all of it is asked for.
 PIECE = 16_384
 # Rank 0 asks for a fingerprint no more often than this, and no more often than checks may take their share of the time.
 SECONDS = 5.0
@@ -46,7 +47,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What is compared: of each tensor its name, the sum of its bits, its sum and its norm. ``kind`` is that of the machine."""
+    """What is compared: of each tensor its name, the sum of its bits, and sum and norm of a piece. ``kind``: the machine's."""
 
     commit: CommitId
     kind: str
@@ -66,11 +67,13 @@ class Figures(msgspec.Struct, frozen=True):
 _shown = msgspec.msgpack.Decoder(tuple[int, Figures])
 
 
-def take_figures(tensors: Named, commit: CommitId) -> Figures:
-    """Look at tensors, all of this commit. Waits for a GPU where they are on one."""
+def take_figures(tensors: Named, commit: CommitId, of_all: bool = False) -> Figures:
+    """Look at tensors, all of this commit, and at the bits of all of them or of pieces. Waits for a GPU where they are on one."""
     pieces = [_piece(tensor.detach(), commit.index) for _, tensor in tensors]
     with torch.no_grad():
-        bits = [piece.view(_BITS[piece.element_size()]).sum(dtype=torch.int64) for piece in pieces]
+        bits = (
+            [_sum_of_bits(_flat(tensor.detach())) for _, tensor in tensors] if of_all else [*map(_sum_of_bits, pieces)]
+        )
         floats = [piece.to(torch.float64) for piece in pieces]
         numbers = [torch.stack([piece.sum(), piece.norm()]) for piece in floats]
     values = torch.stack(numbers).tolist() if numbers else []
@@ -84,14 +87,28 @@ def take_figures(tensors: Named, commit: CommitId) -> Figures:
     )
 
 
-def _piece(tensor: torch.Tensor, number: int) -> torch.Tensor:
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    flat = tensor.reshape(-1)
+    return tensor.reshape(-1).contiguous()
+
+
+def _piece(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    flat = _flat(tensor)
     if len(flat) <= PIECE:
-        return flat.contiguous()
+        return flat
     start = number * PIECE % len(flat)
-    return flat[start : start + PIECE].contiguous()
+    return flat[start : start + PIECE]
+
+
+def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
+    """Add up a tensor's memory, eight bytes at a time: any element that differs alone makes a difference."""
+    a_word = max(1, 8 // flat.element_size())
+    if flat.storage_offset() % a_word:
+        flat = flat.clone()  # ranks may hold it at different places, and have to add up the same words
+    words = len(flat) - len(flat) % a_word
+    rest = flat[words:].view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
+    return flat[:words].view(torch.int64).sum() + rest
 
 
 def machine_kind(on_gpu: bool) -> str:
@@ -157,8 +174,7 @@ class Comparison:
         self._figures: Figures | None = None
         self._equal_at: CommitId | None = None
         self._is_asked = False
-        self._asks_at = 0.0
-        self._spent = 0.0
+        self._asks_at = clock() + SECONDS
         self._pause = SECONDS
         self._verdict: RanksDifferError | None = None
 
@@ -172,10 +188,10 @@ class Comparison:
         self._figures = None
         now = self._clock()
         if is_commit and (self._is_asked or commit.index & (commit.index - 1) == 0):
-            self._is_asked = False
-            self._figures = take_figures(tensors(), commit)
-            self._spent = self._clock() - now
-            self._asks_at = now + max(self._pause, self._spent / SHARE)
+            self._figures = take_figures(tensors(), commit, of_all=self._is_asked)
+            if self._is_asked:
+                self._is_asked = False
+                self._asks_at = now + max(self._pause, (self._clock() - now) / SHARE)
         asks = self._rank == 0 and now >= self._asks_at
         return 0 if self._figures is None else self._figures.digest, int(asks)
 

@@ -73,6 +73,27 @@ def test_another_piece_of_a_large_tensor_is_looked_at_each_time() -> None:
     assert differs == [False, False, False, True] * 2
 
 
+def bits_of_all(tensor: torch.Tensor) -> Any:
+    return take_figures([("a", tensor)], CommitId(1, 1), of_all=True).bits
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.uint8, torch.bool]
+)
+def test_one_element_of_a_large_tensor_counts_wherever_it_is(dtype: torch.dtype) -> None:
+    square = torch.ones(4, PIECE).to(dtype)
+    for tensor in (square, square.t(), torch.ones(4 * PIECE + 3).to(dtype)):
+        for place in ([0] * tensor.ndim, [-1] * tensor.ndim, [2] * tensor.ndim):
+            other = tensor.clone()
+            other[tuple(place)] = 0
+            assert bits_of_all(other) != bits_of_all(tensor)
+
+
+def test_the_place_at_which_a_rank_holds_a_tensor_does_not_count() -> None:
+    tensor = torch.randn(4 * PIECE)
+    assert bits_of_all(torch.cat([torch.ones(1), tensor])[1:]) == bits_of_all(tensor)
+
+
 # ---------------------------------------------------------------- several ranks in one process
 
 
@@ -134,7 +155,17 @@ def test_fingerprints_are_made_at_powers_of_two_and_then_when_rank_0_asks(clock:
     for index in range(1, 41):
         clock.now += 0.5
         assert ranks.commit(index) == [None, None]
-    assert ranks.made == [1, 2, 4, 8, 16, 27, 32]
+    assert ranks.made == [1, 2, 4, 8, 11, 16, 22, 32, 33]
+
+
+def test_what_rank_0_asks_for_sees_one_element_of_many(clock: Any) -> None:
+    ranks = Ranks([torch.ones(100 * PIECE) for _ in range(2)], clock)
+    ranks.tensors[1][77 * PIECE] = 7.0
+    found = []
+    for index in range(1, 6):
+        clock.now += 2.0
+        found.append(any(ranks.commit(index)))
+    assert found == [False] * 4 + [True], "asked for at commit 3, made at commit 4, read at the next"
 
 
 def test_a_mere_look_whether_the_world_changes_carries_none(clock: Any) -> None:
