@@ -32,6 +32,8 @@ class Delivery:
     rows: int
     tensors: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     was_used: bool = False
+    # Whether a commit has counted it as processed before a model was given it.
+    was_counted: bool = False
 
     @property
     def weight(self) -> float:
@@ -65,6 +67,8 @@ class Deliveries:
         self._last: Delivery | None = None
         # Whether a batch was delivered since a model was given one.
         self._is_fresh = False
+        # Whether a model has been given a batch for gradients, for the first time, after the commit that counted it.
+        self.came_after_its_commit = False
 
     def note(self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int) -> None:
         """Note a batch that a loader is about to hand out."""
@@ -93,7 +97,10 @@ class Deliveries:
         """
         if not self._kept:
             return None
-        found = self._known(tensors) or self._guess(tensors)
+        found = self._known(tensors)
+        if found is not None and found.was_counted and not found.was_used:
+            self.came_after_its_commit = True
+        found = found or self._guess(tensors)
         if found is not None:
             self._use(found)
             found.knows(tensors)
@@ -103,6 +110,11 @@ class Deliveries:
         """Note that a model is given these tensors where no gradients are wanted."""
         if self._kept and (found := self._known(tensors)):
             self._use(found)
+
+    def committed(self) -> None:
+        """Note a commit, for which all that has been delivered is processed."""
+        for known in self._kept:
+            known.was_counted = True
 
     def newest(self) -> Delivery | None:
         """Return the batch that was delivered last."""

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from spark_elastic.checkpoint.skeleton import PLAIN
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
@@ -85,6 +86,12 @@ class TrainingChecks:
             self._warn(
                 f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: when a worker is lost, all of them are. Write "
                 "state.commit() after optimizer.step()"
+            )
+        if deliveries.came_after_its_commit:
+            deliveries.came_after_its_commit = False
+            self._warn(
+                "a batch was fetched before a commit and trains after it: at that commit its rows counted as processed, so a "
+                "reset leaves them out. Call state.commit() after the step and before the next batch is fetched"
             )
         for loader in iterated_alone:
             self._look_at(loader)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Countable, has_part
 from spark_elastic.data.tracker import Report
 from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
@@ -74,6 +75,7 @@ class Commits:
         if self._exchange(state, job, world):
             raise HostsUpdatedInterrupt("workers arrive or leave")
         faults.reached(Point.COMMITTED, **where)
+        deliveries.committed()
         for model in job.models:
             model.forget_rows()
 

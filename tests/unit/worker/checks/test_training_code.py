@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from worker_stage import Stage, on_stage
 
 from spark_elastic.data import ElasticDataLoader
+from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks import training_code
 from spark_elastic.worker.ddp import DistributedDataParallel
@@ -387,3 +388,26 @@ def test_a_loader_of_torchs_that_validates_or_may_know_of_ranks_is_nobodys_busin
     stage: Stage, loader: Any, validation: Any, kept: dict[str, Any]
 ) -> None:
     train_through(stage, loader, validation, **kept)
+
+
+@pytest.mark.parametrize("commits_first", [True, False])
+def test_a_batch_that_trains_after_the_commit_that_counted_it_is_warned_of_once(
+    stage: Stage, commits_first: bool
+) -> None:
+    model, state = making()
+    stage.begin(state)
+    loader, warned = object(), []
+    for _ in range(3):
+        batch = torch.ones(2, 2)
+        deliveries.note(loader, batch, (2, 2), 0)
+        if commits_first:
+            state.commit()
+        deliveries.find([batch])
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            step(model, state.optimizer)
+        warned += [str(warning.message) for warning in seen]
+        state.commit()
+        deliveries.find([batch])  # more losses of the same batch
+    deliveries.forget(loader)
+    assert [text[:42] for text in warned] == ["a batch was fetched before a commit and tr"] * commits_first
