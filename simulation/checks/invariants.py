@@ -122,29 +122,26 @@ class Invariants:
 
     def _check_command(self, command: do.Command, was_over: bool) -> None:
         simulation = self.simulation
-        kind = type(command)
-        if kind is do.Record:
-            record = command.typed()  # type: ignore[union-attr]
-            if isinstance(record, WorkerLost):
-                self._check_loss(record)
-            elif isinstance(record, WorldBroken):
-                self._check_break(record)
-            elif isinstance(record, StateLost):
+        if was_over and not isinstance(command, (do.Record, do.ReleaseTask)):
+            simulation.fail(f"{command} after the end of the job")
+        match command:
+            case do.Record(WorkerLost() as lost):
+                self._check_loss(lost)
+            case do.Record(WorldBroken() as broken):
+                self._check_break(broken)
+            case do.Record(StateLost()):
                 self._check_state_is_lost()
                 if not simulation.schedule.job.durable:
                     simulation.fail("training begins anew, and there is no durable checkpoint")
-            return
-        if was_over and kind is not do.ReleaseTask:
-            simulation.fail(f"{command} after the end of the job")
-        if kind is do.FormWorld:
-            self._check_world(command)  # type: ignore[arg-type]
-        elif kind is do.FailJob and isinstance(command.error, StateLostError):  # type: ignore[union-attr]
-            self._check_state_is_lost()
-        elif kind in (do.AbortWorld, do.InterruptWorld, do.FinishWorld):
-            if command.generation != self.machine.job.generation:  # type: ignore[union-attr]
-                simulation.fail(f"{command} is for a stale generation")
-            if kind is not do.FinishWorld:
-                self._world_is_over = True
+            case do.FailJob(StateLostError()):
+                self._check_state_is_lost()
+            case do.FormWorld():
+                self._check_world(command)
+            case do.AbortWorld(generation) | do.InterruptWorld(generation) | do.FinishWorld(generation):
+                if generation != self.machine.job.generation:
+                    simulation.fail(f"{command} is for a stale generation")
+                if not isinstance(command, do.FinishWorld):
+                    self._world_is_over = True
 
     def _check_loss(self, record: WorkerLost) -> None:
         """Nobody is taken out but for a fault, or for having no state to begin with.

@@ -16,6 +16,7 @@ from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, 
 from spark_elastic.driver.ranks import assign_ranks
 from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
 from spark_elastic.protocol.messages import Activity, CommitId, Member
+from spark_elastic.protocol.records import RunAgain, WorldFinished, WorldForming, WorldInterrupted
 
 
 def advance(job: JobState) -> None:
@@ -43,7 +44,7 @@ def _run_again(job: JobState, world: Generation) -> None:
     """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
     # Results that are there already are of no use without the others'.
     job.order(*job.roster.kill(job.members))
-    job.record("run_again", generation=world.generation)
+    job.record(RunAgain(world.generation))
     job.drop_world(WorldChange.REPEATED)
 
 
@@ -62,7 +63,7 @@ def _finish_if_voted(job: JobState) -> None:
     if have_all_voted(job.situation):
         world = job.change_world(WorldChange.VOTED)
         job.order(do.FinishWorld(world.generation, world.workers))
-        job.record("world_finished", generation=world.generation, size=len(world.members))
+        job.record(WorldFinished(world.generation, len(world.members)))
         others = [worker for worker in job.workers.values() if worker.worker not in world.ranks]
         job.order(*job.roster.dismiss(others))
     elif voted := find_to_call_back(job.situation):
@@ -118,7 +119,7 @@ def _interrupt_if_planned(job: JobState) -> None:
     if reason:
         world = job.change_world(WorldChange.INTERRUPTED)
         job.order(do.InterruptWorld(world.generation, world.workers))
-        job.record("world_interrupted", generation=world.generation, reason=reason)
+        job.record(WorldInterrupted(world.generation, reason))
 
 
 def _form_if_ready(job: JobState) -> None:
@@ -153,11 +154,5 @@ def _form(job: JobState, members: tuple[Member, ...], newest: CommitId | None) -
         worker.active_at = job.now
         worker.awaited_since = None
     job.order(do.FormWorld(world.generation, members, previous_size))
-    job.record(
-        "world_forming",
-        generation=world.generation,
-        size=len(members),
-        previous_size=previous_size,
-        workers=[member.worker for member in members],
-        newest_commit=str(newest),
-    )
+    workers = [member.worker for member in members]
+    job.record(WorldForming(world.generation, len(members), previous_size, workers, newest_commit=str(newest)))

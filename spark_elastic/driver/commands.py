@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.protocol import records
 from spark_elastic.protocol.messages import Member
+from spark_elastic.protocol.records import DriverRecord
 
 
 class StartWorker(msgspec.Struct, frozen=True):
@@ -98,12 +98,7 @@ class FailJob(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True):
     """Write an entry into the event log."""
 
-    kind: str
-    fields: dict[str, object] = msgspec.field(default_factory=dict)
-
-    def typed(self) -> records.DriverRecord:
-        """Return the record that it is."""
-        return msgspec.convert(self.fields, records.DRIVER_RECORDS[self.kind])
+    record: DriverRecord
 
 
 Command = (

@@ -6,6 +6,7 @@ from spark_elastic.driver import events as ev
 from spark_elastic.driver.hosts import Host
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import lose_worker
+from spark_elastic.protocol.records import HostLost, SlotGivenUp
 
 
 def task_registered(job: JobState, event: ev.TaskRegistered) -> None:
@@ -26,7 +27,7 @@ def task_lost(job: JobState, event: ev.TaskLost) -> None:
     host = job.hosts.remove(event.host)
     if host is None:
         return
-    job.record("host_lost", host=event.host, name=host.name, reason=event.reason)
+    job.record(HostLost(event.host, host.name, event.reason))
     if host.worker is not None:
         lose_worker(job, host.worker, f"its host was lost: {event.reason}")
 
@@ -34,7 +35,7 @@ def task_lost(job: JobState, event: ev.TaskLost) -> None:
 def slot_given_up(job: JobState, event: ev.SlotGivenUp) -> None:
     """Spark starts the task of a slot no more, which may be why there are too few hosts."""
     job.shortage.slot_given_up(event.reason)
-    job.record("slot_given_up", slot=event.slot, reason=event.reason)
+    job.record(SlotGivenUp(event.slot, event.reason))
 
 
 def host_draining(job: JobState, event: ev.HostDraining) -> None:

@@ -19,6 +19,7 @@ from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId, Member
+from spark_elastic.protocol.records import DriverRecord, JobFailed, JobFinished
 
 
 class JobState:
@@ -87,9 +88,9 @@ class JobState:
         """Have something done, after all that has been ordered before."""
         self._commands += commands
 
-    def record(self, kind: str, **fields: object) -> None:
-        """Have an event written to the job's log."""
-        self.order(do.Record(kind, fields))
+    def record(self, record: DriverRecord) -> None:
+        """Have a record written to the job's event log."""
+        self.order(do.Record(record))
 
     def take_commands(self) -> list[do.Command]:
         """Hand over what is to be done, in order."""
@@ -148,7 +149,7 @@ class JobState:
     def finish(self, workers: tuple[int, ...]) -> None:
         """End the job with the results of these workers."""
         self.over = True
-        self.record("job_finished", workers=list(workers), resets=self.setbacks.resets)
+        self.record(JobFinished(list(workers), self.setbacks.resets))
         self.order(do.FinishJob(workers), *self.roster.release_all())
 
     def fail(self, error: SparkElasticError) -> None:
@@ -156,7 +157,7 @@ class JobState:
         if self.over:
             return
         self.over = True
-        self.record("job_failed", error=type(error).__name__, message=str(error))
+        self.record(JobFailed(type(error).__name__, str(error)))
         self.order(do.FailJob(error), *self.roster.release_all())
 
     def fail_if(self, error: SparkElasticError | None) -> bool:

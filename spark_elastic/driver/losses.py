@@ -12,6 +12,7 @@ from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
+from spark_elastic.protocol.records import NewcomersPaused, StateLost, WorkerLost, WorldBroken
 
 # ---------------------------------------------------------------------- a worker
 
@@ -30,7 +31,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
     is_joining = job.situation.is_joining(worker)
     if number not in job.book.failures:
         job.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
-    job.record("worker_lost", worker=number, rank=rank, host=worker.host_name, cause=cause)
+    job.record(WorkerLost(number, rank, worker.host_name, cause))
     job.roster.blame_place(worker, job.now, is_member=job.is_member(number))
     if world is None or number not in world.ranks:
         return
@@ -65,13 +66,8 @@ def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, c
     world.newcomers_failed = True
     pause = job.admission.failed(job.now, job.now - world.since)
     if pause:
-        job.record(
-            "newcomers_paused",
-            host=None,
-            failures=job.admission.failures,
-            seconds=pause,
-            reason=f"{name_worker(newcomer.worker, world.ranks[newcomer.worker])} on {newcomer.host_name} {cause}",
-        )
+        who = f"{name_worker(newcomer.worker, world.ranks[newcomer.worker])} on {newcomer.host_name}"
+        job.record(NewcomersPaused(None, job.admission.failures, pause, f"{who} {cause}"))
 
 
 # ---------------------------------------------------------------------- a world
@@ -87,7 +83,7 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
     if world.phase is not WorldPhase.BREAKING:
         job.change_world(WorldChange.BROKE)
         world.broken_by = reason
-        job.record("world_broken", generation=world.generation, reason=reason)
+        job.record(WorldBroken(world.generation, reason))
         if is_newcomers is None:  # who feels a newcomer's end may say so before that is heard of
             is_newcomers = any(map(job.situation.is_joining, job.members))
         world.counts_as_reset = not is_newcomers
@@ -120,13 +116,7 @@ def break_unconnected(job: JobState, reason: str) -> None:
     for worker in replaced:
         if not worker.has_connected:
             pause = job.admission.unconnected(worker.place, job.now, cost)
-            job.record(
-                "newcomers_paused",
-                host=worker.host_name,
-                failures=1,
-                seconds=pause,
-                reason="nobody could connect to them",
-            )
+            job.record(NewcomersPaused(worker.host_name, 1, pause, "nobody could connect to them"))
         lose_worker(job, worker.worker, f"could not connect to the others ({worker.form_failures} times in a row)")
 
 
@@ -163,6 +153,6 @@ def lose_state(job: JobState, what: str) -> None:
     """Nobody holds the state any more: go on from the newest durable checkpoint, as a new run would, or fail."""
     if job.fail_if(job.setbacks.lost_state(what, job.book.story())):
         return
-    job.record("state_lost", generation=job.generation, reason=what)
+    job.record(StateLost(job.generation, what))
     job.drop_world(WorldChange.LOST)
     job.give_up_if_pointless()

@@ -20,6 +20,7 @@ from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import joins_at
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol.records import DriverPaused
 
 # What notes an event, as long as the job is not over.
 NOTED_BY: Mapping[type[ev.Event], Callable[[JobState, Any], None]] = {
@@ -66,7 +67,7 @@ class DriverMachine:
         job = self.job
         pause = job.clock.advance(now)
         if pause is not None:
-            job.record("driver_paused", seconds=round(pause, 3))
+            job.record(DriverPaused(round(pause, 3)))
         job.history.happened(event, now)
         try:
             if job.over:

@@ -9,6 +9,7 @@ from spark_elastic.driver.hosts import Host, HostManager, Place
 from spark_elastic.driver.listing import HostListing
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase
 from spark_elastic.driver.workers import Worker
+from spark_elastic.protocol.records import HostDraining, HostListedAgain, HostRegistered, SlotsYielded, WorkerStarting
 
 
 class Roster:
@@ -30,7 +31,7 @@ class Roster:
     def register(self, host: Host, members: Collection[int]) -> list[do.Command]:
         """Admit a host. It drains at once where the listing has no room for it."""
         self.hosts.add(host)
-        registered = do.Record("host_registered", {"host": host.host, "slot": host.slot, "name": host.name})
+        registered = do.Record(HostRegistered(host.host, host.slot, host.name))
         return [registered, *self._follow_listing(members)]
 
     def take_listing(self, slots: Mapping[str, int | None], members: Collection[int]) -> list[do.Command]:
@@ -46,7 +47,7 @@ class Roster:
             commands += self._drain(host, members)
         for host in use:
             host.unlisted = host.draining = False
-            commands.append(do.Record("host_listed_again", {"host": host.host, "name": host.name}))
+            commands.append(do.Record(HostListedAgain(host.host, host.name)))
         return commands
 
     def take_away(self, number: int, deadline: float | None, members: Collection[int]) -> list[do.Command]:
@@ -61,7 +62,7 @@ class Roster:
     def _drain(self, host: Host, members: Collection[int]) -> list[do.Command]:
         """Let a host have no further worker. A member leaves when its world ends, which is not decided here."""
         host.draining = True
-        commands: list[do.Command] = [do.Record("host_draining", {"host": host.host, "name": host.name})]
+        commands: list[do.Command] = [do.Record(HostDraining(host.host, host.name))]
         worker = self.workers.get(host.worker) if host.worker is not None else None
         if worker is not None and worker.phase is not WorkerPhase.DONE and worker.worker not in members:
             commands += self.dismiss([worker])
@@ -84,7 +85,7 @@ class Roster:
 
     def yield_slots(self) -> list[do.Command]:
         """Give all hosts back to Spark, with the workers on them; it is asked for others later."""
-        yielded = do.Record("slots_yielded", {"hosts": len(self.hosts)})
+        yielded = do.Record(SlotsYielded(len(self.hosts)))
         releases = self.release_all()
         for host in self.hosts:
             self.hosts.remove(host.host)
@@ -107,7 +108,7 @@ class Roster:
             self.workers[number] = Worker(number, host.host, host.name, host.place, heard=now, active_at=now)
             commands += [
                 do.StartWorker(host.host, number),
-                do.Record("worker_starting", {"worker": number, "host": host.host, "name": host.name}),
+                do.Record(WorkerStarting(number, host.host, host.name)),
             ]
         return commands
 

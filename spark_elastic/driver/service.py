@@ -412,8 +412,7 @@ class SparkDriverService:
 
     def _execute(self, command: do.Command) -> None:  # noqa: C901  # a case for each command
         match command:
-            case do.Record():
-                record = command.typed()
+            case do.Record(record):
                 told = self._narrator.tell(record)
                 if told is not None:
                     self._printer.log(*told)

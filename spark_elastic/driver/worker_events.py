@@ -12,6 +12,7 @@ from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.errors import RanksDifferError, TrainingFailedError, WorkerFailure
+from spark_elastic.protocol import records
 
 # ---------------------------------------------------------------------- its process
 
@@ -77,9 +78,7 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
         known = job.book.failures.get(event.worker)
         cause = known.cause if known is not None else describe_exit(event.code)
         job.order(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
-    job.record(
-        "worker_exited", worker=event.worker, code=event.code, meaning=describe_exit(event.code), explains=is_why
-    )
+    job.record(records.WorkerExited(event.worker, event.code, describe_exit(event.code), explains=is_why))
 
 
 # ---------------------------------------------------------------------- its world
@@ -114,7 +113,7 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     worker.awaited_since = None
     worker.commit = event.commit
     job.note_commit(worker, event.commit)
-    job.record("worker_ready", worker=event.worker, generation=event.generation, commit=str(event.commit))
+    job.record(records.WorkerReady(event.worker, event.generation, str(event.commit)))
 
 
 def group_formed(job: JobState, event: ev.GroupFormed) -> None:
@@ -132,12 +131,8 @@ def group_formed(job: JobState, event: ev.GroupFormed) -> None:
             worker.active_at = job.now
             worker.form_failures = 0
             worker.has_connected = True
-        job.record(
-            "world_formed",
-            generation=world.generation,
-            size=len(world.members),
-            seconds=round(job.now - world.since, 4),
-        )
+        seconds = round(job.now - world.since, 4)
+        job.record(records.WorldFormed(world.generation, len(world.members), seconds))
 
 
 def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
@@ -239,4 +234,4 @@ def result_arrived(job: JobState, event: ev.ResultArrived) -> None:
         return
     worker.active_at = job.now
     worker.enter(WorkerChange.DELIVERED)
-    job.record("result_arrived", worker=event.worker)
+    job.record(records.ResultArrived(event.worker))

@@ -131,7 +131,7 @@ class Script:
         commands = self.machine.handle(event, self.now)
         validate(self.job)
         self._check(commands, was_over)
-        self.records += [command.typed() for command in commands if isinstance(command, do.Record)]
+        self.records += [command.record for command in commands if isinstance(command, do.Record)]
         spoken = [command for command in commands if not isinstance(command, do.Record)]
         self.told += spoken
         return Told(spoken)

@@ -227,8 +227,8 @@ class AnySchedule(RuleBasedStateMachine):
             if script.outcome is not None:
                 return
             self._forget_released()
-            while len(script.hosts) < 4:
-                self.register("d")
+            for _ in range(4 - len(script.hosts)):
+                self.register("d")  # unless those that are to restart hold all slots: they come back below
             for process in list(script.processes.values()):
                 if process.phase in ("starting", "booting"):
                     script.boot(process.worker)
