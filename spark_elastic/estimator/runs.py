@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
+from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.store import Store
 
@@ -111,7 +114,18 @@ def record_run(store: Store, record: RunRecord) -> None:
 def find_run(store: Store, run_id: str) -> RunRecord | None:
     """The record of a run, None where there is none."""
     url = store.spark_url(f"{store.run_url(run_id)}/{_RECORD}")
-    return RunRecord(**json.loads(store.files.read(url))) if store.files.exists(url) else None
+    return read_record(store.files.read(url), url) if store.files.exists(url) else None
+
+
+def read_record(content: bytes, url: str) -> RunRecord:
+    """Read the record of this or another release, which may have fields that this one does not know.
+
+    Raises ``DamagedError``, which names ``url``, for what is no record.
+    """
+    try:
+        return msgspec.convert(json.loads(content), RunRecord)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise DamagedError(f"{url} is damaged, it is not the record of a run: {error}. Store.delete the run") from error
 
 
 def forget_run(store: Store, run_id: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +22,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_elastic.errors import DamagedError
 from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
 from spark_elastic.estimator.persistence import ModelWriter
 from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_recipe
-from spark_elastic.estimator.runs import RunRecord, describe_params
+from spark_elastic.estimator.runs import VERSION, RunRecord, describe_params, read_record
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.launchers.session import check_gpus
 
@@ -325,6 +328,21 @@ def test_a_run_is_told_apart_by_its_data_and_its_training_params_but_not_by_weig
     assert {entry.split(" ")[0] for entry in found[1:]} == {"batchSize", "optimizer", "optimizerParams"}
     assert describe(lambda x: x) == describe(lambda x: x)
     assert describe(lambda x: x + 2) != describe(lambda x: x + 1)
+
+
+def test_the_records_of_all_releases_are_read_and_one_of_another_version_is_another_run() -> None:
+    present = RunRecord("run", "data", version=VERSION)
+    assert read_record(json.dumps(asdict(present)).encode(), "run.json") == present
+    first = read_record(b'{"run_id": "run", "data": "data", "params": {}, "data_url": null}', "run.json")
+    assert first.differences(present) == ["its record (of version 1, this release writes 2)"]
+    later = read_record(b'{"run_id": "run", "data": "data", "version": 3, "seed": 1}', "run.json")
+    assert later.differences(present) == ["its record (of version 3, this release writes 2)"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"run_id": "ru', b"[]", b'{"run_id": "run"}', b"\xff"])
+def test_what_is_no_record_of_a_run_is_told_with_its_place(content: bytes) -> None:
+    with pytest.raises(DamagedError, match=r"runs/run/run\.json is damaged"):
+        read_record(content, "/store/runs/run/run.json")
 
 
 # ---------------------------------------------------------------- concurrent fits
