@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,8 +17,11 @@ from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.records import CheckpointFailed, CheckpointSuperseded, CheckpointWritten, Report
 from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.snapshot import SnapshotPair
+
+R = TypeVar("R")
 
 
 def buffers(snapshots: SnapshotPair) -> set[int]:
@@ -31,15 +34,13 @@ class Job:
     def __init__(self, url: str, clock: SimpleNamespace) -> None:
         self.url, self.clock = url, clock
         self.snapshots = SnapshotPair()
-        self.events: list[tuple[str, Any]] = []
+        self.reports: list[Report] = []
         self.writers: list[CheckpointWriter] = []
         self.writer = self.new_writer()
 
     def new_writer(self, interval: float = 60.0, attempt: int | None = None) -> CheckpointWriter:
         number = CheckpointDirectory(self.url).claim() if attempt is None else attempt
-        self.writer = CheckpointWriter(
-            CheckpointPlan(self.url, number, interval), lambda kind, values: self.events.append((kind, values)), int
-        )
+        self.writer = CheckpointWriter(CheckpointPlan(self.url, number, interval), self.reports.append, int)
         self.writers.append(self.writer)
         return self.writer
 
@@ -64,12 +65,12 @@ class Job:
     def settle(self) -> None:
         self.writer._wait(lambda: False)
 
-    def of(self, kind: str) -> list[Any]:
-        return [values for name, values in self.events if name == kind]
+    def of(self, kind: type[R]) -> list[R]:
+        return [report for report in self.reports if isinstance(report, kind)]
 
     @property
     def written(self) -> list[int]:
-        return [values["step"] for values in self.of("checkpoint_written")]
+        return [report.step for report in self.of(CheckpointWritten)]
 
 
 @pytest.fixture
@@ -192,15 +193,15 @@ def test_a_full_disk_is_a_warning_and_an_event_and_later_commits_try_again(
 ) -> None:
     job.commit(1)
     assert "No space left on device" in caplog.text
-    assert job.of("checkpoint_failed") == [
-        {"name": "000001-000001-000000001", "step": 1, "error": "OSError: [Errno 28] No space left on device"}
+    assert job.of(CheckpointFailed) == [
+        CheckpointFailed("000001-000001-000000001", 1, "OSError: [Errno 28] No space left on device")
     ]
     assert not CheckpointDirectory(job.url).list().partial
     job.commit(2)
-    assert len(job.of("checkpoint_failed")) == 1  # not in the same second
+    assert len(job.of(CheckpointFailed)) == 1  # not in the same second
     job.clock.now += 1
     job.commit(3)
-    assert len(job.of("checkpoint_failed")) == 2
+    assert len(job.of(CheckpointFailed)) == 2
     full.failing = False
     job.clock.now += 2
     job.commit(4)
@@ -211,7 +212,7 @@ def test_failures_are_tried_again_at_the_interval_at_the_latest(job: Job, full: 
     job.new_writer(interval=0.0)
     for step in (1, 2, 3):
         job.commit(step)
-    assert len(job.of("checkpoint_failed")) == 3
+    assert len(job.of(CheckpointFailed)) == 3
 
 
 def test_an_object_that_cannot_be_pickled_fails_the_write_and_not_the_training(job: Job) -> None:
@@ -220,7 +221,7 @@ def test_an_object_that_cannot_be_pickled_fails_the_write_and_not_the_training(j
     job.snapshots.switch()
     job.writer.begin(CommitId(1, 1), job.snapshots)
     job.settle()
-    assert "pickle" in job.of("checkpoint_failed")[0]["error"]
+    assert "pickle" in job.of(CheckpointFailed)[0].error
 
 
 def test_a_superseded_writer_says_so_once_and_writes_no_more(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,14 +231,14 @@ def test_a_superseded_writer_says_so_once_and_writes_no_more(job: Job, caplog: p
         job.commit(step, durable=True)
     job.finish(3)
     assert job.written == [1]
-    assert len(job.of("checkpoint_superseded")) == 1
+    assert len(job.of(CheckpointSuperseded)) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_a_writer_on_a_machine_that_sees_another_place_says_so(job: Job) -> None:
     job.new_writer(attempt=7)
     job.commit(1)
-    assert "all machines share" in job.of("checkpoint_failed")[0]["error"]
+    assert "all machines share" in job.of(CheckpointFailed)[0].error
 
 
 # ---------------------------------------------------------------- the end
