@@ -12,13 +12,16 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
 
+from spark_elastic._json import Json
 from spark_elastic.checkpoint.skeleton import Leaf, StateDict
 from spark_elastic.checkpoint.tensors import dtype_of, raw
+
+Dict = TypeVar("Dict", bound="dict[object, object]")
 
 # Every reader of JSON returns integers below this unchanged.
 _EXACT = 2**53
@@ -39,21 +42,21 @@ class TreeEncoder:
 
     def __init__(self, views: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self._views = views
         self._devices = devices
 
-    def encode(self, value: Any, path: str = "") -> Any:
+    def encode(self, value: object, path: str = "") -> Json:
         """Return what JSON can hold of a value; ``path`` names the tensors in it."""
         kind = type(value)
-        if value is None or kind in (bool, str):
+        if value is None or type(value) is bool or type(value) is str:
             return value
         encode = _ENCODERS.get(kind)
         if encode is not None:
             return encode(self, value, path)
-        if kind is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
+        if type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
             return self._tensor(value.detach().contiguous(), str(value.device), path)
-        if kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
+        if type(value) is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
             content = torch.empty(value.nbytes, dtype=torch.uint8)
             content.numpy().data[:] = value.tobytes()
             return {"$array": self._keep(content, path), "dtype": value.dtype.str, "shape": list(value.shape)}
@@ -62,10 +65,10 @@ class TreeEncoder:
         self.objects.append(value)
         return {"$object": len(self.objects) - 1, "kind": f"{kind.__module__}.{kind.__qualname__}"}
 
-    def _leaf(self, leaf: Leaf, path: str) -> Any:
+    def _leaf(self, leaf: Leaf, path: str) -> Json:
         return self._tensor(self._views[leaf.index], self._devices[leaf.index], path)
 
-    def _tensor(self, tensor: torch.Tensor, device: str, path: str) -> Any:
+    def _tensor(self, tensor: torch.Tensor, device: str, path: str) -> Json:
         name, kind = self._keep(tensor, path), device.partition(":")[0]
         return {"$tensor": name} if kind == "cpu" else {"$tensor": name, "device": kind}
 
@@ -79,19 +82,20 @@ class TreeEncoder:
         self.tensors[name] = tensor
         return name
 
-    def _list(self, value: Sequence[Any], path: str) -> list[Any]:
+    def _list(self, value: Sequence[object], path: str) -> list[Json]:
         return [self.encode(entry, f"{path}.{place}") for place, entry in enumerate(value)]
 
-    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+    def _pairs(self, value: Mapping[object, object], path: str) -> list[Json]:
         return [[self.encode(key, path), self.encode(entry, _below(path, key))] for key, entry in value.items()]
 
-    def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(entry, _below(path, key)) for key, entry in value.items()}
+    def _dict(self, value: Mapping[object, object], path: str) -> Json:
+        names = [key for key in value if type(key) is str and not key.startswith("$")]
+        if len(names) == len(value):
+            return {name: self.encode(value[name], _below(path, name)) for name in names}
         return {"$dict": self._pairs(value, path)}
 
-    def _ordered(self, value: Any, path: str) -> Any:
-        encoded = {"$ordered_dict": self._pairs(value, path)}
+    def _ordered(self, value: OrderedDict[object, object], path: str) -> Json:
+        encoded: dict[str, Json] = {"$ordered_dict": self._pairs(value, path)}
         if hasattr(value, "_metadata"):  # the versions of a module's parts, which torch keeps there
             encoded["metadata"] = self.encode(value._metadata, _below(path, "_metadata"))
         return encoded
@@ -105,15 +109,15 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _integer(encoder: TreeEncoder, value: int, path: str) -> Any:
+def _integer(encoder: TreeEncoder, value: int, path: str) -> Json:
     return value if -_EXACT < value < _EXACT else {"$int": hex(value)}
 
 
-def _number(encoder: TreeEncoder, value: float, path: str) -> Any:
+def _number(encoder: TreeEncoder, value: float, path: str) -> Json:
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
-_ENCODERS: dict[type, Callable[[TreeEncoder, Any, str], Any]] = {
+_ENCODERS: dict[type, Callable[[TreeEncoder, Any, str], Json]] = {
     int: _integer,
     float: _number,
     list: TreeEncoder._list,
@@ -140,7 +144,7 @@ class TreeDecoder:
     """
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], objects: Sequence[Any] | None, device: torch.device | None
+        self, tensors: Mapping[str, torch.Tensor], objects: Sequence[object] | None, device: torch.device | None
     ) -> None:
         self._tensors = tensors
         self._objects = objects
@@ -161,40 +165,40 @@ class TreeDecoder:
         tensor = self._tensors[name]
         return tensor if device == "cpu" or self._device is None else tensor.to(self._device)
 
-    def _array(self, name: str, dtype: str, shape: list[int]) -> Any:
+    def _array(self, name: str, dtype: str, shape: list[int]) -> numpy.ndarray:
         data, kind = raw(self._tensors[name]).numpy().tobytes(), _numpy_dtype(dtype)
         if len(data) != math.prod(shape) * kind.itemsize:
             raise ValueError(f"array {name!r} of {dtype} cannot have the shape {shape}")
         return numpy.frombuffer(data, kind).reshape(shape).copy() if data else numpy.empty(shape, kind)
 
-    def _complex(self, parts: list[Any]) -> complex:
+    def _complex(self, parts: list[object]) -> complex:
         real, imaginary = (self.decode(part) for part in parts)
         return complex(real, imaginary)
 
-    def _pairs(self, kind: type, pairs: list[Any]) -> Any:
+    def _pairs(self, kind: type[Dict], pairs: list[tuple[object, object]]) -> Dict:
         found = kind((self.decode(key), self.decode(entry)) for key, entry in pairs)
         if len(found) != len(pairs):
             raise ValueError("a key stands twice in one dict")
         return found
 
-    def _ordered(self, pairs: list[Any], metadata: object = None) -> Any:
+    def _ordered(self, pairs: list[tuple[object, object]], metadata: object = None) -> OrderedDict[object, object]:
         found = self._pairs(OrderedDict, pairs)
         if metadata is not None:
-            found._metadata = self.decode(metadata)
+            vars(found)["_metadata"] = self.decode(metadata)
         return found
 
-    def _object(self, number: int, kind: str) -> Any:
+    def _object(self, number: int, kind: str) -> object:
         return OpaqueObject(kind, number) if self._objects is None else self._objects[number]
 
 
-def _numpy_dtype(name: object) -> Any:
+def _numpy_dtype(name: object) -> numpy.dtype[numpy.generic]:
     dtype = numpy.dtype(str(name))
     if dtype.kind not in _NUMPY_KINDS:
         raise ValueError(f"{name!r} is not among the dtypes that are stored")
     return dtype
 
 
-_DECODERS: dict[str, Callable[..., Any]] = {
+_DECODERS: dict[str, Callable[..., object]] = {
     "$tensor": TreeDecoder._tensor,
     "$array": TreeDecoder._array,
     "$scalar": lambda decoder, data, dtype: numpy.frombuffer(base64.b64decode(data), _numpy_dtype(dtype))[0],

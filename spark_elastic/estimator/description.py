@@ -17,10 +17,11 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
+
+from spark_elastic._json import Json
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
@@ -28,7 +29,7 @@ _NO_CODE = frozenset({"__dict__", "__doc__", "__module__", "__weakref__", "__fir
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 
 
-def describe(value: object, *, weights: bool = True) -> Any:
+def describe(value: object, *, weights: bool = True) -> Json:
     """Describe a value. weights: whether those of a network count; where they do not, their shapes do."""
     return _Description(weights).of(value)
 
@@ -38,10 +39,10 @@ class _Description:
 
     def __init__(self, weights: bool) -> None:
         self._weights = weights
-        self._above: list[Any] = []
-        self._known: dict[int, tuple[Any, Any]] = {}
+        self._above: list[object] = []
+        self._known: dict[int, tuple[object, Json]] = {}
 
-    def of(self, value: object) -> Any:
+    def of(self, value: object) -> Json:
         if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
             return value
         if id(value) not in self._known:
@@ -53,7 +54,7 @@ class _Description:
             self._above.pop()
         return self._known[id(value)][1]
 
-    def _composed(self, value: object) -> Any:
+    def _composed(self, value: object) -> Json:
         """Describe a value by what it is made of."""
         if isinstance(value, Mapping):
             return {str(key): self.of(entry) for key, entry in value.items()}
@@ -72,7 +73,7 @@ class _Description:
             return [self._class(type(value)), self.of(groups)]
         return self._of_object(value)
 
-    def _of_object(self, value: Any) -> Any:
+    def _of_object(self, value: object) -> Json:
         """Describe what can be called, a class or a module; anything else by its attributes."""
         if isinstance(value, functools.partial):
             return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
@@ -85,13 +86,13 @@ class _Description:
         if isinstance(value, types.ModuleType):
             return value.__name__
         if "__wrapped__" in getattr(value, "__dict__", ()):
-            return ["wrapped", self.of(value.__wrapped__)]
+            return ["wrapped", self.of(vars(value)["__wrapped__"])]
         held = {} if isinstance(value, enum.Enum) or hasattr(value, "__qualname__") else _attributes(value)
         if not held and (isinstance(value, enum.Enum) or _is_installed(type(value).__module__)):
             return _ADDRESS.sub("", repr(value))
         return [self._class(type(value)), self.of(held)]
 
-    def _tensor(self, value: torch.Tensor) -> Any:
+    def _tensor(self, value: torch.Tensor) -> Json:
         plain = value.detach().cpu().contiguous() if value.layout == torch.strided else value.detach().cpu().to_dense()
         return [
             "tensor",
@@ -100,7 +101,7 @@ class _Description:
             _hash(plain.flatten().view(torch.uint8).numpy().tobytes()),
         ]
 
-    def _module(self, value: torch.nn.Module) -> Any:
+    def _module(self, value: torch.nn.Module) -> Json:
         """Describe a module by its class, attributes and parts, and by the shapes of its state unless weights count."""
         if isinstance(value, torch.jit.ScriptModule):
             return [_name(value), _hash(str(value.code).encode()), self.of(_shapes(value))]
@@ -114,15 +115,15 @@ class _Description:
         told |= {name: self.of(entry) if name in kept else _shape(entry) for name, entry in own.items()}
         return [self._class(type(value)), told | {name: self.of(part) for name, part in value._modules.items()}]
 
-    def _function(self, value: types.FunctionType) -> Any:
+    def _function(self, value: types.FunctionType) -> Json:
         values = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        told = [_name(value), self.of(values), self.of(value.__defaults__), self.of(value.__kwdefaults__)]
+        told: list[Json] = [_name(value), self.of(values), self.of(value.__defaults__), self.of(value.__kwdefaults__)]
         if _is_installed(value.__module__):
             return told
         used = {name: value.__globals__[name] for name in _globals_of(value.__code__) if name in value.__globals__}
         return [*told, _hash(_code(value.__code__)), {name: self._used(used[name], value) for name in sorted(used)}]
 
-    def _used(self, value: object, function: types.FunctionType) -> Any:
+    def _used(self, value: object, function: types.FunctionType) -> Json:
         """A global of a function; in short, where that is code. Of a module of own code what the function may take from it."""
         if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
             named = {
@@ -132,7 +133,7 @@ class _Description:
         told = self.of(value)
         return _hash(json.dumps(told).encode()) if callable(value) else told
 
-    def _class(self, value: type) -> Any:
+    def _class(self, value: type) -> Json:
         """Its name, and of classes of own code what they consist of."""
         own = [kind for kind in value.__mro__ if not _is_installed(kind.__module__)]
         if not own:
@@ -148,13 +149,13 @@ class _Description:
         return [_name(value), _hash(json.dumps(parts).encode())]
 
 
-def _unwrapped(part: object) -> Any:
+def _unwrapped(part: object) -> object:
     if isinstance(part, property):
         return [part.fget, part.fset]
     return getattr(part, "__func__", part)
 
 
-def _attributes(value: object) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, object]:
     given = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
     slots = [name for names in given for name in ((names,) if isinstance(names, str) else names) if name != "__dict__"]
     return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
@@ -196,11 +197,11 @@ def _is_installed(module: str | None) -> bool:
     return file.startswith(_INSTALLED)
 
 
-def _shapes(module: torch.nn.Module) -> dict[str, Any]:
+def _shapes(module: torch.nn.Module) -> dict[str, Json]:
     return {name: _shape(entry) for name, entry in module.state_dict().items()}
 
 
-def _shape(value: object) -> Any:
+def _shape(value: object) -> list[int] | None:
     return list(value.shape) if isinstance(value, torch.Tensor) else None
 
 

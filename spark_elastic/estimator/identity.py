@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
 
+from spark_elastic._json import Json
 from spark_elastic.estimator.frame import column
 
 _STEPS = frozenset({"Filter", "LogicalRelation", "OneRowRelation", "Project", "Range", "SubqueryAlias", "Union"})
@@ -82,13 +83,13 @@ def content_of(selected: DataFrame) -> list[Column]:
     return [f.count(f.lit(1)).alias("hashed"), f.sum(first).alias("hashes"), f.sum(second).alias("more_hashes")]
 
 
-def identity_of_content(schema: StructType, seen: dict[str, Any]) -> str:
+def identity_of_content(schema: StructType, seen: Mapping[str, object]) -> str:
     """Name rows by the values of ``content_of``."""
     fields = [(field.name, field.dataType.json()) for field in schema]
     return "rows-" + _digest(fields, [str(seen.get(name)) for name in ("hashed", "hashes", "more_hashes")])
 
 
-def _told(analysed: Any) -> Any:
+def _told(analysed: JavaObject) -> Json:
     """The analysed plan as JSON with its expressions numbered as they come, or None where it may hide something."""
     text: str = analysed.toJSON()
     numbers: dict[str, int] = {}
@@ -109,10 +110,10 @@ def _told(analysed: Any) -> Any:
     return [plan, list(_modes(analysed))] if known(plan) else None
 
 
-def _is_known(node: dict[str, Any]) -> bool:
+def _is_known(node: Mapping[str, object]) -> bool:
     """Whether all that matters of a node of the plan stands in its JSON, or is told apart from it."""
-    name = node.get("class", "")
-    if not name:
+    name = node.get("class")
+    if not isinstance(name, str) or not name:
         return True
     place, _, short = name.rpartition(".")
     if short == "Literal":
@@ -124,7 +125,7 @@ def _is_known(node: dict[str, Any]) -> bool:
     return place in (f"{_CATALYST}plans.logical", _DATASOURCES.rstrip(".")) and short in _STEPS and not hidden
 
 
-def _modes(node: Any) -> Iterator[str]:
+def _modes(node: JavaObject) -> Iterator[str]:
     """The modes of all expressions of a plan, in its order."""
     for expression in _each(node.expressions()):
         yield from _modes_within(expression)
@@ -132,7 +133,7 @@ def _modes(node: Any) -> Iterator[str]:
         yield from _modes(child)
 
 
-def _modes_within(expression: Any) -> Iterator[str]:
+def _modes_within(expression: JavaObject) -> Iterator[str]:
     name = _name(expression)
     if name in ("AttributeReference", "Literal"):
         return
@@ -142,11 +143,11 @@ def _modes_within(expression: Any) -> Iterator[str]:
         yield from _modes_within(child)
 
 
-def _reads(leaf: object) -> bool:
+def _reads(leaf: JavaObject) -> bool:
     return _name(leaf) == "LogicalRelation"
 
 
-def _relation(frame: DataFrame, relation: Any) -> Any:
+def _relation(frame: DataFrame, relation: JavaObject) -> Json:
     """What a plan reads: format, options, schema, and the files with their sizes and times.
 
     None where it is no listed files of a known format, or where these have changed since Spark listed them.
@@ -171,7 +172,7 @@ def _relation(frame: DataFrame, relation: Any) -> Any:
     return [_class(relation.fileFormat()), options, schemas, sorted(files)]
 
 
-def _settings(frame: DataFrame) -> list[Any]:
+def _settings(frame: DataFrame) -> list[Json]:
     """The settings that may change what is read and computed."""
     session = frame.sparkSession
     entries = _each(session._jsparkSession.conf().getAll())
@@ -183,20 +184,20 @@ def _settings(frame: DataFrame) -> list[Any]:
     return [session.version, session.conf.get("spark.sql.session.timeZone"), told]
 
 
-def _each(values: Any) -> Iterator[Any]:
+def _each(values: JavaObject) -> Iterator[JavaObject]:
     """The elements of a Scala collection."""
     iterator = values.iterator()
     while iterator.hasNext():
         yield iterator.next()
 
 
-def _class(value: Any) -> str:
+def _class(value: JavaObject) -> str:
     return str(value.getClass().getName())
 
 
-def _name(value: Any) -> str:
+def _name(value: JavaObject) -> str:
     return str(value.getClass().getSimpleName())
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts: Json) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -7,12 +7,13 @@ part of it: a network that a script makes anew has other ones, and the checkpoin
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import msgspec
+from pyspark.ml.param import Params
 
+from spark_elastic._json import Json
 from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.store import Store
@@ -61,7 +62,7 @@ class RunRecord:
 
     run_id: str
     data: str
-    params: dict[str, Any] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
     data_url: str | None = None
     version: int = 1
 
@@ -75,7 +76,7 @@ class RunRecord:
         return found
 
 
-def describe_params(estimator: Any) -> dict[str, Any]:
+def describe_params(estimator: Params) -> dict[str, Json]:
     """Describe the Params that training depends on, so that the same script describes them equally in every process.
 
     Which output belongs to which of several labels may hang on the names of the output columns; they count then.
@@ -87,7 +88,7 @@ def describe_params(estimator: Any) -> dict[str, Any]:
     return {name: value for name, value in described.items() if value is not None}
 
 
-def describe_callbacks(callbacks: Sequence[Any]) -> str:
+def describe_callbacks(callbacks: Sequence[object]) -> str:
     """Describe callbacks by their classes and attributes, as they are before a fit."""
     return json.dumps([describe(each) for each in callbacks])
 

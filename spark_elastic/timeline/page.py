@@ -5,8 +5,8 @@ from __future__ import annotations
 import html as escaping
 import json
 from importlib import resources
-from typing import Any
 
+from spark_elastic._json import Json
 from spark_elastic.timeline.history import Doing, History, WorkerLine
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.summary import clock, headline, reset_facts
@@ -24,7 +24,7 @@ def html(history: History) -> str:
     return template.replace("{{title}}", title).replace("{{data}}", data)
 
 
-def _facts(history: History) -> dict[str, Any]:
+def _facts(history: History) -> dict[str, Json]:
     return {
         "headline": headline(history),
         "failed": history.outcome != "finished",
@@ -55,11 +55,11 @@ def _figures(history: History) -> list[tuple[str, str]]:
     ]
 
 
-def _worker(line: WorkerLine) -> dict[str, Any]:
+def _worker(line: WorkerLine) -> dict[str, Json]:
     return {
         "name": f"worker {line.worker}",
         "host": line.host,
         "cause": line.cause,
-        "ranks": line.ranks,
+        "ranks": {str(generation): rank for generation, rank in line.ranks.items()},
         "spans": [[span.doing.value, span.start, span.end, span.generation] for span in line.spans],
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from spark_elastic.timeline.history import Doing, History
 from spark_elastic.timeline.resets import Kind
 from spark_elastic.timeline.summary import headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLORS = {
     Doing.BOOTING: "#9db2c9",
@@ -57,7 +60,7 @@ def save(history: History, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _draw_workers(axes: Any, history: History) -> None:
+def _draw_workers(axes: Axes, history: History) -> None:
     for row, line in enumerate(history.workers):
         for doing, color in COLORS.items():
             spans = [(span.start, span.end - span.start) for span in line.spans if span.doing is doing]

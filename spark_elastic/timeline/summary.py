@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from spark_elastic._json import Json
 from spark_elastic.timeline.history import History
 from spark_elastic.timeline.resets import Kind, Part, Reset
 
 
-def summarize(history: History) -> dict[str, Any]:
+def summarize(history: History) -> dict[str, Json]:
     """Return the figures as plain data. Seconds throughout, ``at`` from the beginning of the run."""
     return {
         "run_id": history.run_id,
@@ -28,7 +27,7 @@ def summarize(history: History) -> dict[str, Any]:
     }
 
 
-def reset_facts(reset: Reset) -> dict[str, Any]:
+def reset_facts(reset: Reset) -> dict[str, Json]:
     """Return one reset as plain data."""
     return {
         "kind": reset.kind.value,
