@@ -370,6 +370,27 @@ MUTANTS = (
         "False",
         "tests.unit.driver.test_admission:test_newcomers_that_raise_in_worlds_that_never_commit_do_not_condemn_the_job",
     ),
+    Mutant(
+        "newcomers that fail use up reset_limit",
+        "spark_elastic.driver.setbacks:Setbacks.broke",
+        "if by_newcomers:",
+        "if False:",
+        "tests.unit.driver.test_admission:test_newcomers_that_fail_do_not_count_against_reset_limit_while_the_others_commit",
+    ),
+    Mutant(
+        "newcomers may fail for ever where nothing else happens",
+        "spark_elastic.driver.setbacks:Setbacks.broke",
+        "if self._by_newcomers <= NEWCOMERS_LIMIT:",
+        "if True:",
+        "tests.unit.driver.test_admission:test_newcomers_that_fail_where_the_job_cannot_go_on_without_them_count",
+    ),
+    Mutant(
+        "a change of what trains that one rank makes alone is waited for",
+        _WATCHDOG + "differing_ranks",
+        "if others:",
+        "if False:",
+        "tests.unit.driver.test_watchdog:test_a_change_that_one_rank_has_made_alone_ends_the_job_at_once_and_is_named",
+    ),
 )
 
 
