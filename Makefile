@@ -36,7 +36,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Long runs of the randomized schedules: SEED=… for others, JOBS=… for more.
-schedules: java setup
+schedules: setup
 	SCHEDULES=5000 $(BIN)/python -m pytest --timeout 1800 tests/unit/data/test_tracker.py
 	$(BIN)/python tests/support/row_schedules.py --seed $(or $(SEED),1) --jobs $(or $(JOBS),24)
 

@@ -53,6 +53,12 @@ class LocalCluster:
             return len(self._free) + len(self._staying())
 
     @property
+    def pids(self) -> set[int]:
+        """The processes that it keeps between jobs: those that slots are forked from."""
+        with self._lock:
+            return {parent.pid for parent in self._parents}
+
+    @property
     def is_closed(self) -> bool:
         """Whether ``close`` has been called."""
         return self._is_closed

@@ -13,18 +13,9 @@ from functools import partial
 from spark_elastic.launchers.slot_parent import Order
 from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
 from spark_elastic.task import processes
-from spark_elastic.task.facts import gather_facts
-from spark_elastic.task.service import REAL_RUNTIME, ancestors_gone, run_task
+from spark_elastic.task.facts import gather_facts, worker_environment
+from spark_elastic.task.service import REAL_RUNTIME, TaskPlace, ancestors_gone, run_task
 from spark_elastic.task.supervisor import WorkerSupervisor, start_warm_parent
-
-# What a process that has been started already can still be told by its environment. PYTHONPATH says where it has looked.
-_TOLD_LATE = {
-    EXECUTOR_VARIABLE,
-    "CUDA_VISIBLE_DEVICES",
-    "PYTHONPATH",
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "SPARK_ELASTIC_DEVICE",
-}
 
 
 def run_slot(order: Order, parent: int) -> None:
@@ -37,7 +28,7 @@ def run_slot(order: Order, parent: int) -> None:
         REAL_RUNTIME,
         facts=partial(gather_facts, executor_pid=os.getpid()),
         orphaned=partial(ancestors_gone, 1),
-        supervisor=partial(WorkerSupervisor, start=fork_warm_parent),
+        supervisor=partial(WorkerSupervisor, start=partial(fork_warm_parent, order.place)),
     )
     run_task(order.ticket, order.place, runtime)
 
@@ -57,13 +48,15 @@ class ForkedProcess:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def fork_warm_parent(descriptor: int, environment: Mapping[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
+def fork_warm_parent(
+    place: TaskPlace, descriptor: int, environment: Mapping[str, str]
+) -> ForkedProcess | subprocess.Popen[bytes]:
     """Fork the warm parent from this process, which has imported all that it needs.
 
-    Not where the user's ``env`` has variables that are read when a process starts: then it is a fresh interpreter.
+    Where the user gives variables in ``env`` it is a fresh interpreter: they may be such that are read when a process starts.
     """
-    different = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
-    if not different <= _TOLD_LATE:
+    usual = worker_environment(os.environ, {}, place.gpus, place.cpus, sys.path)
+    if {**usual, EXECUTOR_VARIABLE: str(os.getpid())} != environment:
         return start_warm_parent(descriptor, environment)
     task = os.getpid()
     pid = os.fork()

@@ -1,4 +1,7 @@
-"""One local-cluster of real executor JVMs for as many tests as it can serve, and a leak check around each."""
+"""A cluster of local processes and one of real executor JVMs, for as many tests as they can serve, and a leak check around each.
+
+What does not depend on Spark is tested with local processes: there a job takes seconds less, as torch is imported once for all.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from standalone import Standalone
 
 import spark_elastic
 from spark_elastic.protocol.records import Unknown, as_event, read_event
-from spark_elastic.testing import Fault, inject
+from spark_elastic.testing import Fault, LocalCluster, inject, local_cluster
 
 SUPPORT = Path(__file__).parents[1] / "support"
 EXECUTORS = 4
@@ -46,6 +49,12 @@ atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
 os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 
 cloudpickle.register_pickle_by_value(training)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(EXECUTORS) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -104,8 +113,11 @@ def open_files() -> set[str]:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test no process, thread, listening socket, file or Spark job may be there that was not there before."""
+    shared: list[LocalCluster] = []
+    if "cluster" in request.fixturenames:
+        shared.append(request.getfixturevalue("cluster"))
     looks: dict[str, Callable[[], set[Any]]] = {
-        "processes": lambda: set(ours()),
+        "processes": lambda: {process for process in ours() if not any(process.pid in made.pids for made in shared)},
         "threads": our_threads,
         "sockets": listening,
         "files": open_files,
@@ -122,9 +134,18 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def run(spark: Any) -> Callable[..., Any]:
-    """``run(fn, *args, faults=[…], **settings)``: results and events of a run on the shared cluster."""
+def run(cluster: LocalCluster) -> Callable[..., Any]:
+    """``run(fn, *args, faults=[…], **settings)``: results and events of a run in local processes."""
+    return runner(local=cluster)
 
+
+@pytest.fixture
+def run_on_spark(spark: Any) -> Callable[..., Any]:
+    """The same on the shared cluster of real executors."""
+    return runner(spark=spark)
+
+
+def runner(**where: Any) -> Callable[..., Any]:
     def call(fn: Callable[..., Any], *args: Any, faults: list[Fault] | None = None, **settings: Any) -> Run:
         events: list[dict[str, Any]] = []
         watch = settings.pop("on_event", None)
@@ -136,7 +157,7 @@ def run(spark: Any) -> Callable[..., Any]:
 
         try:
             with inject(*(faults or [])):
-                results = spark_elastic.run(fn, args=args, spark=spark, on_event=note, **settings)
+                results = spark_elastic.run(fn, args=args, on_event=note, **where, **settings)
         except BaseException as error:
             error.events = events  # type: ignore[attr-defined]
             raise

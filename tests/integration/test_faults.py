@@ -27,7 +27,7 @@ def check(run: Any, steps: int = STEPS) -> None:
     assert len({result["generation"] for result in results}) == 1
 
 
-def test_killed_workers_cost_no_committed_step_wherever_they_are_in_a_step(run: Any) -> None:
+def test_killed_workers_cost_no_committed_step_wherever_they_are_in_a_step(run_on_spark: Any) -> None:
     faults = [
         kill(rank=1, step=5),
         kill(rank=0, step=12),
@@ -38,7 +38,7 @@ def test_killed_workers_cost_no_committed_step_wherever_they_are_in_a_step(run: 
         kill(rank=1, step=STEPS),
     ]
     # With fewer than three training waits, so that every rank is there to be struck.
-    result = run(count_steps, STEPS, 0.01, faults=faults, min_np=3, max_np=3)
+    result = run_on_spark(count_steps, STEPS, 0.01, faults=faults, min_np=3, max_np=3)
     check(result)
     assert result.faults == len(faults)
     # Survivors never restart: each worker that was started beyond the first three replaces a dead one.
@@ -100,10 +100,10 @@ def test_workers_that_end_by_themselves_are_replaced_and_survivors_never_restart
 
 
 def test_a_killed_task_and_a_killed_executor_are_brought_back_by_spark_while_survivors_wait_in_memory(
-    run: Any,
+    run_on_spark: Any,
 ) -> None:
     faults = [kill_task(rank=1, step=10), kill_executor(rank=1, step=20)]
-    result = run(count_steps, 30, 0.02, faults=faults, min_np=2, max_np=2)
+    result = run_on_spark(count_steps, 30, 0.02, faults=faults, min_np=2, max_np=2)
     check(result, 30)
     assert result.sizes == [2, 2, 2]
     assert result.results[0]["resets"] == [(2, 2), (2, 2)]

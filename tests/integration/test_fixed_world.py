@@ -26,9 +26,9 @@ def test_a_function_of_torchs_own_trains_and_runs_again_after_a_loss_beside_nobo
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_state_goes_on_from_the_newest_checkpoint(plain: bool, run: Any, tmp_path: Path) -> None:
+def test_a_state_goes_on_from_the_newest_checkpoint(plain: bool, run_on_spark: Any, tmp_path: Path) -> None:
     fault = kill_executor(rank=0, step=30) if plain else kill(rank=0, step=30)
-    result = run(
+    result = run_on_spark(
         training.fixed_with_state, 40, 10, str(tmp_path), plain, faults=[fault],
         elastic=False, num_proc=2, checkpoint=tmp_path, checkpoint_interval=1e6,
     )  # fmt: skip

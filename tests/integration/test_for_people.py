@@ -19,7 +19,7 @@ from spark_elastic.timeline.schema import choose_run, read_events
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_path: Path, capfd: Any) -> None:
+def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run_on_spark: Any, tmp_path: Path, capfd: Any) -> None:
     names: set[tuple[str, str]] = set()
 
     def look(event: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run: Any, tmp_pat
 
     log = tmp_path / "events.jsonl"
     faults = [kill(rank=1, step=40)]
-    run(
+    run_on_spark(
         training.count_steps,
         80,
         0.02,

@@ -63,30 +63,32 @@ def rows(folder: str, dataset: str) -> Location:
     return place
 
 
-def test_rows_count_once_through_losses_and_go_on_from_a_checkpoint(run: Any, folder: str, rows: Location) -> None:
+def test_rows_count_once_through_losses_and_go_on_from_a_checkpoint(
+    run_on_spark: Any, folder: str, rows: Location
+) -> None:
     durable = {"min_np": 2, "max_np": 2, "checkpoint": f"{folder}/saved", "checkpoint_interval": 0}
     faults = [kill(rank=0, step=5), kill_executor(rank=1, step=20)]
     batch = {"global_batch_size": 64}
-    result = run(training.count_rows, f"{folder}/rows", ROWS, 2, batch, faults=faults, **durable)
+    result = run_on_spark(training.count_rows, f"{folder}/rows", ROWS, 2, batch, faults=faults, **durable)
     assert len(result.of("fault_injected")) == 2
     assert result.of("checkpoint_written")
-    again = run(training.count_rows, f"{folder}/rows", ROWS, 3, batch, **durable)
+    again = run_on_spark(training.count_rows, f"{folder}/rows", ROWS, 3, batch, **durable)
     assert again.of("checkpoint_restored")
     for epochs, each in ((2, result), (3, again)):
         for entry in each.results:
             assert entry["seen"] == pytest.approx([epochs] * ROWS)
 
 
-def test_a_checkpoint_is_read_by_a_driver_and_a_damaged_one_passed_over(run: Any, folder: str) -> None:
+def test_a_checkpoint_is_read_by_a_driver_and_a_damaged_one_passed_over(run_on_spark: Any, folder: str) -> None:
     durable = {"min_np": 1, "max_np": 1, "checkpoint": f"{folder}/saved", "checkpoint_interval": 0}
-    check(run(training.count_steps, 20, 0.02, **durable), 20)
+    check(run_on_spark(training.count_steps, 20, 0.02, **durable), 20)
     assert load_checkpoint(f"{folder}/saved")["step"] == 20
     place = locate(f"{folder}/saved")
     files = place.filesystem.get_file_info(pafs.FileSelector(place.root, recursive=True))
     newest = max(file.path for file in files if file.path.endswith("tensors.safetensors"))
     with place.filesystem.open_output_stream(newest) as file:
         file.write(b"?")
-    again = run(training.count_steps, 30, 0.02, **durable)
+    again = run_on_spark(training.count_steps, 30, 0.02, **durable)
     check(again, 30)
     assert again.of("checkpoint_damaged")
 

@@ -26,8 +26,8 @@ from spark_elastic import (
 from spark_elastic.testing import kill, kill_executor
 
 
-def test_the_world_grows_to_max_np_while_training_goes_on(run: Any) -> None:
-    result = run(training.count_steps, 150, 0.05, min_np=1, max_np=3, num_proc=1)
+def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any) -> None:
+    result = run_on_spark(training.count_steps, 150, 0.05, min_np=1, max_np=3, num_proc=1)
     check(result, 150)
     assert result.sizes[0] < 3
     assert result.sizes[-1] == 3
@@ -39,7 +39,7 @@ def test_the_world_grows_to_max_np_while_training_goes_on(run: Any) -> None:
     assert all(old < new for old, new in result.results[0]["resets"])
 
 
-def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(run: Any) -> None:
+def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(run_on_spark: Any) -> None:
     pids: dict[int, int] = {}
 
     def decommission(event: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no
             parents = psutil.Process(pids[max(pids)]).parents()
             next(parent for parent in parents if parent.name().startswith("java")).send_signal(signal.SIGPWR)
 
-    result = run(training.count_steps, 150, 0.05, min_np=1, max_np=2, num_proc=2, on_event=decommission)
+    result = run_on_spark(training.count_steps, 150, 0.05, min_np=1, max_np=2, num_proc=2, on_event=decommission)
     check(result, 150)
     assert len(result.of("host_draining")) == 1
     assert result.sizes[:2] == [2, 1]
@@ -75,7 +75,7 @@ def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:
 
 
 def test_elastic_timeout_ends_a_job_that_stays_below_min_np(run: Any) -> None:
-    # Another executor takes the slot at once, but no interpreter imports torch in so short a time.
+    # Another process takes the slot, but only after a pause that is longer.
     with pytest.raises(NotEnoughHostsError, match=r"1 of min_np=2 workers .* \(elastic_timeout\)"):
         run(
             training.count_steps, 1000, 0.02, faults=[kill_executor(rank=1, step=20)],
@@ -174,14 +174,14 @@ def test_a_function_without_an_elastic_part_runs_once_in_each_of_num_proc_worker
     assert run(training.plain, "x", min_np=1, max_np=3, num_proc=2).results == ["x", "x"]
 
 
-def test_what_runs_in_spark_after_a_run_gets_its_python_processes_as_they_were(run: Any, spark: Any) -> None:
+def test_what_runs_in_spark_after_a_run_gets_its_python_processes_as_they_were(run_on_spark: Any, spark: Any) -> None:
     def look(_: int) -> tuple[int, str]:
         import asyncio
         import os
 
         return os.getpid(), asyncio.get_event_loop().run_until_complete(asyncio.sleep(0, "looped"))
 
-    events = run(training.count_steps, 3, min_np=4, max_np=4).of("host_facts")
+    events = run_on_spark(training.count_steps, 3, min_np=4, max_np=4).of("host_facts")
     pids, looped = zip(*spark.sparkContext.parallelize(range(4), 4).map(look).collect(), strict=True)
     assert set(pids) <= {event["facts"]["pid"] for event in events}
     assert set(looped) == {"looped"}
@@ -302,11 +302,11 @@ def test_a_function_that_cannot_be_pickled_is_named(spark: Any) -> None:
         spark_elastic.run(lambda: lock, spark=spark, min_np=1, max_np=1)
 
 
-def test_two_runs_side_by_side_on_too_few_slots_take_turns(run: Any) -> None:
+def test_two_runs_side_by_side_on_too_few_slots_take_turns(run_on_spark: Any) -> None:
     outcomes: dict[str, Any] = {}
 
     def one(name: str) -> None:
-        outcomes[name] = run(training.count_steps, 20, 0.02, min_np=3, max_np=3, yield_after=2.0)
+        outcomes[name] = run_on_spark(training.count_steps, 20, 0.02, min_np=3, max_np=3, yield_after=2.0)
 
     threads = [threading.Thread(target=one, args=(name,)) for name in ("a", "b")]
     for thread in threads:
@@ -320,7 +320,7 @@ def test_two_runs_side_by_side_on_too_few_slots_take_turns(run: Any) -> None:
 
 @pytest.mark.parametrize("durable", [False, True], ids=["without a checkpoint", "with a checkpoint"])
 def test_cancelling_the_spark_jobs_of_a_run_cancels_the_run(
-    run: Any, spark: Any, tmp_path: Path, durable: bool
+    run_on_spark: Any, spark: Any, tmp_path: Path, durable: bool
 ) -> None:
     def cancel(event: dict[str, Any]) -> None:
         if event["event"] == "world_formed":
@@ -328,7 +328,9 @@ def test_cancelling_the_spark_jobs_of_a_run_cancels_the_run(
 
     checkpoint = str(tmp_path / "checkpoint") if durable else None
     with pytest.raises(JobCancelledError, match="its Spark jobs were cancelled") as failure:
-        run(training.train_until, str(tmp_path / "never"), min_np=2, max_np=2, on_event=cancel, checkpoint=checkpoint)
+        run_on_spark(
+            training.train_until, str(tmp_path / "never"), min_np=2, max_np=2, on_event=cancel, checkpoint=checkpoint
+        )
     kinds = [event["event"] for event in failure.value.events]  # type: ignore[attr-defined]
     assert kinds.count("world_formed") == 1
 

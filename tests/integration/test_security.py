@@ -75,7 +75,7 @@ def watched(unpickled: Unpickled) -> Iterator[list[str]]:
 
 
 def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
-    run: Any, credentials: list[Credentials], watched: list[str], tmp_path: Path
+    run_on_spark: Any, credentials: list[Credentials], watched: list[str], tmp_path: Path
 ) -> None:
     formed, fuzzed = threading.Event(), threading.Event()
     port = free_port()
@@ -110,7 +110,7 @@ def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
 
     thread = threading.Thread(target=strike)
     thread.start()
-    result = run(
+    result = run_on_spark(
         training.train_until, str(tmp_path / "stop"), on_event=watch, driver_port=port,
         min_np=2, num_proc=SLOTS - 1, max_np=SLOTS,
     )  # fmt: skip

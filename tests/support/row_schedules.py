@@ -1,4 +1,4 @@
-"""Randomized schedules on executors of their own: ``row_schedules.py [--seed 0] [--jobs 4] [--cases 8]``.
+"""Randomized schedules in local processes: ``row_schedules.py [--seed 0] [--jobs 4] [--cases 8]``.
 
 Each job trains through several cases (a dataset with row groups of random sizes, or a map-style one, and a batch size of either
 kind) while workers are killed, drained and join at random steps. A model that counts rows must end with each row counted once
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import random
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ import pyarrow.parquet as pq
 import training
 
 import spark_elastic
-from spark_elastic.testing import Action, Fault, Point, drain, inject, kill
+from spark_elastic.testing import Action, Fault, LocalCluster, Point, drain, inject, kill, local_cluster
 
 EPOCHS = 2
 WORLDS = (8, 5, 2, 3, 7, 4, 6, 1)
@@ -103,13 +101,13 @@ def steps_of(case: dict[str, Any], world: int) -> int:
     return max(1, case["rows"] // (options.get("global_batch_size") or options["batch_size"] * world))
 
 
-def train(spark: Any, job: Job) -> tuple[int, list[int], float]:
+def train(cluster: LocalCluster, job: Job) -> tuple[int, list[int], float]:
     """Run a job and check its rows; return its faults that struck, the sizes of its worlds, and its seconds."""
     events: list[dict[str, Any]] = []
     begun = time.monotonic()
     with inject(*job.faults):
         results = spark_elastic.run(
-            training.count_cases, args=(job.cases, EPOCHS), spark=spark, on_event=events.append,
+            training.count_cases, args=(job.cases, EPOCHS), local=cluster, on_event=events.append,
             min_np=2 if job.world > 2 else 1, num_proc=job.start, max_np=job.world,
         )  # fmt: skip
     for result in results:
@@ -133,17 +131,12 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=8, help="datasets a job")
     parser.add_argument("--only", type=int, help="run the job of this number alone")
     given = parser.parse_args()
-    from pyspark.sql import SparkSession
-
     cloudpickle.register_pickle_by_value(training)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local-cluster[4,2,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    with local_cluster(max(WORLDS)) as cluster:
+        play(given, cluster)
+
+
+def play(given: argparse.Namespace, cluster: LocalCluster) -> None:
     faults, sizes = 0, collections.Counter[int]()
     numbers = range(given.jobs) if given.only is None else [given.only]
     for number in numbers:
@@ -154,14 +147,13 @@ def main() -> None:
                 end="",
                 flush=True,
             )
-            struck, formed, seconds = train(spark, job)
+            struck, formed, seconds = train(cluster, job)
         print(f", {struck} of {len(job.faults)} faults struck, worlds of {formed}, {seconds:.1f} s", flush=True)
         faults += struck
         sizes.update(formed)
     print(
         f"{len(numbers) * given.cases} schedules, {faults} faults, sizes {dict(sorted(sizes.items()))}: every row once"
     )
-    spark.stop()
 
 
 if __name__ == "__main__":

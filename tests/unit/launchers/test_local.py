@@ -98,6 +98,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(defaults.os, "sched_getaffinity", lambda _: set(range(8)))
 
 
 @pytest.mark.usefixtures("two_gpus")
