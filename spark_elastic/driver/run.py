@@ -29,6 +29,7 @@ from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher, SlotListener, Slots
 from spark_elastic.launchers.local import LocalSlots
 from spark_elastic.launchers.local_cluster import LocalCluster
+from spark_elastic.launchers.session import active_session, is_connect
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS, Fault
 from spark_elastic.protocol.records import JobStarted
@@ -99,7 +100,8 @@ def run(
             committed with the others do not count, as long as the others go on committing.
         backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
         env: environment variables for the workers.
-        spark: the session; default the active one, else a local-cluster with as many executors as there are cores.
+        spark: the session, classic or of Spark Connect; default the active one, else a local-cluster with as many executors as
+            there are cores. With Spark Connect executors have to reach the machine that calls ``run``.
         local: True trains in processes of this machine, without Spark or Java: one for each of its GPUs, else of its cores,
             unless sizes are given. They listen on the loopback interface only. A cluster of ``testing.local_cluster`` has slots
             that can be taken away.
@@ -313,7 +315,8 @@ def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> 
             "spark_elastic.testing.local_cluster"
         )
     if local is False:
-        return LAUNCHERS["spark"](spark)
+        session = active_session() if spark is None else spark
+        return LAUNCHERS["connect"](session) if is_connect(session) else LAUNCHERS["spark"](spark)
     if spark is not None:
         raise ValueError("local=True trains in processes of this machine, without Spark: give either spark or local")
     return LAUNCHERS["local"](local)

@@ -52,7 +52,7 @@ from spark_elastic.estimator.runs import (
 )
 from spark_elastic.estimator.store import Store, is_local
 from spark_elastic.estimator.training import not_a_class, train
-from spark_elastic.launchers.session import check_gpus
+from spark_elastic.launchers.session import check_gpus, is_connect
 
 
 class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["ElasticEstimator"], MLWritable):
@@ -80,7 +80,10 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
     def _fit(self, dataset: DataFrame) -> Any:
         if not isinstance(dataset, DataFrame):
             raise TypeError(f"fit takes a Spark DataFrame, not {type(dataset)}")
-        session, schema = dataset.sparkSession, dataset.schema
+        session = dataset.sparkSession
+        if is_connect(session):
+            raise TypeError("fit needs a classic SparkSession: estimators do not work with Spark Connect yet")
+        schema = dataset.schema
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import socket
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spark_elastic.launchers.defaults import fill_sizes
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+    from pyspark.sql.conf import RuntimeConfig
+    from pyspark.sql.connect.conf import RuntimeConf as ConnectConfig
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+
+def is_connect(session: object) -> TypeGuard[ConnectSession]:
+    """Whether a session is one of Spark Connect, which has no SparkContext. Imports nothing."""
+    module = sys.modules.get("pyspark.sql.connect.session")
+    return module is not None and isinstance(session, module.SparkSession)
 
 
 def check_session(spark: Any) -> None:
-    """Raise ``TypeError`` where ``spark`` is no session with a SparkContext that lives."""
+    """Raise ``TypeError`` where ``spark`` is no session that lives."""
     if getattr(spark, "sparkContext", None) is None:
-        raise TypeError(f"spark must be a SparkSession with its SparkContext (not of Spark Connect), not {spark!r}")
+        raise TypeError(f"spark must be a SparkSession, not {spark!r}")
 
 
-def check_gpus(conf: SparkConf, wanted: bool = False) -> None:
+def check_gpus(conf: SparkConf | ConnectConfig, wanted: bool = False) -> None:
     """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
 
     Each task checks what it is really given, too.
     """
-    amount = conf.get("spark.task.resource.gpu.amount", "0")
+    amount = conf.get("spark.task.resource.gpu.amount", "0") or "0"
     if float(amount) > 1:
         raise ValueError(
             f"spark.task.resource.gpu.amount={amount}, but a worker uses one GPU: set it to 1 and run more workers"
@@ -38,12 +50,19 @@ def check_gpus(conf: SparkConf, wanted: bool = False) -> None:
         )
 
 
+def active_session() -> SparkSession | None:
+    """Return the session that is active on this thread, of either kind; None without one."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
 def find_session(stack: ExitStack) -> SparkSession:
     """Return the active session, else a new local-cluster that ends with the run."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
+    session = active_session()
     if session is not None:
         return session
     context = SparkContext._active_spark_context
@@ -66,28 +85,46 @@ def find_session(stack: ExitStack) -> SparkSession:
 
 
 def default_sizes(
-    session: SparkSession, num_proc: int | None, min_np: int | None, max_np: int | None
+    session: SparkSession | ConnectSession, num_proc: int | None, min_np: int | None, max_np: int | None
 ) -> tuple[int, int, int]:
     """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
-    conf = session.sparkContext.getConf()
-    if conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":
-        return fill_sizes(int(session.sparkContext.defaultParallelism), num_proc, min_np, max_np)
-    slots = max(int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1")), 1)
+    conf = session.conf
+    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() != "true":
+        present = 0 if max_np is not None else parallelism(session)
+        return fill_sizes(present, num_proc, min_np, max_np)
+    slots = max(_number(conf, "spark.executor.cores", 1) // _number(conf, "spark.task.cpus", 1), 1)
     if max_np is None:
-        limit = conf.get("spark.dynamicAllocation.maxExecutors", "infinity")
+        limit = str(conf.get("spark.dynamicAllocation.maxExecutors", "infinity"))
         if limit.lower() in ("infinity", str(2**31 - 1)):
             raise ValueError(
                 "give max_np: spark.dynamicAllocation.maxExecutors is not set, so there is no bound to the slots that "
                 "could be asked of Spark"
             )
         max_np = int(limit) * slots
-    minimum = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
-    initial = int(conf.get("spark.dynamicAllocation.initialExecutors", str(minimum)))
+    minimum = _number(conf, "spark.dynamicAllocation.minExecutors", 0)
+    initial = _number(conf, "spark.dynamicAllocation.initialExecutors", minimum)
     if min_np is None:
         min_np = min(max(1, minimum * slots), num_proc or max_np, max_np)
     if num_proc is None:
         num_proc = min(max(initial * slots, min_np), max_np)
     return min_np, num_proc, max_np
+
+
+def parallelism(session: SparkSession | ConnectSession) -> int:
+    """Return the cores that Spark has for our tasks now. Raises ``ValueError`` where it does not tell."""
+    if not is_connect(session):
+        return int(session.sparkContext.defaultParallelism)
+    # The plan of a range without a number of partitions has the server's default, and costs no Spark job.
+    with contextlib.redirect_stdout(io.StringIO()) as plan:
+        session.range(1).explain()
+    found = re.search(r"splits=(?:Some\()?(\d+)", plan.getvalue())
+    if found is None:
+        raise ValueError("give max_np: this session of Spark Connect does not tell how many cores its cluster has")
+    return int(found.group(1))
+
+
+def _number(conf: RuntimeConfig | ConnectConfig, name: str, default: int) -> int:
+    return int(conf.get(name, str(default)) or default)
 
 
 def addresses_of(session: SparkSession, port: int) -> tuple[tuple[str, int], ...]:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after
 from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
+from spark_elastic.launchers.slot_reason import find_hopeless, find_reason, never_registered
+from spark_elastic.launchers.spark_task import RowsTask
 from spark_elastic.protocol.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -37,9 +39,6 @@ END_SECONDS = 20.0
 CANCEL_SECONDS = 0.05
 # Attempts of a slot's task that are looked at to find out where it runs now.
 TASKS_OF_A_SLOT = 100
-
-# The names of exceptions that are not Python's begin like this.
-_OF_JAVA = ("java.", "org.", "scala.")
 
 
 class SparkEndedError(Exception):
@@ -248,10 +247,7 @@ class SparkSlots:
                 slot.failures += 1
                 pause = pause_after(slot.failures)
                 slot.submit_at = now + pause
-                reason = reason or (
-                    "its task ended without registering at the driver; can executors reach it at "
-                    + ", ".join(f"{host}:{port}" for host, port in self._ticket.addresses)
-                )
+                reason = reason or never_registered(self._ticket)
                 if not slot.registered:
                     self._listener.on_given_up(number, reason)
                 logger.log(
@@ -297,7 +293,7 @@ class SparkSlots:
 
     def _submit(self, slot: int) -> Any:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
-        task = _SlotTask(self._ticket, slot)
+        task = RowsTask(self._ticket, slot)
         with _unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it
             return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
 
@@ -336,37 +332,6 @@ class SparkSlots:
     def _active_jobs(self) -> set[int]:
         tracker = self._context.statusTracker()
         return set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(self._group))
-
-
-class SlotConfigurationError(ValueError):
-    """Spark gives tasks what a worker cannot use; trying again does not help."""
-
-
-class _SlotTask:
-    """What Spark runs in an executor. Pickled with the ticket, and with nothing of the user's."""
-
-    def __init__(self, ticket: Ticket, slot: int) -> None:
-        self._ticket = ticket
-        self._slot = slot
-
-    def __call__(self, rows: Any) -> list[Any]:
-        from pyspark import TaskContext
-
-        from spark_elastic.task.service import TaskPlace, run_task
-
-        for _ in rows:  # Spark keeps a Python process for its next task only where all its input was read
-            pass
-        context = TaskContext.get()
-        assert context is not None
-        resources = context.resources()
-        gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
-        if len(gpus) > 1:
-            raise SlotConfigurationError(
-                f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
-                "spark.task.resource.gpu.amount=1 and run more workers"
-            )
-        run_task(self._ticket, TaskPlace(self._slot, context.attemptNumber(), gpus, int(context.cpus())))
-        return []
 
 
 @contextmanager
@@ -410,20 +375,6 @@ def _reason(future: Any) -> str:
             cause = cause.getCause()
         return find_reason(story)
     return ""
-
-
-def find_reason(story: list[str]) -> str:
-    """Find the line that tells most in what a failure and its causes say: the last exception of Python's, if there is one."""
-    lines = [line.strip() for text in story for line in text.splitlines()]
-    python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
-    return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
-
-
-def find_hopeless(reason: str) -> str:
-    """Say what no other try will change where all executors are alike; empty if another try may help."""
-    if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
-        return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
-    return reason if SlotConfigurationError.__name__ in reason else ""
 
 
 def find_cancellation(reason: str) -> str:

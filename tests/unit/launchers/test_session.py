@@ -14,7 +14,7 @@ from spark_elastic.launchers.session import check_gpus, default_sizes
 def session(parallelism: int = 4, **settings: str) -> Any:
     conf = {key.replace("_", "."): value for key, value in settings.items()}
     context = SimpleNamespace(getConf=lambda: conf, defaultParallelism=parallelism)
-    return SimpleNamespace(sparkContext=context)
+    return SimpleNamespace(sparkContext=context, conf=conf)
 
 
 DYNAMIC = {"spark_dynamicAllocation_enabled": "true", "spark_executor_cores": "4", "spark_task_cpus": "2"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.launchers.spark import find_hopeless, find_reason
+from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
 
 JOB = "java.util.concurrent.ExecutionException: Exception thrown by job"
 STAGE = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3"
@@ -38,6 +38,6 @@ def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_ag
     assert missing.startswith(
         "executors cannot run spark_elastic: ModuleNotFoundError: No module named 'torch'. Install"
     )
-    assert find_hopeless("spark_elastic.launchers.spark.SlotConfigurationError: this task was given 2 GPUs")
+    assert find_hopeless("spark_elastic.launchers.spark_task.SlotConfigurationError: this task was given 2 GPUs")
     assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
     assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")

@@ -1,0 +1,302 @@
+"""Slots from a session of Spark Connect, which has no SparkContext: one query of one task per slot, each on a thread.
+
+A query runs until its task ends, with a tag by which one that waits for a free core is taken back. Spark Connect tells nothing
+about executors, so their decommissioning is noticed by the loss of what ran there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after
+from spark_elastic.launchers.session import check_gpus, default_sizes
+from spark_elastic.launchers.slot_reason import find_hopeless, find_reason, never_registered
+from spark_elastic.launchers.spark_task import ArrowTask
+from spark_elastic.protocol.ticket import Ticket
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.session import SparkSession
+
+logger = logging.getLogger("spark_elastic")
+
+# How often it is looked whether the session and its server live. The client of Spark Connect itself tries again for many minutes.
+WATCH_SECONDS = 1.0
+CONNECT_SECONDS = 5.0
+# Attempts to connect that the server has to refuse in a row: one that is restarted behind its address has another session.
+REFUSALS = 3
+END_SECONDS = 20.0
+# How often queries that wait are taken back while the job ends: one may be about to be submitted.
+INTERRUPT_SECONDS = 0.2
+DEFAULT_PORT = 15002
+
+# Errors of Spark Connect, by their conditions, after which a session is of no more use.
+_ENDED = {
+    "SESSION_CLOSED": "its Spark Connect session was closed",
+    "SESSION_NOT_FOUND": "the Spark Connect server does not know its session any more; it was closed, or timed out",
+    "SESSION_CHANGED": "the Spark Connect server was restarted",
+    "NO_ACTIVE_SESSION": "its Spark Connect session was stopped",
+    "SparkContext was shut down": "the SparkContext of the Spark Connect server was stopped",
+    "stopped SparkContext": "the SparkContext of the Spark Connect server was stopped",
+}
+
+
+class ConnectLauncher:
+    """Takes slots from a session of Spark Connect. Executors have to reach this machine: the driver listens here."""
+
+    platform = "Spark"
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> ConnectLauncher:
+        check_gpus(self._session.conf)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def application(self) -> str:
+        """What Spark calls the application of the Spark Connect server."""
+        return str(self._session.conf.get("spark.app.id", "unknown"))
+
+    @property
+    def bind_address(self) -> str:
+        """Everywhere: nothing tells on which of this machine's networks executors are."""
+        return ""
+
+    def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
+        """Return where executors may reach this machine."""
+        host, server_port = endpoint_of(self._session)
+        local = _local_address(host, server_port)
+        hosts = [local, socket.gethostname()]
+        if not local or local.startswith("127.") or local == "::1":
+            # The server is on this machine, so executors find both under the name that they use for the server.
+            hosts = [str(self._session.conf.get("spark.driver.host", "")).strip("[]"), *hosts]
+        return tuple((host, port) for host in dict.fromkeys(hosts) if host)
+
+    def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
+        """Fill in what is None from the server's configuration; return ``min_np``, ``num_proc``, ``max_np``."""
+        return default_sizes(self._session, num_proc, min_np, max_np)
+
+    def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> ConnectSlots:
+        """Make as many slots."""
+        return ConnectSlots(self._session, ticket, slots, listener)
+
+
+@dataclass(slots=True)
+class _Slot:
+    number: int
+    submit_at: float = 0.0
+    failures: int = 0
+    registered: bool = False
+    # Set while its query is to be taken back for another job, and not by anybody else.
+    is_given_back: bool = False
+
+
+class ConnectSlots:
+    """Submits and watches the slots' queries, each on a thread of its own, from ``__enter__`` to ``__exit__``.
+
+    The listener hears that the session or its server has gone, that queries were interrupted or executors cannot run us
+    (stopped), and that Spark has given up a slot that had not registered.
+    """
+
+    def __init__(self, session: SparkSession, ticket: Ticket, slots: int, listener: SlotListener) -> None:
+        self._session = session
+        self._ticket = ticket
+        self._listener = listener
+        self._slots = [_Slot(number) for number in range(slots)]
+        self._wake = threading.Condition()
+        self._closing = False
+        self._has_hosts = False
+        self._end = ""
+        self._host, self._port = endpoint_of(session)
+        self._gone = f"the Spark Connect server at {self._host}:{self._port} is gone"
+        self._threads = [
+            threading.Thread(target=self._keep, args=(slot,), name=f"spark_elastic-slot-{slot.number}", daemon=True)
+            for slot in self._slots
+        ]
+        self._watcher = threading.Thread(target=self._watch, name="spark_elastic-launcher", daemon=True)
+
+    def __enter__(self) -> ConnectSlots:
+        for thread in (self._watcher, *self._threads):
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take back what Spark has not started, and wait until all queries have ended.
+
+        Where the server is gone, nobody waits: the client's own attempts to reach it end some minutes later, on threads of ours.
+        """
+        self.submit_no_more()
+        deadline = time.monotonic() + END_SECONDS
+        threading.Thread(target=self._take_back, args=(deadline,), name="spark_elastic-take-back", daemon=True).start()
+        for thread in self._threads:
+            while thread.is_alive() and time.monotonic() < deadline + END_SECONDS and not self.find_end():
+                thread.join(WATCH_SECONDS)
+        self._watcher.join()
+
+    def submit_no_more(self) -> None:
+        """Note that the job is over; its tasks are about to end, and are not to be started again."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+
+    def slot_registered(self, slot: int) -> None:
+        """Note that a slot's task runs: its next submission need not wait."""
+        self._slots[slot].failures = 0
+        self._slots[slot].registered = True
+        self._has_hosts = True
+
+    def give_back(self) -> None:
+        """Take back all queries and submit them again after a while."""
+        again = time.monotonic() + random.uniform(*YIELD_SECONDS)
+        for slot in self._slots:
+            slot.submit_at, slot.is_given_back = again, True
+        threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
+
+    def find_end(self) -> str:
+        """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
+        if not self._end and self._session.is_stopped:
+            self._end = "its Spark Connect session was stopped"
+        if not self._end and self._is_refused():
+            # All workers are lost with the server, which may end the job before it has been missed.
+            self._end = self._gone
+        return self._end
+
+    # ------------------------------------------------------------------ threads
+
+    def _keep(self, slot: _Slot) -> None:
+        """Have a query for a slot, as long as the job goes on."""
+        self._session.addTag(self._tag(slot))  # it belongs to this thread
+        while self._wait(slot.submit_at - time.monotonic()):
+            reason, said = "", ""
+            slot.is_given_back = False
+            try:
+                frame = self._session.range(0, 1, 1, numPartitions=1)
+                frame.mapInArrow(ArrowTask(self._ticket, slot.number), "slot long").collect()
+            except Exception as error:
+                said = str(error)
+                reason = find_reason([said])
+                logger.debug("slot %d ended", slot.number, exc_info=True)
+            if self._closing:
+                return
+            if end := self._find_end_in(said, slot) or ("" if self._has_hosts else find_hopeless(reason)):
+                self._stop(end)
+                return
+            self._failed(slot, reason or never_registered(self._ticket))
+
+    def _find_end_in(self, said: str, slot: _Slot) -> str:
+        if "OPERATION_CANCELED" in said:
+            return "" if slot.is_given_back else "its queries were interrupted in the Spark Connect session"
+        return find_end(said)
+
+    def _failed(self, slot: _Slot, reason: str) -> None:
+        if slot.is_given_back:
+            slot.registered = False
+            return
+        slot.failures += 1
+        pause = pause_after(slot.failures)
+        slot.submit_at = time.monotonic() + pause
+        if not slot.registered:
+            self._listener.on_given_up(slot.number, reason)
+        level = logging.INFO if slot.registered else logging.WARNING
+        logger.log(level, "Spark gave up slot %d (%s); it is submitted again in %.1f s", slot.number, reason, pause)
+        slot.registered = False
+
+    def _watch(self) -> None:
+        """Notice the end of the session and of its server, which a query that runs may not."""
+        refusals = 0
+        while self._wait(WATCH_SECONDS):
+            refusals = refusals + 1 if self._is_refused() else 0
+            if self._session.is_stopped:
+                self._stop("its Spark Connect session was stopped")
+            elif refusals == REFUSALS:
+                self._stop(self._gone)
+
+    def _is_refused(self) -> bool:
+        """Whether nothing listens at the server's address. One that does not answer in time may only be busy."""
+        if not self._host:
+            return False
+        try:
+            socket.create_connection((self._host, self._port), CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait so long, or until the job is over. Returns whether it goes on."""
+        with self._wake:
+            return not self._wake.wait_for(lambda: self._closing or bool(self._end), max(seconds, 0.0))
+
+    def _stop(self, reason: str) -> None:
+        """Tell the job that it cannot go on, once."""
+        with self._wake:
+            if self._closing or self._end:
+                return
+            self._end = reason
+            self._wake.notify_all()
+        self._listener.on_stopped(reason)
+
+    def _interrupt_all(self) -> None:
+        for slot in self._slots:
+            self._interrupt(slot)
+
+    def _take_back(self, deadline: float) -> None:
+        """Interrupt queries that wait until none is left, and after the deadline those that run, too."""
+        while any(thread.is_alive() for thread in self._threads) and not self._end:
+            is_late = time.monotonic() > deadline
+            for slot, thread in zip(self._slots, self._threads, strict=True):
+                if thread.is_alive() and (is_late or not slot.registered):
+                    self._interrupt(slot)
+            if is_late:
+                return
+            time.sleep(INTERRUPT_SECONDS)
+
+    def _interrupt(self, slot: _Slot) -> None:
+        try:
+            self._session.interruptTag(self._tag(slot))
+        except Exception:
+            logger.debug("could not interrupt slot %d", slot.number, exc_info=True)
+
+    def _tag(self, slot: _Slot) -> str:
+        return f"spark_elastic-{self._ticket.run_id}-{slot.number}"
+
+
+def find_end(said: str) -> str:
+    """Say why no other query of this session will run, by what an error says; empty if another try may help."""
+    return next((reason for sign, reason in _ENDED.items() if sign in said), "")
+
+
+def endpoint_of(session: SparkSession) -> tuple[str, int]:
+    """Return host and port of a session's server; an empty host where the session was made by other means than an address."""
+    builder = getattr(session.client, "_builder", None)
+    found = re.fullmatch(r"\[?(.+?)\]?:(\d+)", str(getattr(builder, "endpoint", "")))
+    return (found.group(1), int(found.group(2))) if found else ("", DEFAULT_PORT)
+
+
+def _local_address(host: str, port: int) -> str:
+    """The address of this machine in the network in which a host is; empty where that cannot be told."""
+    if not host:
+        return ""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

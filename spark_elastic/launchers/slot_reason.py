@@ -1,0 +1,32 @@
+"""Why Spark gave up a slot: the one line of what it says that tells a person most, and whether another try may help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from spark_elastic.launchers.spark_task import SlotConfigurationError
+from spark_elastic.protocol.ticket import Ticket
+
+# The names of exceptions that are not Python's begin like this.
+_OF_JAVA = ("java.", "org.", "scala.")
+
+
+def find_reason(story: Sequence[str]) -> str:
+    """Find the line that tells most in what a failure and its causes say: the last exception of Python's, if there is one."""
+    lines = [line.strip() for text in story for line in text.splitlines()]
+    python = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line) and not line.startswith(_OF_JAVA)]
+    return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
+
+
+def find_hopeless(reason: str) -> str:
+    """Say what no other try will change where all executors are alike; empty if another try may help."""
+    if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
+        return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
+    return reason if SlotConfigurationError.__name__ in reason else ""
+
+
+def never_registered(ticket: Ticket) -> str:
+    """Say what is likely where a slot's task ended without an error, and the driver has not heard of it."""
+    addresses = ", ".join(f"{host}:{port}" for host, port in ticket.addresses)
+    return f"its task ended without registering at the driver; can executors reach it at {addresses}"

@@ -1,0 +1,60 @@
+"""What Spark runs in an executor for a slot. Pickled with the ticket, and with nothing of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from spark_elastic.protocol.ticket import Ticket
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class SlotConfigurationError(ValueError):
+    """Spark gives tasks what a worker cannot use; trying again does not help."""
+
+
+class RowsTask:
+    """A slot's task for ``RDD.mapPartitions``."""
+
+    def __init__(self, ticket: Ticket, slot: int) -> None:
+        self._ticket = ticket
+        self._slot = slot
+
+    def __call__(self, rows: Iterable[Any]) -> list[Any]:
+        """Run the task to its end."""
+        _run(self._ticket, self._slot, rows)
+        return []
+
+
+class ArrowTask:
+    """A slot's task for ``DataFrame.mapInArrow``, which is all that a session of Spark Connect has. It returns no rows."""
+
+    def __init__(self, ticket: Ticket, slot: int) -> None:
+        self._ticket = ticket
+        self._slot = slot
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task to its end."""
+        _run(self._ticket, self._slot, batches)
+        yield from ()
+
+
+def _run(ticket: Ticket, slot: int, given: Iterable[Any]) -> None:
+    from pyspark import TaskContext
+
+    from spark_elastic.task.service import TaskPlace, run_task
+
+    for _ in given:  # Spark keeps a Python process for its next task only where all its input was read
+        pass
+    context = TaskContext.get()
+    assert context is not None
+    resources = context.resources()
+    gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
+    if len(gpus) > 1:
+        raise SlotConfigurationError(
+            f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
+            "spark.task.resource.gpu.amount=1 and run more workers"
+        )
+    run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, int(context.cpus())))
