@@ -205,3 +205,13 @@ def test_a_closed_cluster_ends_the_job_and_its_processes(tmp_path: Path, monkeyp
         assert heard.has_stopped.wait(SECONDS)
     assert heard.stopped == ["the local cluster was closed"]
     assert cluster.slots == 1
+
+
+def test_a_job_that_has_given_its_slots_back_starts_none_for_a_while_though_there_is_room() -> None:
+    heard, cluster = Heard(), LocalCluster(1)
+    slots = LocalSlots(cluster, TICKET, 1, heard.listener)
+    slots._give_back = True
+    pause = slots._look(100.0)
+    assert pause is not None
+    assert defaults.YIELD_SECONDS[0] <= pause <= defaults.YIELD_SECONDS[1]
+    assert numbers(cluster, 1) == [0]
