@@ -163,9 +163,9 @@ def test_newcomers_that_fail_every_time_hold_nobody_up_for_long(run: Any) -> Non
 
 
 def test_a_rank_whose_packets_vanish_is_replaced_once_a_second_world_is_stuck_and_every_row_counts(
-    run: Any, dataset: str
+    run_on_spark: Any, dataset: str
 ) -> None:
-    result = run(
+    result = run_on_spark(
         count_rows, dataset, 1000, 1, {"global_batch_size": 100}, False, 2, min_np=3, max_np=3, hang_timeout=4.0
     )
     broken = [event["reason"] for event in result.of("world_broken")]

@@ -20,6 +20,7 @@ from conftest import SUPPORT, ours
 from driver_script import fragments_of
 from fuzzer import BURST, Bomb, Fuzzer
 from standalone import free_port
+from test_strangers import CALLERS, call
 
 from spark_elastic.driver import run as run_module
 from spark_elastic.driver.service import SparkDriverService
@@ -138,6 +139,48 @@ def _supervisors() -> list[psutil.Process]:
 
 def _listens(process: psutil.Process) -> bool:
     return any(entry.status == psutil.CONN_LISTEN for entry in process.net_connections())
+
+
+def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(
+    run_on_spark: Any,
+    tmp_path: Path,
+) -> None:
+    formed = threading.Event()
+    found: dict[str, Any] = {}
+
+    def visit() -> None:
+        try:
+            assert formed.wait(60)
+            forked = [process for process in ours() if "warm_parent" in " ".join(process.cmdline())]
+            workers = {process: _listening(process) for process in forked if _listening(process)}
+            found["ports"] = [len(places) for places in workers.values()]
+            before = {process: process.num_fds() for process in workers}
+            found["answers"] = sum(
+                call(place) for places in workers.values() for place in places for _ in range(CALLERS)
+            )
+            found["grown"] = [process.num_fds() - before[process] for process in workers]
+        finally:
+            (tmp_path / "stop").touch()
+
+    visitor = threading.Thread(target=visit)
+    visitor.start()
+    result = run_on_spark(
+        training.train_until, str(tmp_path / "stop"), min_np=2, max_np=2,
+        on_event=lambda event: formed.set() if event["event"] == "entered" else None,
+    )  # fmt: skip
+    visitor.join()
+    assert (found["ports"], found["answers"]) == ([1, 1], 0)
+    assert max(found["grown"]) < CALLERS / 100  # one a caller, if they cost any
+    assert result.sizes == [2]
+    assert not result.of("world_broken")
+    assert result.results[0] == result.results[1]
+
+
+def _listening(process: psutil.Process) -> list[tuple[str, int]]:
+    """Where a process listens: workers do, for Gloo, and nothing else that is forked from a warm parent."""
+    return [
+        (entry.laddr.ip, entry.laddr.port) for entry in process.net_connections() if entry.status == psutil.CONN_LISTEN
+    ]
 
 
 def test_nothing_that_strangers_send_is_unpickled(watched: list[str], tmp_path: Path) -> None:

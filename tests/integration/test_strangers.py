@@ -16,13 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ours
 from test_mesh_store import GENERATION, Control
-from training import train_until
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker import sockets
@@ -160,45 +157,6 @@ def test_nobody_connects_to_a_group_that_has_formed_and_new_groups_can_still_be_
     for group in ranks.groups:
         group.close()
         group.drop().join()
-
-
-def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(run: Any, tmp_path: Path) -> None:
-    formed = threading.Event()
-    found: dict[str, Any] = {}
-
-    def visit() -> None:
-        try:
-            assert formed.wait(60)
-            forked = [process for process in ours() if "warm_parent" in " ".join(process.cmdline())]
-            workers = {process: listening(process) for process in forked if listening(process)}
-            found["ports"] = [len(places) for places in workers.values()]
-            before = {process: process.num_fds() for process in workers}
-            found["answers"] = sum(
-                call(place) for places in workers.values() for place in places for _ in range(CALLERS)
-            )
-            found["grown"] = [process.num_fds() - before[process] for process in workers]
-        finally:
-            (tmp_path / "stop").touch()
-
-    visitor = threading.Thread(target=visit)
-    visitor.start()
-    result = run(
-        train_until, str(tmp_path / "stop"), min_np=2, max_np=2,
-        on_event=lambda event: formed.set() if event["event"] == "entered" else None,
-    )  # fmt: skip
-    visitor.join()
-    assert (found["ports"], found["answers"]) == ([1, 1], 0)
-    assert max(found["grown"]) < CALLERS / 100  # one a caller, if they cost any
-    assert result.sizes == [2]
-    assert not result.of("world_broken")
-    assert result.results[0] == result.results[1]
-
-
-def listening(process: psutil.Process) -> list[tuple[str, int]]:
-    """Where a process listens: workers do, for Gloo, and nothing else that is forked from a warm parent."""
-    return [
-        (entry.laddr.ip, entry.laddr.port) for entry in process.net_connections() if entry.status == psutil.CONN_LISTEN
-    ]
 
 
 def test_where_the_kernel_allows_no_filter_training_goes_on_and_says_so_once(
