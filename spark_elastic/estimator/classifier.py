@@ -24,7 +24,8 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds, HasClassifierColsAccessors):
     """Spark ML's columns of classifiers, and its thresholds."""
 
-    thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)
+    # The type of Spark's own does not say that None leaves it unset.
+    thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)  # type: ignore[assignment]
 
 
 @saved_as("spark_elastic.estimator")

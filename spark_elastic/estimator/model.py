@@ -14,6 +14,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
+from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
 from spark_elastic.estimator.frame import column
@@ -40,9 +41,9 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     useGpu = param(
         "useGpu", "where transform runs: True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean
     )
-    defaults: ClassVar[dict[str, Any]] = {"transformBatchSize": 1024}
+    defaults: ClassVar[dict[str, Json]] = {"transformBatchSize": 1024}
 
-    def __init__(self, model: torch.nn.Module | None = None, **params: Any) -> None:
+    def __init__(self, model: torch.nn.Module | None = None, **params: object) -> None:
         self.model = model
         self.history: list[dict[str, Any]] = []
         self.run_id: str | None = None

@@ -7,23 +7,30 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from spark_elastic._json import Json
 from spark_elastic.data.engine import ENGINES
 from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
 from spark_elastic.estimator.store import Store
 
-Converter = Callable[[Any], Any]
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+T = TypeVar("T")
+Converter = Callable[[object], T]
+Function = Callable[..., object]
 
 
 class Parameterized(Params):
     """Params that are given by keyword, each with ``getX`` and ``setX``; ``defaults`` holds their JSON-able defaults."""
 
-    defaults: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[dict[str, Json]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         names = [name for name in dir(cls) if isinstance(inspect.getattr_static(cls, name), Param)]
         for name in names:
@@ -34,13 +41,13 @@ class Parameterized(Params):
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(names)]
         cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, **params: object) -> None:
         super().__init__()
         for name, value in self.defaults.items():
             self._setDefault(**{name: value})
         self.setParams(**params)
 
-    def setParams(self, **params: Any) -> Any:
+    def setParams(self, **params: object) -> Self:
         """Set Params by keyword. Raises TypeError for unknown names and values of wrong types, ValueError for wrong values."""
         for name in params:
             if not self.hasParam(name):
@@ -55,26 +62,26 @@ class Parameterized(Params):
         return self.getOrDefault(param) if self.isDefined(param) else None
 
 
-def _getter(name: str, title: str, doc: str) -> Callable[..., Any]:
-    def get(self: Parameterized) -> Any:
+def _getter(name: str, title: str, doc: str) -> Callable[[Parameterized], object]:
+    def get(self: Parameterized) -> object:
         return self.value(name)
 
     get.__name__, get.__doc__ = title, f"Get {name}: {doc}"
     return get
 
 
-def _setter(name: str, title: str, doc: str) -> Callable[..., Any]:
-    def set(self: Parameterized, value: object) -> Any:
+def _setter(name: str, title: str, doc: str) -> Callable[[Parameterized, object], Parameterized]:
+    def set(self: Parameterized, value: object) -> Parameterized:
         return self._set(**{name: value})
 
     set.__name__, set.__doc__ = title, f"Set {name}: {doc}"
     return set
 
 
-def param(name: str, doc: str, convert: Converter) -> Any:
+def param(name: str, doc: str, convert: Converter[T]) -> Param[T | None]:
     """Make a Param whose errors name it."""
 
-    def named(value: object) -> Any:
+    def named(value: object) -> T | None:
         if value is None:
             return None
         try:
@@ -96,7 +103,7 @@ def converter_of(param: Param[Any]) -> str:
 # ---------------------------------------------------------------- converters
 
 
-def whole(least: int) -> Converter:
+def whole(least: int) -> Converter[int]:
     """Whole numbers from ``least`` on."""
 
     def convert(value: object) -> int:
@@ -109,7 +116,7 @@ def whole(least: int) -> Converter:
     return convert
 
 
-def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter:
+def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter[float]:
     """Numbers between two bounds; the upper one excluded."""
 
     def convert(value: object) -> float:
@@ -140,7 +147,7 @@ def text(value: object) -> str:
     return value
 
 
-def one_of(*choices: str) -> Converter:
+def one_of(*choices: str) -> Converter[str]:
     """Make a converter that takes one of these strings."""
 
     def convert(value: object) -> str:
@@ -174,7 +181,7 @@ def class_thresholds(value: object) -> list[float]:
     return listed
 
 
-def json_dict(value: object) -> dict[str, Any]:
+def json_dict(value: object) -> dict[str, Json]:
     """Keyword arguments that survive JSON."""
     if not isinstance(value, Mapping):
         raise TypeError(f"must be a dict, not {value!r}")
@@ -185,21 +192,21 @@ def json_dict(value: object) -> dict[str, Any]:
     return dict(value)
 
 
-def keywords(value: object) -> dict[str, Any]:
+def keywords(value: object) -> dict[str, object]:
     """Convert a dict of keyword arguments."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(f"must be a dict of keyword arguments, not {value!r}")
     return dict(value)
 
 
-def function(value: object) -> Any:
+def function(value: object) -> Function:
     """Convert a callable."""
     if not callable(value):
         raise TypeError(f"must be callable, not {value!r}")
     return value
 
 
-def functions(value: object) -> Any:
+def functions(value: object) -> Function | list[Function]:
     """A function, or a list of them."""
     if isinstance(value, (list, tuple)):
         if not value:
@@ -208,24 +215,24 @@ def functions(value: object) -> Any:
     return function(value)
 
 
-def metrics(value: object) -> dict[str, Any]:
+def metrics(value: object) -> dict[str, Function]:
     """Metrics by name; in a list they are named after their function or class."""
     if isinstance(value, Mapping):
         return {text(name): function(metric) for name, metric in value.items()}
-    found: dict[str, Any] = {}
-    for metric in value if isinstance(value, (list, tuple)) else [value]:
-        name = getattr(function(metric), "__name__", type(metric).__name__)
+    found: dict[str, Function] = {}
+    for metric in map(function, value if isinstance(value, (list, tuple)) else [value]):
+        name = getattr(metric, "__name__", type(metric).__name__)
         if name in found:
             raise ValueError(f"two metrics are called {name}; give a dict of names and metrics")
         found[name] = metric
     return found
 
 
-def inputs(value: object) -> dict[str, Any]:
+def inputs(value: object) -> dict[str, Json]:
     """``{"x": [columns]}`` or ``{"x": ([columns], "int64")}``."""
     if not isinstance(value, Mapping) or not value:
         raise TypeError(f"must be a dict from keywords of forward to columns, not {value!r}")
-    found: dict[str, Any] = {}
+    found: dict[str, Json] = {}
     for keyword, columns in value.items():
         if isinstance(columns, (list, tuple)) and len(columns) == 2 and isinstance(columns[0], (list, tuple)):
             found[text(keyword)] = [names(columns[0]), one_of("int64", "float32", "bool")(columns[1])]
@@ -243,7 +250,7 @@ def store(value: object) -> Store:
     return value
 
 
-def callback_list(value: object) -> list[Any]:
+def callback_list(value: object) -> list[object]:
     """Convert a callback or a list of callbacks."""
     listed = list(value) if isinstance(value, Sequence) else [value]
     for entry in listed:
@@ -252,7 +259,7 @@ def callback_list(value: object) -> list[Any]:
     return listed
 
 
-def optimizer(value: object) -> Any:
+def optimizer(value: object) -> Function | torch.optim.Optimizer:
     """Convert an optimizer: a class, an instance, or a function of parameters."""
     import torch
 
@@ -261,7 +268,7 @@ def optimizer(value: object) -> Any:
     return value
 
 
-def module(value: object) -> Any:
+def module(value: object) -> torch.nn.Module:
     """Convert a network."""
     import torch
 
@@ -342,7 +349,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
     )
     useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
 
-    defaults: ClassVar[dict[str, Any]] = {
+    defaults: ClassVar[dict[str, Json]] = {
         "batchSize": 32,
         "transformBatchSize": 1024,
         "epochs": 1,

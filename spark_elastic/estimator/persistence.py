@@ -20,18 +20,30 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, TypeVar
 
 import cloudpickle
 import torch
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.param import Params
+from pyspark.ml.util import BaseReadWrite, DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from spark_elastic import _saved_names
+from spark_elastic._json import Json
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.hadoop import HadoopFiles
 from spark_elastic.estimator.layout import Input, Layout
-from spark_elastic.estimator.params import FitParams
+from spark_elastic.estimator.params import FitParams, Parameterized
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+    from typing_extensions import Buffer
+
+    from spark_elastic.estimator.estimator import ElasticEstimator
+    from spark_elastic.estimator.model import ElasticModel
+
+P = TypeVar("P", "ElasticEstimator", "ElasticModel")
 
 # The format that is written. Every format from the first to this one can be read.
 FORMAT = 2
@@ -39,10 +51,17 @@ _WEIGHTS, _CODE = "weights.safetensors", "code.pkl"
 _FACTS = "sparkElastic"
 
 
+class SavedObjects(TypedDict, total=False):
+    """What is in ``code.pkl``: Params that are no JSON, and of a model its network."""
+
+    params: dict[str, object]
+    model: torch.nn.Module | None
+
+
 class EstimatorWriter(MLWriter):
     """Writes a Parameterized without any more state."""
 
-    def __init__(self, instance: Any) -> None:
+    def __init__(self, instance: Parameterized) -> None:
         super().__init__()
         self.instance = instance
 
@@ -56,13 +75,13 @@ class EstimatorWriter(MLWriter):
             for name in written:
                 HadoopFiles(path).upload(os.path.join(folder, name), f"{path}/{name}")
 
-    def _params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _params(self) -> tuple[dict[str, Json], dict[str, object]]:
         return split_params(self.instance)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Json]:
         return {}
 
-    def _objects(self) -> dict[str, Any]:
+    def _objects(self) -> SavedObjects:
         return {}
 
 
@@ -72,11 +91,13 @@ class ModelWriter(EstimatorWriter):
     Functions and classes that it was trained with stay behind: loading a model must not need their modules.
     """
 
-    def _params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    instance: ElasticModel
+
+    def _params(self) -> tuple[dict[str, Json], dict[str, object]]:
         plain, other = split_params(self.instance)
         return plain, {name: value for name, value in other.items() if not hasattr(FitParams, name)}
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Json]:
         model = self.instance
         return {
             "layout": asdict(model.layout),
@@ -88,18 +109,18 @@ class ModelWriter(EstimatorWriter):
             "is_probability": model.is_probability,
         }
 
-    def _objects(self) -> dict[str, Any]:
+    def _objects(self) -> SavedObjects:
         return {"model": self.instance.model}
 
 
-class EstimatorReader(MLReader[Any]):
+class EstimatorReader(MLReader[P]):
     """Reads what ``EstimatorWriter`` wrote."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type[P]) -> None:
         super().__init__()
-        self.cls = cls
+        self.cls: type[P] = cls
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str) -> P:
         """Read an instance from a folder. Raises where it is damaged, or of another class."""
         metadata = _read_metadata(path, _context(self))
         found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
@@ -119,14 +140,14 @@ class EstimatorReader(MLReader[Any]):
             raise DamagedError(f"{path} is damaged: its metadata: {type(error).__name__}: {error}") from error
         return instance
 
-    def _restore(self, instance: Any, facts: dict[str, Any], objects: dict[str, Any]) -> None:
+    def _restore(self, instance: P, facts: dict[str, Any], objects: SavedObjects) -> None:
         pass
 
 
-class ModelReader(EstimatorReader):
+class ModelReader(EstimatorReader["ElasticModel"]):
     """Reads what ``ModelWriter`` wrote."""
 
-    def _restore(self, instance: Any, facts: dict[str, Any], objects: dict[str, Any]) -> None:
+    def _restore(self, instance: ElasticModel, facts: dict[str, Any], objects: SavedObjects) -> None:
         layout = facts.pop("layout")
         inputs = tuple(Input(**{**entry, "columns": tuple(entry["columns"])}) for entry in layout["inputs"])
         shapes = {name: None if shape is None else tuple(shape) for name, shape in facts.pop("shapes").items()}
@@ -134,25 +155,29 @@ class ModelReader(EstimatorReader):
         instance.describe(model=objects["model"], layout=layout, shapes=shapes, **facts)
 
 
-def split_params(instance: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_params(instance: Params) -> tuple[dict[str, Json], dict[str, object]]:
     """Part the Params that are set into those that JSON gives back as they are, and the others."""
-    plain: dict[str, Any] = {}
-    other: dict[str, Any] = {}
+    plain: dict[str, Json] = {}
+    other: dict[str, object] = {}
     for entry, value in instance._paramMap.items():
         try:
-            (plain if json.loads(json.dumps(value)) == value else other)[entry.name] = value
+            is_plain = bool(json.loads(json.dumps(value)) == value)
         except (TypeError, ValueError):
+            is_plain = False
+        if is_plain:
+            plain[entry.name] = value
+        else:
             other[entry.name] = value
     return plain, other
 
 
-def _context(base: Any) -> Any:
+def _context(base: BaseReadWrite) -> SparkContext | SparkSession:
     """What Spark's readers and writers of metadata take: a SparkContext before Spark 4, a session since."""
     session = base.sparkSession
     return session if int(session.version.split(".")[0]) >= 4 else session.sparkContext
 
 
-def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, Any]:
+def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
     """Take format and files out of the facts, and return what is known of each file; the first format told nothing of them.
 
     Raises ``CheckpointError`` for a format that this release does not know.
@@ -163,7 +188,7 @@ def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, Any]:
             f"{path} has format {version}, and this release of spark_elastic reads formats 1 to {FORMAT}: a later release "
             "wrote it; load it with that one"
         )
-    files: Mapping[str, Any] = facts.pop("files", {})
+    files: Mapping[str, object] = facts.pop("files", {})
     return files
 
 
@@ -173,7 +198,7 @@ def _class_name(saved: str) -> str:
     return f"{_saved_names.home_of(module, name)}.{name}"
 
 
-def _read_metadata(path: str, context: Any) -> dict[str, Any]:
+def _read_metadata(path: str, context: SparkContext | SparkSession) -> dict[str, Any]:
     try:
         metadata: dict[str, Any] = DefaultParamsReader.loadMetadata(path, context)
         return {"class": str(metadata["class"]), **metadata}
@@ -188,13 +213,13 @@ def _read_metadata(path: str, context: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- files
 
 
-def _write_objects(folder: str, objects: dict[str, Any]) -> dict[str, Any]:
+def _write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
     """Write weights and code into a folder of this machine; return length and SHA-256 of each file."""
     tensors: dict[str, torch.Tensor] = {}
     code = io.BytesIO()
     _Pickler(code, tensors, _names(objects)).dump(objects)
-    files: dict[str, Iterable[Any]] = {_WEIGHTS: file_pieces(tensors), _CODE: [code.getvalue()]}
-    written = {}
+    files: dict[str, Iterable[Buffer]] = {_WEIGHTS: file_pieces(tensors), _CODE: [code.getvalue()]}
+    written: dict[str, Json] = {}
     for name, pieces in files.items():
         digest = hashlib.sha256()
         with open(os.path.join(folder, name), "wb") as file:
@@ -205,7 +230,7 @@ def _write_objects(folder: str, objects: dict[str, Any]) -> dict[str, Any]:
     return written
 
 
-def _load_objects(path: str, written: Mapping[str, Any]) -> dict[str, Any]:
+def _load_objects(path: str, written: Mapping[str, object]) -> SavedObjects:
     with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
         weights, pickled = (_fetch(path, name, folder, written.get(name)) for name in (_WEIGHTS, _CODE))
         try:
@@ -214,7 +239,7 @@ def _load_objects(path: str, written: Mapping[str, Any]) -> dict[str, Any]:
             raise DamagedError(f"{path} is damaged: the header of {_WEIGHTS}: {error}") from error
         with open(pickled, "rb") as file:
             try:
-                objects: dict[str, Any] = _Unpickler(file, tensors).load()
+                objects: SavedObjects = _Unpickler(file, tensors).load()
             except (AttributeError, ImportError):
                 raise  # the network's code cannot be imported here
             except Exception as error:
@@ -222,7 +247,7 @@ def _load_objects(path: str, written: Mapping[str, Any]) -> dict[str, Any]:
         return objects
 
 
-def _fetch(path: str, name: str, folder: str, entry: Any) -> str:
+def _fetch(path: str, name: str, folder: str, entry: object) -> str:
     """Download a file, and see whether it is what was written."""
     files, local = HadoopFiles(path), os.path.join(folder, name)
     if not files.exists(f"{path}/{name}"):
@@ -239,11 +264,12 @@ def _fetch(path: str, name: str, folder: str, entry: Any) -> str:
     return local
 
 
-def _names(objects: dict[str, Any]) -> dict[int, str]:
+def _names(objects: SavedObjects) -> dict[int, str]:
     """Names of a network's tensors, by identity; tied ones have one."""
     network = objects.get("model") or objects["params"].get("model")
     found: dict[int, str] = {}
-    for name, tensor in network.state_dict(keep_vars=True).items() if network is not None else ():
+    state = network.state_dict(keep_vars=True) if isinstance(network, torch.nn.Module) else {}
+    for name, tensor in state.items():
         if isinstance(tensor, torch.Tensor):
             found.setdefault(id(tensor), name)
     return found
@@ -252,14 +278,15 @@ def _names(objects: dict[str, Any]) -> dict[int, str]:
 class _Pickler(cloudpickle.Pickler):
     """Leaves tensors out of the pickle: they go to ``tensors`` under their names."""
 
-    def __init__(self, file: Any, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
+    def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
         super().__init__(file)
         self._tensors, self._names = tensors, names
-        self._seen: list[Any] = []  # holds on to them, so that no other object gets one of their ids
+        self._seen: list[torch.Tensor] = []  # holds on to them, so that no other object gets one of their ids
 
-    def persistent_id(self, value: Any) -> Any:
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and value.is_leaf
-        if not plain:
+    def persistent_id(self, value: object) -> tuple[str, bool, bool] | None:
+        if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        if value.layout != torch.strided or not value.is_leaf:
             return None
         self._seen.append(value)
         name = self._names.setdefault(id(value), f"tensor-{len(self._names)}")
@@ -269,12 +296,12 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(_saved_names.Unpickler):
-    def __init__(self, file: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors
         self._made: dict[str, torch.Tensor] = {}
 
-    def persistent_load(self, key: Any) -> Any:
+    def persistent_load(self, key: tuple[str, bool, bool]) -> torch.Tensor:
         name, is_parameter, requires_grad = key
         if name not in self._made:
             tensor = self._tensors[name]
