@@ -122,6 +122,7 @@ class LocalSlots:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._bell = -1
+        self._bell_lock = threading.Lock()
         # Told by other threads, which ring the bell then.
         self._closing = False
         self._give_back = False
@@ -145,7 +146,9 @@ class LocalSlots:
         self._thread.join()
         self._cluster.unwatch(self._ring)
         self._selector.close()
-        os.close(self._bell)
+        with self._bell_lock:  # others may be about to ring it, who have not heard that the job is over
+            os.close(self._bell)
+            self._bell = -1
 
     def submit_no_more(self) -> None:
         """Note that the job is over; its processes are about to end, and are not to be started again."""
@@ -179,7 +182,9 @@ class LocalSlots:
         return "the local cluster was closed" if self._cluster.is_closed else ""
 
     def _ring(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        with self._bell_lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     # ------------------------------------------------------------------ the thread
 
@@ -187,7 +192,7 @@ class LocalSlots:
         try:
             self._serve()
         except Exception as error:
-            # A bug of ours; the processes end with this thread.
+            # A bug of ours; the processes end with the driver's connections to them, or with their cluster.
             logger.exception("the launcher failed")
             self._listener.on_stopped(f"the launcher failed: {type(error).__name__}: {error}")
 

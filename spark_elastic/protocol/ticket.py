@@ -15,7 +15,7 @@ from spark_elastic.protocol.fault_points import Fault
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Travels to tasks in Spark's closure, on one machine and to workers over private sockets, never by environment or arguments."""
+    """Travels to tasks in Spark's closure, else over private sockets, as to workers; never by environment or arguments."""
 
     run_id: str
     addresses: tuple[tuple[str, int], ...]

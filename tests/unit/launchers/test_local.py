@@ -215,3 +215,11 @@ def test_a_job_that_has_given_its_slots_back_starts_none_for_a_while_though_ther
     assert pause is not None
     assert defaults.YIELD_SECONDS[0] <= pause <= defaults.YIELD_SECONDS[1]
     assert numbers(cluster, 1) == [0]
+
+
+def test_what_is_asked_of_slots_that_have_ended_is_nothing_to_them() -> None:
+    cluster = LocalCluster(1)
+    cluster.take_away()
+    with LocalSlots(cluster, TICKET, 1, Heard().listener) as slots:
+        pass
+    slots.give_back()
