@@ -102,7 +102,7 @@ class ProgressDisplay:
         return self._view.doing != self._shown or (self._is_new and time.monotonic() >= self._due)
 
 
-def _quietly(write: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def _quietly(write: Callable[..., object], *args: object, **kwargs: object) -> None:
     """Write to a terminal; a closed or broken one is no trouble of the job's."""
     try:
         write(*args, **kwargs)

@@ -12,9 +12,9 @@ import hmac
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Action, Fault
 
 logger = logging.getLogger("spark_elastic")
+
+T = TypeVar("T")
 
 HELLO_SECONDS = 15.0
 # How long released tasks may take to end before the connections to them are cut.
@@ -139,7 +141,7 @@ class SparkDriverService:
             self._closing = asyncio.run_coroutine_threadsafe(self.close(release_seconds), self._loop)
         self._closing.result()
 
-    def call(self, coroutine: Any) -> Any:
+    def call(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the loop from another thread and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -285,7 +287,7 @@ class SparkDriverService:
 
     # ------------------------------------------------------------------ messages → events
 
-    def _task_said(self, host: int, message: Any) -> None:
+    def _task_said(self, host: int, message: m.Message) -> None:
         worker = self._job.workers.get(getattr(message, "worker", -1))
         if worker is not None and worker.host != host:
             logger.debug("host %d speaks of worker %d, which is not its own: %s", host, worker.worker, message)
@@ -298,7 +300,7 @@ class SparkDriverService:
         else:
             raise ConnectionLostError(f"a task may not send {type(message).__name__}")
 
-    def _worker_said(self, link: WorkerLink, message: Any) -> None:
+    def _worker_said(self, link: WorkerLink, message: m.Message) -> None:
         worker = link.worker
         match message:
             case m.StoreRequest(number, generation):

@@ -92,19 +92,20 @@ class Connection:
             self.send(chunk)
             await self._writer.drain()
 
-    async def receive(self) -> Any:
+    async def receive(self) -> Message:
         """Wait for the next message. Raise ``ConnectionLostError`` at the end, or at what is not a message."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > FRAME_LIMIT:
                 raise ConnectionLostError(f"a frame of {length:,} bytes from {self.peer_address} is over the limit")
-            return self._decoder.decode(await self._reader.readexactly(length))
+            message: Message = self._decoder.decode(await self._reader.readexactly(length))
+            return message
         except (asyncio.IncompleteReadError, OSError) as error:
             raise ConnectionLostError(f"the connection to {self.peer_address} broke: {error}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConnectionLostError(f"{self.peer_address} sent what is not a message: {error}") from error
 
-    async def messages(self) -> AsyncIterator[Any]:
+    async def messages(self) -> AsyncIterator[Message]:
         """Yield messages until the connection ends."""
         while True:
             try:

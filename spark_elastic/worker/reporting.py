@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, Stepped
@@ -60,7 +60,7 @@ class Reporter:
         if self._waiting:
             self._send_metrics(step)
 
-    def metrics(self, step: int, values: dict[str, Any]) -> None:
+    def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Send metrics, at once or with the next ones. Raises ``TypeError`` for what is no number, tensor of one, or string."""
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
@@ -109,7 +109,7 @@ class State(ABC):
         if job is not None:
             job.control.beat()
 
-    def report(self, **metrics: Any) -> None:
+    def report(self, **metrics: object) -> None:
         """Send metrics (numbers, one-element tensors, strings) to the job's event log and progress line; never blocks.
 
         Call it as often as you like: a few reports a second are sent, the newest value of each name.
@@ -172,6 +172,6 @@ class State(ABC):
         """What has to be equal on all ranks at a commit, named."""
         return ()
 
-    def _loader_in_use(self) -> Any:
+    def _loader_in_use(self) -> object:
         """The loader that the user's function goes through, if there is one; what it can do, its Protocols tell."""
         return None

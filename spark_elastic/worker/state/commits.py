@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Countable, has_part
@@ -46,7 +46,7 @@ class Commits:
         self._is_settled = True
         self._is_interrupted = False
         self._comparison: Comparison | None = None
-        self._known_loader: tuple[Any, Accountable | None] = (None, None)
+        self._known_loader: tuple[object, Accountable | None] = (None, None)
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice
 from spark_elastic.worker.state.loading import load_tree
 from spark_elastic.worker.state.repair import plan_repair, repair
-from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, find_objects
+from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, Stateful, find_objects
 from spark_elastic.worker.state.structure import follow, structure_of, tell
 from spark_elastic.worker.world import World
 
@@ -178,7 +178,7 @@ class ObjectState(State):
         first = self._first_structure
         return None if first is None else tell(find_objects(self._values(shared=True)), first)
 
-    def _values(self, shared: bool) -> dict[str, Any]:
+    def _values(self, shared: bool) -> dict[str, object]:
         """The objects themselves: those that all ranks share, or this rank's own."""
         return {
             name: value
@@ -216,7 +216,7 @@ class ObjectState(State):
             if name not in names:
                 delattr(self, name)
 
-    def _load(self, values: dict[str, Any], objects: list[Any] | None = None) -> None:
+    def _load(self, values: Mapping[str, object], objects: Sequence[Stateful] | None = None) -> None:
         live = None if objects is None else iter(objects)
         for name, value in values.items():
             setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}"))

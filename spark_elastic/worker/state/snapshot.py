@@ -11,9 +11,9 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -23,22 +23,35 @@ from spark_elastic.worker.state.frozen import note_frozen
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 
 
+class Stateful(Protocol):
+    """An object that is saved and restored through a state dict: a module, an optimizer, a scheduler, a loader."""
+
+    def state_dict(self) -> Any:
+        """Return what it holds."""
+
+    def load_state_dict(self, state_dict: Any, /) -> object:
+        """Set it back to what it held."""
+
+
 class KeptPart(ABC):
     """What a keeper copies of an object that has a state dict, where that is something else than the state dict."""
 
     @abstractmethod
-    def load_into(self, target: Any) -> None:
+    def load_into(self, target: Stateful) -> None:
         """Set the object back to it."""
 
 
-def has_state_dict(value: Any) -> bool:
+Keep = Callable[[Stateful], "StateDict | KeptPart"]
+
+
+def has_state_dict(value: object) -> TypeGuard[Stateful]:
     """Whether an object is saved and restored through a state dict."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def find_objects(tree: dict[str, Any]) -> dict[str, Any]:
+def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
     """The objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
-    found: dict[str, Any] = {}
+    found: dict[str, Stateful] = {}
 
     def look(value: Any, name: str) -> None:
         kind: Any = type(value)
@@ -56,7 +69,7 @@ def find_objects(tree: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def as_state_dict(value: Any) -> StateDict:
+def as_state_dict(value: Stateful) -> StateDict:
     """What is kept of an object with a state dict."""
     content = value.state_dict()
     if isinstance(value, torch.nn.Module):
@@ -64,9 +77,7 @@ def as_state_dict(value: Any) -> StateDict:
     return StateDict(content)
 
 
-def flatten(
-    tree: Any, tensors: list[torch.Tensor], objects: list[Any], keep: Callable[[Any], Any] = as_state_dict
-) -> Any:
+def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], keep: Keep = as_state_dict) -> Any:
     """Copy a tree; its tensors go into ``tensors`` uncopied, with a ``Leaf`` in their place.
 
     Objects with a state dict, wherever they are in the tree, go into ``objects``, and what ``keep`` says of them is copied.
@@ -211,9 +222,9 @@ class Snapshot:
 
     buffer: TensorBuffer = field(default_factory=TensorBuffer)
     skeleton: Any = None
-    own: Any = None
+    own: object = None
     # The live objects that its ``StateDict``s are of, in their order; None where it came from another rank.
-    objects: list[Any] | None = None
+    objects: list[Stateful] | None = None
     # Makes these of the parts that they had then; None with ``objects``.
     put_back: Callable[[], None] | None = None
     # Which objects these were, and how many parameters each optimizer had.
@@ -223,13 +234,13 @@ class Snapshot:
     # The last copy into this one, while a GPU may still be making it.
     pending: PendingCopy | None = None
 
-    def take(self, shared: Any, own: Any, keep: Callable[[Any], Any] = as_state_dict) -> None:
+    def take(self, shared: Mapping[str, object], own: object, keep: Keep = as_state_dict) -> None:
         """Copy a state in; a GPU may still be at it (see ``wait``). ``keep`` says what is kept of objects with a state dict.
 
         An exception leaves this snapshot unusable, and the other one of its pair as it was.
         """
         tensors: list[torch.Tensor] = []
-        objects: list[Any] = []
+        objects: list[Stateful] = []
         skeleton = flatten(shared, tensors, objects, keep)
         self.pending = self.buffer.copy_from(tensors)
         self.skeleton = skeleton
@@ -279,7 +290,7 @@ class SnapshotPair:
             self._spare, self._third = self._third or self._new(), self._spare
         return self._spare
 
-    def make_room(self, shared: Any, keep: Callable[[Any], Any] = as_state_dict) -> None:
+    def make_room(self, shared: Mapping[str, object], keep: Keep = as_state_dict) -> None:
         """Touch the memory of both snapshots, for a state like this one: the system takes its time to hand out new pages."""
         for snapshot in (self._current, self._spare):
             snapshot.take(shared, None, keep)

@@ -9,7 +9,7 @@ it has and still fits stays the same object. What cannot be told is an error at 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -17,8 +17,9 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.state.snapshot import Stateful
 
-Objects = dict[str, Any]
+Objects = Mapping[str, Stateful]
 
 
 def structure_of(objects: Objects) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def structure_of(objects: Objects) -> dict[str, Any]:
     return {place: (_kind(value), _parts(value, names)) for place, value in objects.items()}
 
 
-def _parts(value: Any, names: dict[int, str]) -> Any:
+def _parts(value: object, names: dict[int, str]) -> Any:
     if isinstance(value, torch.nn.Module):
         parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
         return parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
@@ -79,12 +80,15 @@ def follow(objects: Objects, told: bytes) -> None:
     """Make objects what ``tell`` has described. New tensors have no values yet."""
     modules, optimizers = cloudpickle.loads(told)
     for place, module in modules.items():
-        root = _plain(objects[place])
+        wrapped = objects[place]
+        assert isinstance(wrapped, torch.nn.Module), place
+        root = _plain(wrapped)
         device = next((tensor.device for tensor in [*root.parameters(), *root.buffers()]), torch.device("cpu"))
         _graft(root, module, device)
     parameters = dict(_named(objects))
     for place, groups in optimizers.items():
         optimizer = objects[place]
+        assert isinstance(optimizer, torch.optim.Optimizer), place
         present = [group["params"] for group in optimizer.param_groups]
         wanted = [[parameters[name] for name in group] if None not in group else None for group in groups]
         for number, group in enumerate(wanted):
@@ -97,7 +101,7 @@ def follow(objects: Objects, told: bytes) -> None:
         del optimizer.param_groups[len(wanted) :]
 
 
-def outline(objects: Sequence[Any]) -> list[int]:
+def outline(objects: Sequence[Stateful]) -> list[int]:
     """What tells at little cost whether other objects are kept, or their optimizers have other numbers of parameters."""
     groups = [
         len(group["params"])
@@ -108,7 +112,7 @@ def outline(objects: Sequence[Any]) -> list[int]:
     return [*map(id, objects), *groups]
 
 
-def remember(objects: list[Any]) -> Callable[[], None]:
+def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
     """Return what puts modules and parameter groups back into the places where they are now, and optimizers' parameters."""
     modules = [
         (part, [dict(registered) for registered in _registered(part)])
@@ -148,12 +152,12 @@ def _differ(present: dict[str, Any], was: dict[str, Any]) -> bool:
 # ------------------------------------------------------------------ inside
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     kind = type(_plain(value)) if isinstance(value, torch.nn.Module) else type(value)
     return kind.__qualname__
 
 
-def _plain(module: torch.nn.Module) -> Any:
+def _plain(module: torch.nn.Module) -> torch.nn.Module:
     """The user's module inside wrappers, which are each worker's own."""
     from spark_elastic.worker.ddp import DistributedDataParallel
 

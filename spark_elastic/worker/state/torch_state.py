@@ -135,7 +135,7 @@ class TorchState(ObjectState):
                     "nobody keeps its weights equal and gives them to newcomers"
                 )
 
-    def _loader_in_use(self) -> Any:
+    def _loader_in_use(self) -> object:
         return vars(self).get("loader")
 
     def _own_part(self) -> Any:

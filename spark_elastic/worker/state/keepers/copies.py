@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from spark_elastic.checkpoint.skeleton import Lender
+from spark_elastic.checkpoint.skeleton import Lender, StateDict
 from spark_elastic.worker.state.keepers.keeper import Keeper
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, as_state_dict
+from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, as_state_dict
 from spark_elastic.worker.state.structure import outline, remember
 
 
@@ -22,10 +22,10 @@ class OnDevice(Keeper):
         # Whether the spare snapshot is the last commit, on its way to become the current one.
         self._is_taken = False
 
-    def prepare(self, values: dict[str, Any]) -> None:
+    def prepare(self, values: Mapping[str, object]) -> None:
         self.snapshots.make_room(values, self.part_of)
 
-    def take(self, steps: int, size: int, values: dict[str, Any], own: Any) -> bool:
+    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
         self._is_taken = False
         snapshot = self.snapshots.spare
         specs, before = snapshot.buffer.specs, snapshot.outline
@@ -53,16 +53,16 @@ class OnDevice(Keeper):
     def current(self) -> Snapshot:
         return self.snapshots.current
 
-    def lend(self, values: dict[str, Any]) -> Lender:
+    def lend(self, values: Mapping[str, object]) -> Lender:
         return self.snapshots
 
-    def for_repair(self, values: dict[str, Any], is_sender: bool) -> SnapshotPair:
+    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         return self.snapshots
 
     def holds(self, received: SnapshotPair) -> bool:
         return received is self.snapshots
 
-    def part_of(self, value: Any) -> Any:
+    def part_of(self, value: Stateful) -> StateDict | KeptPart:
         """What a commit copies of an object with a state dict, wherever among the objects it is."""
         return as_state_dict(value)
 

@@ -8,20 +8,21 @@ other times (buffers, learning rates, counters, the loader's place) is copied as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from spark_elastic.checkpoint.skeleton import Lender
+from spark_elastic.checkpoint.skeleton import Lender, StateDict
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.frozen import freeze, frozen_names
 from spark_elastic.worker.state.keepers.copies import OnDevice
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, find_objects
+from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, find_objects
 
 
 class InPlace(OnDevice):
@@ -35,7 +36,7 @@ class InPlace(OnDevice):
         super().__init__()
         self.guard = StepGuard(check_world)
 
-    def begin(self, values: dict[str, Any]) -> None:
+    def begin(self, values: Mapping[str, object]) -> None:
         objects = find_objects(values).values()
         self.guard.watch(value for value in objects if isinstance(value, torch.optim.Optimizer))
 
@@ -52,19 +53,19 @@ class InPlace(OnDevice):
     def can_restore(self) -> bool:
         return not self.guard.dirty
 
-    def lend(self, values: dict[str, Any]) -> Lender:
+    def lend(self, values: Mapping[str, object]) -> Lender:
         return WholeCopies(self.snapshots, partial(self._copy_whole, values))
 
-    def for_repair(self, values: dict[str, Any], is_sender: bool) -> SnapshotPair:
+    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         """Copy everything for those who lack it; what arrives here has a room of its own, which goes when it is loaded."""
         return SnapshotPair(self._copy_whole(values)) if is_sender else SnapshotPair()
 
-    def part_of(self, value: Any) -> Any:
+    def part_of(self, value: Stateful) -> StateDict | KeptPart:
         return (
             small_part(value) if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) else super().part_of(value)
         )
 
-    def _copy_whole(self, values: dict[str, Any]) -> Snapshot:
+    def _copy_whole(self, values: Mapping[str, object]) -> Snapshot:
         """Copy everything, weights and optimizer state included, as of the last commit."""
         light = self.current.skeleton
         whole = Snapshot()
@@ -91,7 +92,7 @@ class StepGuard:
     def __init__(self, before_step: Callable[[], None]) -> None:
         self.dirty = False
         self._before_step = before_step
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Watch these and no others."""
@@ -99,7 +100,7 @@ class StepGuard:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self.dirty:
             raise SparkElasticError(
                 'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), this is the second; commit '
@@ -115,8 +116,9 @@ class SmallPart(KeptPart):
 
     content: list[Any]
 
-    def load_into(self, target: Any) -> None:
+    def load_into(self, target: Stateful) -> None:
         """Set it back, and clear gradients."""
+        assert isinstance(target, (torch.nn.Module, torch.optim.Optimizer)), target
         if isinstance(target, torch.nn.Module):
             names, *buffers = self.content
             freeze(target, names)

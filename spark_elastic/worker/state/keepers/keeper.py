@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
 
 from spark_elastic.checkpoint.skeleton import Lender
 from spark_elastic.worker.state.pending_copy import PendingCopy
@@ -26,14 +26,14 @@ class Keeper(ABC):
     watches_optimizers = False
 
     @abstractmethod
-    def prepare(self, values: dict[str, Any]) -> None:
+    def prepare(self, values: Mapping[str, object]) -> None:
         """Make room for commits of these values, while nobody waits for this worker."""
 
-    def begin(self, values: dict[str, Any]) -> None:
+    def begin(self, values: Mapping[str, object]) -> None:
         """The user's function is about to be entered with these values."""
 
     @abstractmethod
-    def take(self, steps: int, size: int, values: dict[str, Any], own: Any) -> bool:
+    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
         """Copy the present values, and keep ``own``, which is this rank's alone; a GPU may be at the copy when this returns.
 
         Returns whether the objects are made of other parts, or have other tensors, than those of the commits before. An
@@ -65,11 +65,11 @@ class Keeper(ABC):
         """The last commit, as far as it was copied: what a restore loads."""
 
     @abstractmethod
-    def lend(self, values: dict[str, Any]) -> Lender:
+    def lend(self, values: Mapping[str, object]) -> Lender:
         """Return what a durable checkpoint of the last commit is made from; ``values`` are still those of the commit."""
 
     @abstractmethod
-    def for_repair(self, values: dict[str, Any], is_sender: bool) -> SnapshotPair:
+    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         """Return what others get the last commit from (``current``), or the room in which this rank receives it (``spare``)."""
 
     @abstractmethod
