@@ -97,13 +97,13 @@ class Swarm:
         async for message in driver.messages():
             if isinstance(message, m.StartWorker):
                 driver.send(m.WorkerStarted(message.worker, 1))
-                self._start(self._worker(message.worker))
+                self._start(self._worker(message.worker, message.token))
             elif isinstance(message, m.Ping):
                 driver.send(m.Pong(message.number))
 
-    async def _worker(self, number: int) -> None:
+    async def _worker(self, number: int, token: str) -> None:
         driver = self._workers[number] = await self._connect(m.ToWorker)
-        driver.send(m.WorkerHello(number, 1))
+        driver.send(m.WorkerHello(number, 1, token))
         driver.send(m.WorkerReady(0, None))
         async for message in driver.messages():
             if isinstance(message, m.FormWorld):
