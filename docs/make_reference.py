@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import spark_elastic
-from spark_elastic.cli import doctor, run, summary, timeline
-from spark_elastic.cli import inspect as inspect_command
+from spark_elastic.cli import COMMANDS
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.estimator import TorchClassifier, TorchEstimator, TorchRegressor
 from spark_elastic.task.facts import worker_environment
@@ -115,7 +114,7 @@ def _further_params(kind: Any) -> str:
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
     commands = argparse.ArgumentParser(prog="spark-elastic").add_subparsers()
-    for module in (run, timeline, summary, inspect_command, doctor):
+    for module in COMMANDS:
         module.add_to(commands)
     return dict(commands.choices)
 

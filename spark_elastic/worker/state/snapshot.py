@@ -34,7 +34,10 @@ class Stateful(Protocol):
 
 
 class KeptPart(ABC):
-    """What a keeper copies of an object that has a state dict, where that is something else than the state dict."""
+    """What a keeper copies of an object that has a state dict, where that is something else than the state dict.
+
+    Others, ranks and durable checkpoints, get state dicts: such a keeper's ``lend``, ``for_repair`` and ``holds`` see to that.
+    """
 
     @abstractmethod
     def load_into(self, target: Stateful) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from spark_elastic.checkpoint.skeleton import Lender, StateDict
 from spark_elastic.worker.state.keepers.keeper import Keeper
@@ -72,3 +72,23 @@ class OnHost(OnDevice):
 
     name = "host"
     is_on_host = True
+
+
+class WholeCopies:
+    """Lends a copy of the whole state, made when it is asked for: the step's thread pays one memcpy for a durable checkpoint."""
+
+    def __init__(self, small: SnapshotPair, copy: Callable[[], Snapshot]) -> None:
+        self._small = small
+        self._copy = copy
+
+    @property
+    def current(self) -> Snapshot:
+        return self._small.current
+
+    def lend(self) -> Snapshot:
+        whole = self._copy()
+        whole.wait()
+        return whole
+
+    def take_back(self) -> None:
+        """The copy goes with its last reader."""

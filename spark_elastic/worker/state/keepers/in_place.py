@@ -20,7 +20,7 @@ from spark_elastic.checkpoint.skeleton import Lender, StateDict
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.frozen import freeze, frozen_names
-from spark_elastic.worker.state.keepers.copies import OnDevice
+from spark_elastic.worker.state.keepers.copies import OnDevice, WholeCopies
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, find_objects
 
@@ -136,23 +136,3 @@ def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
     if isinstance(value, torch.nn.Module):
         return SmallPart([frozen_names(value), *value.buffers()])
     return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])
-
-
-class WholeCopies:
-    """Lends a copy of the whole state, made when it is asked for: the step's thread pays one memcpy for a durable checkpoint."""
-
-    def __init__(self, small: SnapshotPair, copy: Callable[[], Snapshot]) -> None:
-        self._small = small
-        self._copy = copy
-
-    @property
-    def current(self) -> Snapshot:
-        return self._small.current
-
-    def lend(self) -> Snapshot:
-        whole = self._copy()
-        whole.wait()
-        return whole
-
-    def take_back(self) -> None:
-        """The copy goes with its last reader."""
