@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from spark_elastic._json import Json
+from spark_elastic._saved_names import PACKAGES
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
@@ -212,6 +213,6 @@ def _hash(data: bytes) -> str:
 def _name(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     module = getattr(named, "__module__", None) or ""
-    # Where our modules lie is nobody's matter but ours.
-    package = "spark_elastic" if module.startswith("spark_elastic.") else module
-    return f"{package}.{named.__qualname__}"
+    # Where our modules lie is nobody's matter but ours; what saved files know is called by its public package already.
+    is_inside = module.startswith("spark_elastic.") and module not in PACKAGES
+    return f"{'spark_elastic' if is_inside else module}.{named.__qualname__}"

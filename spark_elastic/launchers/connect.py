@@ -6,6 +6,7 @@ about executors, so their decommissioning is noticed by the loss of what ran the
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import re
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after
+from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
 from spark_elastic.launchers.session import check_gpus, default_sizes
 from spark_elastic.launchers.slot_reason import find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import ArrowTask
@@ -36,7 +37,11 @@ REFUSALS = 3
 END_SECONDS = 20.0
 # How often queries that wait are taken back while the job ends: one may be about to be submitted.
 INTERRUPT_SECONDS = 0.2
+# Between two looks whether the server is there, where the job ends anyhow.
+PROBE_SECONDS = 0.2
 DEFAULT_PORT = 15002
+
+_LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core")
 
 # Errors of Spark Connect, by their conditions, after which a session is of no more use.
 _ENDED = {
@@ -100,8 +105,9 @@ class _Slot:
     submit_at: float = 0.0
     failures: int = 0
     registered: bool = False
-    # Set while its query is to be taken back for another job, and not by anybody else.
-    is_given_back: bool = False
+    # The tags of its newest query, and of the one that was taken back for another job.
+    tag: str = ""
+    given_back: str = ""
 
 
 class ConnectSlots:
@@ -164,14 +170,14 @@ class ConnectSlots:
         """Take back all queries and submit them again after a while."""
         again = time.monotonic() + random.uniform(*YIELD_SECONDS)
         for slot in self._slots:
-            slot.submit_at, slot.is_given_back = again, True
+            slot.submit_at, slot.given_back = again, slot.tag
         threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
 
     def find_end(self) -> str:
         """Say how Spark, or somebody by way of it, has ended the job; empty if it goes on."""
         if not self._end and self._session.is_stopped:
             self._end = "its Spark Connect session was stopped"
-        if not self._end and self._is_refused():
+        if not self._end and self._is_gone():
             # All workers are lost with the server, which may end the job before it has been missed.
             self._end = self._gone
         return self._end
@@ -180,17 +186,24 @@ class ConnectSlots:
 
     def _keep(self, slot: _Slot) -> None:
         """Have a query for a slot, as long as the job goes on."""
-        self._session.addTag(self._tag(slot))  # it belongs to this thread
-        while self._wait(slot.submit_at - time.monotonic()):
+        for attempt in itertools.count():
+            while (pause := slot.submit_at - time.monotonic()) > 0 and self._wait(pause):
+                pass  # it may have been given back meanwhile, and have to wait for longer
+            if not self._wait(0.0):
+                return
             reason, said = "", ""
-            slot.is_given_back = False
+            slot.tag = f"spark_elastic-{self._ticket.run_id}-{slot.number}-{attempt}"
+            self._session.addTag(slot.tag)  # for the queries of this thread
             try:
                 frame = self._session.range(0, 1, 1, numPartitions=1)
-                frame.mapInArrow(ArrowTask(self._ticket, slot.number), "slot long").collect()
+                with unlogged(*_LOGGERS):  # at DEBUG they log what is sent, and the key with it
+                    frame.mapInArrow(ArrowTask(self._ticket, slot.number), "slot long").collect()
             except Exception as error:
                 said = str(error)
                 reason = find_reason([said])
                 logger.debug("slot %d ended", slot.number, exc_info=True)
+            finally:
+                self._session.removeTag(slot.tag)
             if self._closing:
                 return
             if end := self._find_end_in(said, slot) or ("" if self._has_hosts else find_hopeless(reason)):
@@ -200,16 +213,16 @@ class ConnectSlots:
 
     def _find_end_in(self, said: str, slot: _Slot) -> str:
         if "OPERATION_CANCELED" in said:
-            return "" if slot.is_given_back else "its queries were interrupted in the Spark Connect session"
+            return "" if slot.given_back == slot.tag else "its queries were interrupted in the Spark Connect session"
         return find_end(said)
 
     def _failed(self, slot: _Slot, reason: str) -> None:
-        if slot.is_given_back:
+        if slot.given_back == slot.tag:
             slot.registered = False
             return
         slot.failures += 1
         pause = pause_after(slot.failures)
-        slot.submit_at = time.monotonic() + pause
+        slot.submit_at = max(slot.submit_at, time.monotonic() + pause)
         if not slot.registered:
             self._listener.on_given_up(slot.number, reason)
         level = logging.INFO if slot.registered else logging.WARNING
@@ -226,8 +239,9 @@ class ConnectSlots:
             elif refusals == REFUSALS:
                 self._stop(self._gone)
 
-    def _is_refused(self) -> bool:
-        """Whether nothing listens at the server's address. One that does not answer in time may only be busy."""
+    def _is_refused(self, pause: float = 0.0) -> bool:
+        """Whether nothing listens at the server's address, after a pause. One that does not answer in time may only be busy."""
+        time.sleep(pause)
         if not self._host:
             return False
         try:
@@ -237,6 +251,10 @@ class ConnectSlots:
         except OSError:
             return False
         return False
+
+    def _is_gone(self) -> bool:
+        """Ask a few times in a row: one refusal may be chance."""
+        return all(self._is_refused(pause) for pause in (0.0, PROBE_SECONDS, PROBE_SECONDS))
 
     def _wait(self, seconds: float) -> bool:
         """Wait so long, or until the job is over. Returns whether it goes on."""
@@ -269,12 +287,9 @@ class ConnectSlots:
 
     def _interrupt(self, slot: _Slot) -> None:
         try:
-            self._session.interruptTag(self._tag(slot))
+            self._session.interruptTag(slot.tag)
         except Exception:
             logger.debug("could not interrupt slot %d", slot.number, exc_info=True)
-
-    def _tag(self, slot: _Slot) -> str:
-        return f"spark_elastic-{self._ticket.run_id}-{slot.number}"
 
 
 def find_end(said: str) -> str:

@@ -1,8 +1,12 @@
-"""What launchers have in common: sizes where the user gave none, and pauses between attempts."""
+"""What launchers have in common: sizes where the user gave none, pauses between attempts, and nothing of the key in a log."""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 RESUBMIT_SECONDS = 0.5
 RESUBMIT_LIMIT_SECONDS = 10.0
@@ -27,3 +31,21 @@ def pause_after(failures: int) -> float:
 def cores() -> int:
     """How many cores this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def unlogged(*names: str) -> Iterator[None]:
+    """Have these loggers drop what the calling thread logs."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(name) for name in names]
+    for quiet in loggers:
+        quiet.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        for quiet in loggers:
+            quiet.removeFilter(is_of_others)

@@ -13,13 +13,13 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after
+from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
 from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
 from spark_elastic.launchers.slot_reason import find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import RowsTask
@@ -294,7 +294,7 @@ class SparkSlots:
     def _submit(self, slot: int) -> Any:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
         task = RowsTask(self._ticket, slot)
-        with _unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it
+        with unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it
             return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
 
     def _cancel_all(self) -> None:
@@ -332,24 +332,6 @@ class SparkSlots:
     def _active_jobs(self) -> set[int]:
         tracker = self._context.statusTracker()
         return set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(self._group))
-
-
-@contextmanager
-def _unlogged(*names: str) -> Iterator[None]:
-    """Have these loggers drop what the calling thread logs."""
-    thread = threading.get_ident()
-
-    def is_of_others(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    loggers = [logging.getLogger(name) for name in names]
-    for quiet in loggers:
-        quiet.addFilter(is_of_others)
-    try:
-        yield
-    finally:
-        for quiet in loggers:
-            quiet.removeFilter(is_of_others)
 
 
 def _inherited_properties(context: SparkContext) -> dict[str, str]:

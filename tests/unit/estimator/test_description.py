@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from spark_elastic import allreduce
-from spark_elastic.estimator import TorchEstimator
+from spark_elastic.estimator import EarlyStopping, TorchEstimator
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.runs import RunRecord, describe_params
 
@@ -194,6 +194,7 @@ SCRIPT = """
 import enum, functools, json, torch
 from torch import nn
 from spark_elastic import allreduce
+from spark_elastic.estimator import EarlyStopping
 from spark_elastic.estimator.description import describe
 
 FACTORS = {"one", "two", "three"}
@@ -237,3 +238,7 @@ def test_a_description_does_not_tell_in_which_of_our_modules_something_lies(monk
     told = json.dumps(describe(allreduce))
     monkeypatch.setattr(allreduce, "__module__", "spark_elastic.somewhere.else")
     assert json.dumps(describe(allreduce)) == told
+
+
+def test_what_saved_files_know_is_called_by_its_public_package() -> None:
+    assert "spark_elastic.estimator.EarlyStopping" in json.dumps(describe(EarlyStopping("val_loss")))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_elastic.launchers.connect import ConnectLauncher, endpoint_of, find_end
+from spark_elastic.launchers import connect
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.connect import ConnectLauncher, ConnectSlots, endpoint_of, find_end
+from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.ticket import Ticket
+
+WAIT = 20.0
 
 
 def session(endpoint: str | None, **settings: str) -> Any:
@@ -55,3 +63,86 @@ def test_errors_after_which_no_query_runs_end_the_job(said: str, sign: str) -> N
 
 def test_a_lost_executor_does_not_end_the_job() -> None:
     assert not find_end("Job aborted due to stage failure: ExecutorLostFailure (executor 0 exited)")
+
+
+class Session:
+    """A session whose first query fails; the others run until they are interrupted by their tag."""
+
+    is_stopped = False
+    client = SimpleNamespace()
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+        self.queries: dict[str, threading.Event] = {}
+        self.logged: list[str] = []
+        self.failed, self.runs = threading.Event(), threading.Event()
+
+    def addTag(self, tag: str) -> None:
+        self.own.tag = tag
+
+    def removeTag(self, tag: str) -> None:
+        assert self.own.tag == tag
+
+    def range(self, *_: int, numPartitions: int) -> Session:
+        return self
+
+    def mapInArrow(self, task: Any, schema: str) -> Session:
+        logging.getLogger("pyspark.sql.connect.logging").error("the key")
+        return self
+
+    def collect(self) -> None:
+        if not self.failed.is_set():
+            self.failed.set()
+            raise OSError("an executor was lost")
+        query = self.queries[self.own.tag] = threading.Event()
+        self.runs.set()
+        query.wait(WAIT)
+        raise RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")
+
+    def interruptTag(self, tag: str) -> None:
+        self.runs.wait(WAIT)  # it takes its time
+        if tag in self.queries:
+            self.queries[tag].set()
+
+
+def one_slot(session: Any) -> tuple[ConnectSlots, list[str]]:
+    stopped: list[str] = []
+    listener = SlotListener(stopped.append, lambda slot: None, lambda slot, reason: None)
+    ticket = Ticket("run", (("127.0.0.1", 1),), create_credentials("run"), None)
+    return ConnectSlots(session, ticket, 1, listener), stopped
+
+
+def test_slots_that_are_given_back_while_they_wait_do_not_take_the_next_query_for_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connect, "YIELD_SECONDS", (0.05, 0.05))
+    session = Session()
+    slots, stopped = one_slot(session)
+    with slots:
+        assert session.failed.wait(WAIT)
+        slots.give_back()
+        assert session.runs.wait(WAIT)
+        for thread in threading.enumerate():
+            if thread.name == "spark_elastic-give-back":
+                thread.join(WAIT)
+        assert not any(query.is_set() for query in session.queries.values())
+    assert not stopped
+
+
+def test_a_query_that_somebody_else_interrupts_ends_the_job() -> None:
+    session = Session()
+    slots, stopped = one_slot(session)
+    with slots:
+        assert session.runs.wait(WAIT)
+        (query,) = session.queries.values()
+        query.set()
+        slots._threads[0].join(WAIT)
+    assert stopped == ["its queries were interrupted in the Spark Connect session"]
+
+
+def test_the_jobs_key_is_in_no_log_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    slots, _ = one_slot(session)
+    with slots:
+        assert session.runs.wait(WAIT)
+    assert "the key" not in caplog.text
