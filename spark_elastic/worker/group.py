@@ -137,9 +137,12 @@ class Group:
         collectives = self._watch.collectives
         changes, compared_in, change = self._watch.compared
         moved, silent = self._host.sockets.traffic()
-        watches = [self._watch, *(watch for watch in (other() for other in self._others) if watch is not None)]
-        waiting = [watch.is_waiting() for watch in watches]  # all are asked, as they remember what is news
+        waiting = [watch.is_waiting() for watch in self._watches()]  # all are asked, as they remember what is news
         return Activity(collectives, any(waiting), moved, silent, changes, compared_in, change)
+
+    def _watches(self) -> list[Watch]:
+        """The default group's, and those of the groups of user code that are still there."""
+        return [self._watch, *(watch for watch in (other() for other in self._others) if watch is not None)]
 
     def is_broken(self) -> bool:
         """Whether a peer is gone, as far as this process can see without asking anybody."""
@@ -165,7 +168,8 @@ class Group:
             thread.join(ABORT_SECONDS)  # what torch does next may wait for kernels
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._watch.forget()
+        for watch in self._watches():
+            watch.forget()
         for backend in self._backends.values():
             backend.close()
 

@@ -79,6 +79,19 @@ def test_a_group_is_destroyed_after_the_devices_has_been_aborted(group: Group, m
     assert group.abort_device() == []
 
 
+def test_a_closed_group_forgets_what_its_groups_of_user_code_wait_for(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch and the user may hold such a group for longer, and a work holds tensors."""
+    monkeypatch.setattr(Gloo, "subgroup", lambda *args: None)
+    monkeypatch.setattr(Group, "_watched", lambda *args: args[-1])
+    watch: Any = group.subgroup(SimpleNamespace(store=dist.HashStore(), group_rank=0, group_size=1))
+    watch.entered(SimpleNamespace(is_completed=lambda: False))
+    group.close()
+    watch.is_waiting()  # what it sees for the first time is news
+    assert not watch.is_waiting()
+
+
 def test_over_gloo_alone_there_is_nothing_of_a_device_to_abort() -> None:
     group = Group(None, 0, 1, "127.0.0.1", "gloo", timedelta(seconds=1))  # type: ignore[arg-type]
     assert group.abort_device() == []
