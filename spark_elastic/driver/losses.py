@@ -120,9 +120,9 @@ def break_unconnected(job: JobState, reason: str) -> None:
         lose_worker(job, worker.worker, f"could not connect to the others ({worker.form_failures} times in a row)")
 
 
-def break_stuck(job: JobState, reason: str, silent: Collection[int]) -> None:
-    """The world waits for itself. The next has connections of its own; if it gets stuck, too, who does not answer goes."""
-    if job.fail_if(job.setbacks.got_stuck(reason, bool(silent), job.book.story())):
+def break_stuck(job: JobState, reason: str, silent: Collection[int], all_wait: bool) -> None:
+    """The world does not get on. The next has connections of its own; if it gets stuck, too, who does not answer goes."""
+    if job.fail_if(job.setbacks.got_stuck(reason, bool(silent), all_wait, job.book.story())):
         return
     break_world(job, reason)
     if job.setbacks.is_stuck_again:

@@ -82,15 +82,19 @@ class Setbacks:
             story,
         )
 
-    def got_stuck(self, reason: str, has_silent: bool, story: Story) -> SparkElasticError | None:
-        """Note that all ranks of a world wait for each other; ``has_silent``: some connections do not answer."""
+    def got_stuck(self, reason: str, has_silent: bool, all_wait: bool, story: Story) -> SparkElasticError | None:
+        """Note that a world did not get on; ``has_silent``: some connections do not answer.
+
+        Where not ``all_wait`` for each other, some compute, and ``reason`` says what helps.
+        """
         self._stuck += 1
         if self._stuck < (UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT):
             return None
+        question = (
+            ". Do all ranks call the same collectives in the same order, with the same shapes?" if all_wait else ""
+        )
         return TrainingFailedError(
-            f"{self._stuck} worlds in a row got stuck without a commit; in the last one {reason}. Do all ranks "
-            "call the same collectives in the same order, with the same shapes?",
-            story,
+            f"{self._stuck} worlds in a row got stuck without a commit; in the last one {reason}{question}", story
         )
 
     def lost_state(self, what: str, story: Story) -> SparkElasticError | None:

@@ -50,10 +50,14 @@ class WorldStuck:
 
 @dataclass(frozen=True, slots=True)
 class CollectivesStuck:
-    """Ranks wait for each other, and none gets on: the world breaks. The connections of ``silent`` workers did not answer."""
+    """Ranks wait, and none gets on: the world breaks. The connections of ``silent`` workers did not answer.
+
+    ``all_wait`` says that they wait for each other; otherwise some compute, which others may wait for.
+    """
 
     reason: str
     silent: tuple[int, ...]
+    all_wait: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     elif late := find_late(inside, is_awaited):
         yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
-        yield CollectivesStuck(_describe_stuck(world, inside, limit), find_silent(seen, inside))
+        yield _find_stuck(seen, world, inside, limit)
     elif not world.progressed:
         yield Pointless(
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
@@ -211,17 +215,21 @@ def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Findi
                 "longer than that while others wait)",
             )
     elif any(worker.activity.waiting for worker in inside):
-        yield CollectivesStuck(_describe_stuck(world, inside, limit), find_silent(seen, inside))
+        yield _find_stuck(seen, world, inside, limit)
 
 
-def _describe_stuck(world: Generation, inside: Sequence[Worker], limit: float) -> str:
+def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], limit: float) -> CollectivesStuck:
+    """Describe a world of which some rank waits while none is late for a collective of all ranks."""
     waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
-    if len(waiting) == len(inside):
-        return f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
-    return (
-        f"ranks {waiting} had waited for {limit:g} s (hang_timeout) in a transfer, or in a collective of a group of the user's "
-        "own, and no rank got on"
-    )
+    computing = [world.ranks[worker.worker] for worker in inside if not worker.activity.waiting]
+    if computing:
+        reason = (
+            f"ranks {waiting} had waited for {limit:g} s (hang_timeout) in a transfer, or in a collective of a group of the "
+            f"user's own, while ranks {computing} computed; call state.heartbeat() in long code, or raise hang_timeout"
+        )
+    else:
+        reason = f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
+    return CollectivesStuck(reason, find_silent(seen, inside), all_wait=not computing)
 
 
 def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:

@@ -52,12 +52,12 @@ def test_newcomers_that_fail_count_only_where_nothing_else_happens_any_more() ->
 @pytest.mark.parametrize(("has_silent", "limit"), [(False, STUCK_WORLDS_LIMIT), (True, UNFORMED_LIMIT)])
 def test_stuck_worlds_in_a_row_end_the_job_later_where_connections_are_silent(has_silent: bool, limit: int) -> None:
     job = setbacks()
-    job.got_stuck("all wait", has_silent, ())
+    job.got_stuck("all wait", has_silent, True, ())
     job.progressed()
     for number in range(1, limit):
-        assert job.got_stuck("all wait", has_silent, ()) is None
+        assert job.got_stuck("all wait", has_silent, True, ()) is None
         assert job.is_stuck_again == (number > 1)
-    assert isinstance(job.got_stuck("all wait", has_silent, ()), TrainingFailedError)
+    assert isinstance(job.got_stuck("all wait", has_silent, True, ()), TrainingFailedError)
 
 
 def test_a_lost_state_ends_a_job_without_checkpoints_at_once_and_others_after_a_few() -> None:

@@ -273,6 +273,38 @@ def test_a_rank_that_waits_in_what_is_not_counted_while_the_other_computes_break
     assert told.of(do.KillWorker) == []
     (abort,) = told.of(do.AbortWorld)
     assert "ranks [0] had waited for 50 s (hang_timeout) in a transfer, or in a collective of a group" in abort.reason
+    assert "while ranks [1] computed; call state.heartbeat() in long code, or raise hang_timeout" in abort.reason
+
+
+def compute_on_the_first_while_the_others_wait_in_a_group_of_the_users_own(script: Script) -> None:
+    wait_in_collectives(script, *(0 for _ in script.living))
+    script.processes[script.ranks[0]].waiting = False
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_rank_that_computes_for_long_while_others_wait_in_a_group_of_their_own_is_kept_by_its_heartbeat(
+    elastic: bool,
+) -> None:
+    script = running("a", "b", "c", hang_timeout=50, min_np=3, max_np=3, elastic=elastic)
+    script.commit()
+    compute_on_the_first_while_the_others_wait_in_a_group_of_the_users_own(script)
+    for _ in range(10):
+        script.processes[script.ranks[0]].beats += 1
+        assert script.since(lambda: script.pass_time(40)).commands == []
+
+
+def test_a_job_that_ends_as_ranks_wait_for_one_that_computes_says_what_helps_and_asks_nothing() -> None:
+    script = running("a", "b", "c", hang_timeout=50)
+    script.commit()
+    for _ in range(3):
+        compute_on_the_first_while_the_others_wait_in_a_group_of_the_users_own(script)
+        script.pass_time(103)
+        if script.outcome is None:
+            script.come_back()
+            script.acknowledge()
+    assert isinstance(script.error, TrainingFailedError)
+    assert "while ranks [0] computed; call state.heartbeat() in long code" in str(script.error)
+    assert "same collectives" not in str(script.error)
 
 
 def test_a_rank_that_computes_while_others_wait_for_it_is_blamed_though_others_wait_in_what_it_has_entered() -> None:
