@@ -34,7 +34,7 @@ class Admission:
 
     failures: int = 0
     _opens_at: float = 0.0
-    _places: dict[Place, _Record] = field(default_factory=dict)
+    _suspects: dict[tuple[str, ...], _Record] = field(default_factory=dict)
 
     def failed(self, now: float, cost: float) -> float:
         """Note that newcomers have broken a world, which has cost the others ``cost`` seconds.
@@ -50,28 +50,28 @@ class Admission:
 
     def unconnected(self, place: Place, now: float, cost: float) -> float:
         """Note that a newcomer of this place could not be connected to. Return for how long none of it is let in."""
-        record = self._places.setdefault(place, _Record())
+        record = self._suspects.setdefault(place.failure_domain, _Record())
         record.failures += 1
         pause = _pause(record.failures - 1, cost)
         record.opens_at = now + pause
         return pause
 
     def progressed(self, place: Place) -> None:
-        """Note that a newcomer of this place has committed with the others."""
+        """Note that a newcomer of this place has committed with the others: told once of each worker."""
         self.failures = 0
         self._opens_at = 0.0
-        self._places.pop(place, None)
+        self._suspects.pop(place.failure_domain, None)
 
     def opens_at(self, place: Place) -> float:
         """The time from which on newcomers of this place are let in."""
-        record = self._places.get(place)
+        record = self._suspects.get(place.failure_domain)
         return self._opens_at if record is None else max(self._opens_at, record.opens_at)
 
     def admit(self, newcomers: Iterable[Worker], now: float) -> list[Worker]:
         """Choose who is let in now: of the places that nobody could connect to, only one newcomer at a time."""
         welcome = [newcomer for newcomer in newcomers if self.opens_at(newcomer.place) <= now]
-        suspects = [newcomer for newcomer in welcome if newcomer.place in self._places]
-        suspects.sort(key=lambda newcomer: (self._places[newcomer.place].failures, newcomer.worker))
+        suspects = [newcomer for newcomer in welcome if newcomer.place.failure_domain in self._suspects]
+        suspects.sort(key=lambda newcomer: (self._suspects[newcomer.place.failure_domain].failures, newcomer.worker))
         return [newcomer for newcomer in welcome if newcomer not in suspects[1:]]
 
 

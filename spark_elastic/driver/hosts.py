@@ -19,6 +19,11 @@ class Place(NamedTuple):
     # The process id of the executor's JVM on that machine.
     executor: int
 
+    @property
+    def failure_domain(self) -> tuple[str, ...]:
+        """What is held to fail together, and has one record here and one at ``Admission``: the executor."""
+        return (self.machine, str(self.executor))
+
 
 @dataclass(slots=True)
 class Host:
@@ -61,7 +66,7 @@ class HostManager:
     """
 
     _hosts: dict[int, Host] = field(default_factory=dict)
-    _records: dict[Place, _Record] = field(default_factory=dict)
+    _records: dict[tuple[str, ...], _Record] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Host]:
         return iter(list(self._hosts.values()))
@@ -87,7 +92,7 @@ class HostManager:
 
     def worker_failed(self, place: Place, now: float) -> bool:
         """Note that a worker of this place died. Return whether the place itself looks at fault."""
-        record = self._records.setdefault(place, _Record())
+        record = self._records.setdefault(place.failure_domain, _Record())
         record.failures += 1
         if record.failures > 1:
             pause = min(COOLDOWN_SECONDS * 2 ** (record.failures - 2), COOLDOWN_LIMIT_SECONDS)
@@ -95,12 +100,12 @@ class HostManager:
         return record.failures >= FAILURES_OF_A_BAD_HOST
 
     def worker_progressed(self, place: Place) -> None:
-        """Note that a worker of this place takes part in a world that commits."""
-        self._records.pop(place, None)
+        """Note that a worker of this place takes part in a world that commits: told of every member, once in each world."""
+        self._records.pop(place.failure_domain, None)
 
     def ready_at(self, place: Place) -> float:
         """The time from which on the place may get a worker again; 0 for a place without a record."""
-        record = self._records.get(place)
+        record = self._records.get(place.failure_domain)
         return record.ready_at if record is not None else 0.0
 
     def startable(self, now: float) -> list[Host]:
