@@ -358,6 +358,7 @@ class DistributedDataParallel(nn.Module):
                 self._read_agreement()
         if not self._content.trainable:
             return None
+        self._keep(rows_given={len(value) for value in inputs if value.dim()})
         call = _Call(self, inputs, world)
         weighting.begin(call)
         return call
@@ -388,6 +389,8 @@ class DistributedDataParallel(nn.Module):
         )
 
     def _leave(self) -> None:
+        # How many rows the tensors had that the last forward for gradients was given; empty where that is not known.
+        self._keep(rows_given=set())
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=[], _content=None, _agreement=None, _pass=-1)
 
     def _keep(self, **values: Any) -> None:
@@ -413,6 +416,7 @@ class DistributedDataParallel(nn.Module):
             "_world": None,
             "_by_hand": None,
             "_row_source": None,
+            "rows_given": set(),
             "_reduced": [],
             "_content": None,
             "_agreement": None,

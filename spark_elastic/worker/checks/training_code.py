@@ -42,6 +42,7 @@ class TrainingChecks:
 
     def __init__(self, state: Any, job: Any, plain_loaders: PlainLoaders | None = None) -> None:
         self._state = state
+        # Those that may yet be seen to feed the training; None as soon as there are none, and steps cost nothing more.
         self._plain_loaders = plain_loaders
         self._job = job
         self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -95,7 +96,7 @@ class TrainingChecks:
             )
         for loader in iterated_alone:
             self._look_at(loader)
-        if self._plain_loaders is not None:
+        if self._plain_loaders is not None and self._job.world.size > 1:
             self._look_at_plain(self._plain_loaders, optimizer)
 
     def after_step(self) -> None:
@@ -179,19 +180,22 @@ class TrainingChecks:
 
     def _look_at_plain(self, loaders: PlainLoaders, optimizer: torch.optim.Optimizer) -> None:
         """A wrapped model makes a step, perhaps with rows that all ranks get."""
+        if not loaders.may_feed:
+            self._plain_loaders = None
+            return
+        if not loaders.feeds_training(self._job.models):
+            return
         wrapped = {id(p) for model in self._job.models for p in model.parameters()}
         if not any(id(p) in wrapped for group in optimizer.param_groups for p in group["params"]):
             return
-        if not loaders.feeds_training():
-            return
         self._plain_loaders = None
-        if self._job.world.size > 1 and not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):
+        if not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):
             self._warn(
-                "a DataLoader of torch's that was made above the elastic function trains a model: every rank gets all of its "
-                "rows, so each row counts once a rank, and after a reset it begins anew. Write loader = "
+                "a DataLoader of torch's that was made above the elastic function may train a model: every rank gets all of "
+                "its rows, so each row would count once a rank, and after a reset it begins anew. Write loader = "
                 "se.data.ElasticDataLoader(dataset, global_batch_size=…) and state = se.TorchState(…, "
                 f"{self._free_name('loader')}=loader), or make the DataLoader inside the elastic function, with a "
-                "DistributedSampler"
+                "DistributedSampler. Code that takes its rank's rows out of each batch is right as it is"
             )
 
     # ------------------------------------------------------------------ commits and the end

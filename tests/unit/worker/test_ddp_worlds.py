@@ -208,6 +208,20 @@ def test_ranks_that_differ_in_what_requires_gradients_are_told_a_name_ahead_of_a
         on_ranks(2, differ_in_what_trains, frozen, is_corrected)
 
 
+def tell_rows(folder: Path, rank: int) -> set[int]:
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    with world(folder, rank, 2, [model]):
+        model(torch.ones(3, 8))
+        model(torch.ones(4, 8))
+        with torch.no_grad():
+            model(torch.ones(5, 8))
+        return model.rows_given  # type: ignore[no-any-return]
+
+
+def test_a_model_tells_how_many_rows_its_last_forward_for_gradients_was_given() -> None:
+    assert on_ranks(2, tell_rows) == [{4}] * 2
+
+
 def change_what_trains(folder: Path, rank: int) -> list[str]:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
     one, other = model.module[0], model.module[1]

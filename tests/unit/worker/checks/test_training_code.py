@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from worker_stage import Stage, on_stage
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.checks import training_code
+from spark_elastic.worker.checks import plain_loaders, training_code
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -329,9 +331,21 @@ def plain(**settings: Any) -> DataLoader[Any]:
     return DataLoader([torch.ones(2)] * 24, batch_size=4, **settings)  # type: ignore[arg-type]
 
 
-def train_through(stage: Stage, loader: Any, validation: Any = (), **kept: Any) -> None:
-    """One rank of two trains through a loader, and validates after each step."""
+def train_through(
+    stage: Stage,
+    loader: Any,
+    validation: Any = (),
+    rows: Sequence[int] = (),
+    beside: Iterable[Any] = (),
+    **kept: Any,
+) -> None:
+    """One rank of two trains through a loader, and validates after each step, also with one batch from ``beside``.
+
+    What the model is given is known to have so many ``rows``.
+    """
     model, state = making(**kept)
+    model._keep(rows_given=set(rows))
+    moving = iter(beside)
     stage.peers = lambda mine: [list(mine)] * 2
     state._prepare()
     stage.begin(state, others=[None])
@@ -340,7 +354,7 @@ def train_through(stage: Stage, loader: Any, validation: Any = (), **kept: Any) 
         model(batch).sum().backward()
         state.optimizer.step()
         state.commit()
-        for seen in validation:
+        for seen in itertools.chain(validation, itertools.islice(moving, 1)):
             with torch.no_grad():
                 model(seen)
 
@@ -388,6 +402,44 @@ def test_a_loader_of_torchs_that_validates_or_may_know_of_ranks_is_nobodys_busin
     stage: Stage, loader: Any, validation: Any, kept: dict[str, Any]
 ) -> None:
     train_through(stage, loader, validation, **kept)
+
+
+@pytest.mark.parametrize(("epochs", "batch_size"), [(1, 2), (3, 4)])
+def test_a_loader_of_torchs_that_gives_a_batch_a_step_while_another_moves_along_is_nobodys_business(
+    stage: Stage, epochs: int, batch_size: int
+) -> None:
+    above = plain()
+    divided = DataLoader(ROWS, batch_size=batch_size, sampler=DistributedSampler(ROWS, num_replicas=2, rank=0))
+    train_through(stage, itertools.chain.from_iterable(divided for _ in range(epochs)), beside=above)
+
+
+@pytest.mark.parametrize(("rows", "is_warned_of"), [([2], False), ([2, 4], True)])
+def test_rows_that_were_cut_out_of_each_batch_are_nobodys_business(
+    stage: Stage, rows: list[int], is_warned_of: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        train_through(stage, plain(), rows=rows)
+    assert len(warned) == is_warned_of
+
+
+@pytest.mark.parametrize("has_loader", [False, True])
+def test_a_step_does_not_go_through_the_parameters_of_a_model_once_its_first_is_over(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, has_loader: bool
+) -> None:
+    above = [plain()] if has_loader else []
+    monkeypatch.setattr(plain_loaders, "gc", SimpleNamespace(get_objects=lambda: list(above)))
+    model, state = making()
+    state._prepare()
+    stage.begin(state, others=[None])
+    step(model, state.optimizer)
+    asked: list[Any] = []
+    monkeypatch.setattr(model, "parameters", lambda: asked.append("parameters") or iter(()))
+    for _ in range(plain_loaders.LAST_STEP):
+        step(model, state.optimizer)
+    assert asked == []
+    assert state._checks is not None
+    assert state._checks._plain_loaders is None, "the steps after these cost nothing"
 
 
 @pytest.mark.parametrize("commits_first", [True, False])
