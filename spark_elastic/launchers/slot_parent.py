@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -23,6 +24,8 @@ from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 PACKET_BYTES = 128 * 1024
+# What a slot prints to, and its end of the connection.
+ORDER_DESCRIPTORS = 2
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -52,7 +55,8 @@ def main(descriptor: int, driver: int) -> None:
         import_everything()
     except Exception:
         pass  # each slot's warm parent fails in the same way, and its workers tell the driver
-    _Parent(socket.socket(fileno=descriptor), gone).serve()
+    with socket.socket(fileno=descriptor) as orders:
+        _Parent(orders, gone).serve()
 
 
 class _Parent:
@@ -63,34 +67,67 @@ class _Parent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(orders, selectors.EVENT_READ)
         self._selector.register(driver, selectors.EVENT_READ)
+        # Given up while an order is received: those that come with it would be lost if this process had too many open.
+        self._spare: list[int] = []
+        self._reserve()
 
     def serve(self) -> None:
         while self._slots or self._orders in self._selector.get_map():
             for key, _ in self._selector.select():
                 if key.fileobj is self._orders:
-                    data, descriptors, _, _ = socket.recv_fds(self._orders, PACKET_BYTES, 2)
-                    if data:
-                        self._fork(msgspec.json.decode(data, type=Order), *descriptors)
-                    else:
-                        self._selector.unregister(self._orders)  # the driver has started another process in our place
+                    self._take_order()
                 elif key.fileobj == self._driver:
                     return
+                elif key.data not in self._slots:
+                    pass  # it was reaped for the key before this one
                 elif key.fileobj is key.data.driver:
                     self._selector.unregister(key.data.driver)
                     signal.pidfd_send_signal(key.data.pidfd, signal.SIGKILL)
                 else:
                     self._reap(key.data)
 
-    def _fork(self, order: Order, output: int, driver: int) -> None:
+    def _take_order(self) -> None:
+        while self._spare:
+            os.close(self._spare.pop())
+        data, descriptors, _, _ = socket.recv_fds(self._orders, PACKET_BYTES, ORDER_DESCRIPTORS)
+        if data:
+            output, driver = descriptors
+            self._try_to_fork(msgspec.json.decode(data, type=Order), output, socket.socket(fileno=driver))
+        else:
+            self._selector.unregister(self._orders)  # the driver has started another process in our place
+        self._reserve()
+
+    def _reserve(self) -> None:
+        while len(self._spare) < ORDER_DESCRIPTORS:
+            self._spare.append(os.dup(self._driver))
+
+    def _try_to_fork(self, order: Order, output: int, driver: socket.socket) -> None:
+        """Fork a slot, or tell its driver why that cannot be done at the moment."""
+        try:
+            self._reserve()
+            slot = self._fork(order, output, driver)
+        except OSError as error:  # no process, memory or descriptor is left for a moment
+            with suppress(BrokenPipeError):
+                os.write(output, f"it cannot be forked: {error}".encode())
+            _tell_exit(driver, 1)
+            return
+        finally:
+            os.close(output)
+        self._slots.add(slot)
+        self._selector.register(slot.driver, selectors.EVENT_READ, slot)
+        self._selector.register(slot.pidfd, selectors.EVENT_READ, slot)
+
+    def _fork(self, order: Order, output: int, driver: socket.socket) -> _Slot:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._become_slot(order, output, parent)
-        os.close(output)
-        slot = _Slot(pid, os.pidfd_open(pid), socket.socket(fileno=driver))
-        self._slots.add(slot)
-        self._selector.register(slot.driver, selectors.EVENT_READ, slot)
-        self._selector.register(slot.pidfd, selectors.EVENT_READ, slot)
+        try:
+            return _Slot(pid, os.pidfd_open(pid), driver)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def _reap(self, slot: _Slot) -> None:
         _, status = os.waitpid(slot.pid, 0)
@@ -99,11 +136,7 @@ class _Parent:
         os.close(slot.pidfd)
         if slot.driver in self._selector.get_map():
             self._selector.unregister(slot.driver)
-        with slot.driver:
-            try:
-                slot.driver.send(str(os.waitstatus_to_exitcode(status)).encode())
-            except BrokenPipeError:
-                pass  # the driver has asked for its end, and is gone itself
+        _tell_exit(slot.driver, os.waitstatus_to_exitcode(status))
 
     def _become_slot(self, order: Order, output: int, parent: int) -> NoReturn:
         """In the child: shed what belongs to the parent and be the slot. Never returns into the parent's loop."""
@@ -126,5 +159,6 @@ class _Parent:
                 os._exit(code)
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+def _tell_exit(driver: socket.socket, code: int) -> None:
+    with driver, suppress(BrokenPipeError):  # the driver has asked for its end, and is gone itself
+        driver.send(str(code).encode())

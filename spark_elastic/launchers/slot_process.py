@@ -37,8 +37,9 @@ class SlotParent:
         self._output = os.memfd_create("spark_elastic-slot_parent")
         try:
             with theirs:
+                code = f"from {slot_parent.__name__} import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", slot_parent.__name__, str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,

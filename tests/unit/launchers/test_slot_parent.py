@@ -1,0 +1,132 @@
+"""The process that slots are forked from outlives what goes wrong with one of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from typing import NoReturn
+
+import msgspec
+import pytest
+
+from spark_elastic.launchers import slot_parent
+from spark_elastic.launchers.slot_parent import Order
+from spark_elastic.launchers.slot_process import SlotParent
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task.service import TaskPlace
+
+ORDER = Order(Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None), TaskPlace(0, 0, (), 1))
+KILLED = str(-signal.SIGKILL).encode()
+
+
+class Parent(slot_parent._Parent):
+    """A parent in this process, whose slots wait to be killed, with the driver's end of the connection to it."""
+
+    def __init__(self) -> None:
+        self.driver_end, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(orders, os.pidfd_open(os.getpid()))
+
+    def _become_slot(self, *_: object) -> NoReturn:
+        try:
+            signal.pause()
+        finally:
+            os._exit(1)
+
+    def serve_until_no_slot_is_left(self) -> None:
+        self.driver_end.close()
+        self.serve()
+
+    def close(self) -> None:
+        self._selector.close()
+        self._orders.close()
+        self.driver_end.close()
+        for descriptor in (self._driver, *self._spare):
+            os.close(descriptor)
+        for slot in self._slots:  # of a test that has failed
+            signal.pidfd_send_signal(slot.pidfd, signal.SIGKILL)
+
+
+class Slot:
+    """The driver's side of a slot that it has ordered."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._output, writing = os.pipe()
+        with theirs:
+            socket.send_fds(parent.driver_end, [msgspec.json.encode(ORDER)], [writing, theirs.fileno()])
+        os.close(writing)
+
+    def kill(self) -> None:
+        self._connection.shutdown(socket.SHUT_WR)
+
+    def end(self) -> tuple[bytes, str]:
+        """Return the exit code that was told, and what the slot has printed."""
+        with self._connection, open(self._output) as output:
+            return self._connection.recv(64), output.read()
+
+
+@pytest.fixture
+def parent() -> Iterator[Parent]:
+    parent = Parent()
+    yield parent
+    parent.close()
+
+
+def test_a_slot_that_the_driver_kills_when_it_has_just_ended_is_reaped_once(parent: Parent) -> None:
+    slot = Slot(parent)
+    parent._take_order()
+    [forked] = parent._slots
+    os.kill(forked.pid, signal.SIGKILL)
+    select.select([forked.pidfd], [], [])
+    slot.kill()
+    parent.serve_until_no_slot_is_left()
+    assert slot.end() == (KILLED, "")
+
+
+@pytest.mark.parametrize("call", ["fork", "pidfd_open"])
+def test_a_slot_that_cannot_be_forked_says_why_and_others_go_on(
+    call: str, parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living, failing = Slot(parent), Slot(parent)
+    parent._take_order()
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EAGAIN, "no room")
+
+    monkeypatch.setattr(slot_parent.os, call, refuse)
+    parent._take_order()
+    assert failing.end() == (b"1", f"it cannot be forked: [Errno {errno.EAGAIN}] no room")
+    living.kill()
+    parent.serve_until_no_slot_is_left()
+    assert living.end() == (KILLED, "")
+
+
+def test_a_slot_for_which_no_descriptor_is_left_says_so_and_the_next_one_is_forked(parent: Parent) -> None:
+    failing = Slot(parent)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        parent._take_order()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert failing.end() == (b"1", f"it cannot be forked: [Errno {errno.EMFILE}] Too many open files")
+    living = Slot(parent)
+    parent._take_order()
+    living.kill()
+    parent.serve_until_no_slot_is_left()
+    assert living.end() == (KILLED, "")
+
+
+def test_it_starts_where_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    parent = SlotParent(1)
+    parent.retire()
+    assert parent.story() == "the process that slots are forked from ended with exit code 0"
