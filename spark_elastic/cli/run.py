@@ -40,7 +40,9 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("run", help="run a script on Spark executors, or on this machine", description=__doc__)
     parser.add_argument("target", help="a script, or module:function")
-    parser.add_argument("words", nargs="*", metavar="argument", help="its own; those with a dash follow after --")
+    parser.add_argument(
+        "words", nargs="*", metavar="argument", help="its own, directly after it; those with a dash follow after --"
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, run as by python -m")
     for name, kind in _SETTINGS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())

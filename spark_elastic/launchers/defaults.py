@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 RESUBMIT_SECONDS = 0.5
 RESUBMIT_LIMIT_SECONDS = 10.0
 # A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
 YIELD_SECONDS = (1.0, 6.0)
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def fill_sizes(present: int, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
@@ -29,8 +32,18 @@ def pause_after(failures: int) -> float:
 
 
 def cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """How many cores this process may use: those that it may run on, or fewer where its container has a quota (``--cpus=2``)."""
+    return max(int(min(len(os.sched_getaffinity(0)), _quota())), 1)
+
+
+def _quota() -> float:
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroups of version 2, and of 1
+        try:
+            quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
+        except OSError:
+            continue
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    return math.inf
 
 
 @contextmanager

@@ -15,7 +15,7 @@ ASK_SECONDS = 30.0
 def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return each GPU that CUDA_VISIBLE_DEVICES lets us use, as a value for this variable; nothing where torch cannot use any."""
     command = shutil.which("nvidia-smi")
-    if command is None or importlib.metadata.version("torch").endswith("+cpu"):
+    if command is None or not _torch_uses_gpus():
         return ()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -28,6 +28,13 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         return ()
     # Where its driver does not answer, what is printed says so.
     return visible_gpus(",".join(done.stdout.split())) if done.returncode == 0 else ()
+
+
+def _torch_uses_gpus() -> bool:
+    try:
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def visible_gpus(listed: str) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,12 @@ from spark_elastic.protocol.ticket import Ticket
 
 SECONDS = 30.0  # only a failing test waits for so long
 TICKET = Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None)
+
+
+def cores_of(monkeypatch: pytest.MonkeyPatch, cgroup: Path, cores: Iterable[int]) -> None:
+    """Let this process run on these cores, and have the quota that is in a folder."""
+    monkeypatch.setattr(defaults.os, "sched_getaffinity", lambda _: set(cores))
+    monkeypatch.setattr(defaults, "CGROUP", cgroup)
 
 
 def numbers(cluster: LocalCluster, count: int) -> list[int]:
@@ -98,7 +106,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(defaults.os, "sched_getaffinity", lambda _: set(range(8)))
+    cores_of(monkeypatch, tmp_path, range(8))
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -125,9 +133,39 @@ def test_a_torch_for_cpus_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_gpus() == ()
 
 
-def test_sizes_come_from_the_cores_or_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_gpus")
+def test_where_there_is_no_torch_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(gpus.importlib.metadata, "version", version)
+    assert find_gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "6400000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_a_quota_of_the_container_limits_the_cores(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores_of(monkeypatch, tmp_path, range(8))
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert defaults.cores() == expected
+
+
+def test_sizes_come_from_the_cores_or_from_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "find_gpus", lambda: ())
-    monkeypatch.setattr(defaults.os, "sched_getaffinity", lambda _: {0, 1, 5})
+    cores_of(monkeypatch, tmp_path, {0, 1, 5})
     with LocalLauncher(True) as launcher:
         assert launcher.sizes(None, None, None) == (3, 3, 3)
         assert launcher.sizes(None, 1, None) == (1, 1, 3)
