@@ -22,7 +22,7 @@ from cluster import local_cluster
 from report import Summary, Table, emit, summarize
 
 import spark_elastic
-from spark_elastic.protocol.records import read_event
+from spark_elastic.protocol.event_format import read_event
 from spark_elastic.testing import Fault, drain, inject, kill, kill_executor, stop
 from spark_elastic.timeline.resets import Kind, Part, Reset, find_resets
 

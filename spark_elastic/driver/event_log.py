@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from spark_elastic.protocol.records import Entry, EventsDropped, Record, as_event
+from spark_elastic.protocol.event_format import as_event
+from spark_elastic.protocol.records import Entry, EventsDropped, Record
 
 logger = logging.getLogger("spark_elastic")
 

@@ -1,8 +1,8 @@
 """The records of the event log: what may happen in a job, a class for each kind of event.
 
-The driver and the workers make records of these classes, ``as_event`` turns them into the dicts that ``on_event`` gets and that
-are the lines of a log, and ``read_event`` reads such a dict back. A kind is named in a log by its class: ``world_formed`` is a
-``WorldFormed``. docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
+The driver and the workers make records of these classes; ``event_format`` turns them into the dicts that ``on_event`` gets and
+that are the lines of a log, and back. A kind is named in a log by its class: ``world_formed`` is a ``WorldFormed``.
+docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
 
 Within a version of the schema kinds and fields are added, none is changed or removed. A field that is added to a kind has a
 default, which logs from before are read with.
@@ -11,12 +11,9 @@ default, which logs from before are read with.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
-
-SCHEMA_VERSION = 1
 
 
 def _kind(name: str) -> str:
@@ -466,66 +463,3 @@ class Entry(msgspec.Struct, frozen=True):
 
     time: float
     record: Record
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """What every event has."""
-
-    version: int
-    time: float
-    event: str
-
-
-class _Told(msgspec.Struct, frozen=True):
-    """What the event of a report has besides."""
-
-    worker: int
-    rank: int | None
-    generation: int
-    values: dict[str, object]
-
-
-def as_event(entry: Entry) -> dict[str, Any]:
-    """Return the event that ``on_event`` gets, of plain data alone."""
-    return {"version": SCHEMA_VERSION, "time": entry.time, **_fields_of(entry.record)}
-
-
-def _fields_of(record: Record) -> dict[str, object]:
-    match record:
-        case WorkerReported(worker, rank, generation, report):
-            values: dict[str, object] = msgspec.to_builtins(report)
-            kind = values.pop("event")
-            if isinstance(report, Metrics):
-                values = dict(report.values)
-            return {"event": kind, "worker": worker, "rank": rank, "generation": generation, "values": values}
-        case Unknown(kind, fields):
-            return {"event": kind, **fields}
-        case _:
-            plain: dict[str, object] = msgspec.to_builtins(record)
-            return plain
-
-
-def read_event(event: Mapping[str, object]) -> Entry:
-    """Read what ``as_event`` of this or another release has made. Fields that this release does not know are passed over.
-
-    Raises ``ValueError`` for what is no event, or is one of a later version of the schema.
-    """
-    try:
-        head = msgspec.convert(event, _Head)
-        if head.version > SCHEMA_VERSION:
-            raise ValueError(
-                f"it has version {head.version}, this spark_elastic reads up to {SCHEMA_VERSION}: upgrade it"
-            )
-        return Entry(head.time, _read_record(head.event, event))
-    except msgspec.ValidationError as error:
-        raise ValueError(f"no event of spark_elastic: {error}") from error
-
-
-def _read_record(kind: str, event: Mapping[str, object]) -> Record:
-    if kind in DRIVER_RECORDS:
-        return msgspec.convert(event, DRIVER_RECORDS[kind])
-    if kind in REPORTS:
-        told = msgspec.convert(event, _Told)
-        values = {"values": told.values} if kind == _kind(Metrics.__name__) else told.values
-        return WorkerReported(told.worker, told.rank, told.generation, msgspec.convert(values, REPORTS[kind]))
-    return Unknown(kind, {name: value for name, value in event.items() if name not in _Head.__struct_fields__})

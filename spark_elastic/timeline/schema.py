@@ -12,6 +12,7 @@ from typing import get_args, get_origin
 import msgspec
 
 from spark_elastic.protocol import records
+from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import Entry, JobStarted
 
 
@@ -30,7 +31,7 @@ def read_events(path: str | Path) -> list[Entry]:
                 break
             raise ValueError(f"{path}, line {number}: not an event of spark_elastic: {line[:80]!r}") from error
         try:
-            entries.append(records.read_event(event))
+            entries.append(read_event(event))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     if not any(isinstance(entry.record, JobStarted) for entry in entries):

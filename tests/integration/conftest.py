@@ -28,7 +28,8 @@ import training
 from standalone import Standalone
 
 import spark_elastic
-from spark_elastic.protocol.records import Unknown, as_event, read_event
+from spark_elastic.protocol.event_format import as_event, read_event
+from spark_elastic.protocol.records import Unknown
 from spark_elastic.testing import Fault, LocalCluster, inject, local_cluster
 
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -18,7 +18,8 @@ from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
 from spark_elastic.protocol.credentials import create_credentials
-from spark_elastic.protocol.records import Entry, Record, as_event
+from spark_elastic.protocol.event_format import as_event
+from spark_elastic.protocol.records import Entry, Record
 from spark_elastic.task.facts import gather_facts
 
 R = TypeVar("R")

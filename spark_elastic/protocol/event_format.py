@@ -1,0 +1,75 @@
+"""How a record becomes an event, a dict of plain data that is a line of the log, and is read from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from spark_elastic.protocol.records import DRIVER_RECORDS, REPORTS, Entry, Metrics, Record, Unknown, WorkerReported
+
+SCHEMA_VERSION = 1
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What every event has."""
+
+    version: int
+    time: float
+    event: str
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What the event of a report has besides."""
+
+    worker: int
+    rank: int | None
+    generation: int
+    values: dict[str, object]
+
+
+def as_event(entry: Entry) -> dict[str, Any]:
+    """Return the event that ``on_event`` gets, of plain data alone."""
+    return {"version": SCHEMA_VERSION, "time": entry.time, **_fields_of(entry.record)}
+
+
+def _fields_of(record: Record) -> dict[str, object]:
+    match record:
+        case WorkerReported(worker, rank, generation, report):
+            values: dict[str, object] = msgspec.to_builtins(report)
+            kind = values.pop("event")
+            if isinstance(report, Metrics):
+                values = dict(report.values)
+            return {"event": kind, "worker": worker, "rank": rank, "generation": generation, "values": values}
+        case Unknown(kind, fields):
+            return {"event": kind, **fields}
+        case _:
+            plain: dict[str, object] = msgspec.to_builtins(record)
+            return plain
+
+
+def read_event(event: Mapping[str, object]) -> Entry:
+    """Read what ``as_event`` of this or another release has made. Fields that this release does not know are passed over.
+
+    Raises ``ValueError`` for what is no event, or is one of a later version of the schema.
+    """
+    try:
+        head = msgspec.convert(event, _Head)
+        if head.version > SCHEMA_VERSION:
+            raise ValueError(
+                f"it has version {head.version}, this spark_elastic reads up to {SCHEMA_VERSION}: upgrade it"
+            )
+        return Entry(head.time, _read_record(head.event, event))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no event of spark_elastic: {error}") from error
+
+
+def _read_record(kind: str, event: Mapping[str, object]) -> Record:
+    if kind in DRIVER_RECORDS:
+        return msgspec.convert(event, DRIVER_RECORDS[kind])
+    if kind in REPORTS:
+        told = msgspec.convert(event, _Told)
+        values = {"values": told.values} if REPORTS[kind] is Metrics else told.values
+        return WorkerReported(told.worker, told.rank, told.generation, msgspec.convert(values, REPORTS[kind]))
+    return Unknown(kind, {name: value for name, value in event.items() if name not in _Head.__struct_fields__})

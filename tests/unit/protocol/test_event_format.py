@@ -1,0 +1,20 @@
+"""Events are what was recorded, in this release and in later ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from spark_elastic.protocol.event_format import as_event, read_event
+from spark_elastic.protocol.records import DRIVER_RECORDS, REPORTS
+
+
+def test_what_is_written_is_what_was_recorded_once_it_is_read() -> None:
+    """The first lines of a log, one of each kind. Fields that a later release adds have defaults, so that they are read."""
+    events = [json.loads(line) for line in (Path(__file__).parent / "first.jsonl").read_text().splitlines()]
+    read = [read_event(event) for event in events]
+    assert {event["event"] for event in events} <= {*DRIVER_RECORDS, *REPORTS}
+    for event, entry in zip(events, read, strict=True):
+        written = as_event(entry)
+        assert list(written.items())[: len(event)] == list(event.items())
+        assert read_event(json.loads(json.dumps(written))) == entry
