@@ -64,9 +64,8 @@ class GroupSockets:
     def capture(self) -> None:
         """Take note of the connections that exist now: the group has just been built."""
         with self._lock:
-            for duplicate in self._find():
-                self._kept.append(duplicate)
-                self._inodes.add(os.fstat(duplicate.fileno()).st_ino)
+            self._keep_new()
+            for duplicate in self._kept:
                 self._poll.register(duplicate.fileno(), select.POLLRDHUP)
             if self._shut:
                 self._shut_kept()
@@ -102,14 +101,14 @@ class GroupSockets:
         """Have Gloo read the end of every connection of the group: its pending collectives fail at once, on this rank.
 
         The peers learn nothing of it: our duplicates keep the connections open until ``close``. Connections that were made
-        after ``capture`` (``new_group`` in user code) are found, too.
+        after ``capture`` (``new_group`` in user code) are found, too. If a peer saw their end ahead of the driver's word that
+        the world is broken, it would take that for an error of its user's.
         """
         with self._lock:
             self._shut = True
             self._shut_kept()
-            for duplicate in self._find():
-                with duplicate:
-                    _shutdown(duplicate)
+            self._keep_new()
+            self._shut_kept()
 
     def close(self) -> None:
         """End the connections for good, after the group has been dropped."""
@@ -137,6 +136,15 @@ class GroupSockets:
     def _shut_kept(self) -> None:
         for duplicate in self._kept:
             _shutdown(duplicate)
+
+    def _keep_new(self) -> None:
+        for duplicate in self._find():
+            inode = os.fstat(duplicate.fileno()).st_ino
+            if inode in self._inodes:
+                duplicate.close()
+            else:
+                self._inodes.add(inode)
+                self._kept.append(duplicate)
 
     def _find(self) -> Iterator[socket.socket]:
         """Yield duplicates of the group's connections; the caller closes them."""

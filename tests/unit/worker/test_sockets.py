@@ -14,6 +14,8 @@ from spark_elastic.worker.sockets import GroupSockets
 
 SECONDS = 30.0
 SO_ATTACH_FILTER = 26
+# Of the states of a connection in the kernel's struct tcp_info.
+ESTABLISHED = 1
 
 
 @pytest.fixture
@@ -27,6 +29,25 @@ def ends() -> Iterator[tuple[GroupSockets, socket.socket, socket.socket]]:
     yield sockets, mine, theirs
     theirs.close()
     sockets.close()
+
+
+def test_a_peer_does_not_see_the_end_of_a_later_connection_before_the_group_is_closed() -> None:
+    """Gloo closes what was shut. A peer that sees that before it is told of the abort takes it for an error of its user's."""
+    sockets = GroupSockets()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sockets.addresses.add(listener.getsockname())
+        sockets.capture()
+        mine = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    sockets.shut()
+    mine.close()
+    assert state_of(theirs) == ESTABLISHED
+    sockets.close()
+    theirs.close()
+
+
+def state_of(connection: socket.socket) -> int:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
 
 def swallow(connection: socket.socket) -> None:
