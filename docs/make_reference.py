@@ -74,14 +74,14 @@ def _entries(section: str) -> list[tuple[str, str]]:
 
 
 def _timeouts() -> Iterable[tuple[str, ...]]:
-    """The fields of JobSettings that are no arguments of ``run``, with the comments above them."""
+    """The fields of JobSettings that ``run`` takes by their names alone, with the comments above them."""
     source = inspect.getsource(JobSettings)
     known = inspect.signature(spark_elastic.run).parameters
     text = ""
     for field in fields(JobSettings):
         comment = re.search(rf"((?:    # .*\n)+)    {field.name}: ", source)
         text = _prose(comment[1].replace("#", "")) if comment else text
-        if field.name not in known and field.name != "durable":
+        if field.name not in known and field.name not in ("durable", "memory_setting"):
             yield f"`{field.name}`", _shown(field.default), text
 
 

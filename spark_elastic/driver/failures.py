@@ -26,17 +26,23 @@ class FirstSign(Enum):
     CONNECTION_BROKE = "its connection to the driver broke"
 
 
-def describe_exit(code: int) -> str:
-    """Say what an exit code (minus the signal, for a killed process) means, and what to look at."""
+def describe_exit(code: int, memory_setting: str | None) -> str:
+    """Say what an exit code (minus the signal, for a killed process) means, and what to look at.
+
+    ``memory_setting`` gives workers more memory, where there is such a setting.
+    """
     if code >= 0:
-        hint = " (137 on a cluster: raise spark.executor.memoryOverhead)" if code == 137 else ""
+        hint = f" (137 on a cluster: raise {memory_setting})" if code == 137 and memory_setting else ""
         return f"exited with code {code} before its result had arrived{hint}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = "; if the kernel ran out of memory, raise spark.executor.memoryOverhead" if code == -signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
+    if code != -signal.SIGKILL:
+        return f"killed by {name}"
+    if memory_setting is None:
+        return f"killed by {name}; the kernel may have run out of memory"
+    return f"killed by {name}; if the kernel ran out of memory, raise {memory_setting}"
 
 
 @dataclass(slots=True)
@@ -57,13 +63,13 @@ class FailureBook:
         while len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
 
-    def explain(self, worker: int, code: int, last_lines: tuple[str, ...]) -> bool:
-        """Add what the exit of a worker tells. Return whether nothing but the first sign of its end was known before."""
+    def explain(self, worker: int, meaning: str, last_lines: tuple[str, ...]) -> bool:
+        """Add what the exit of a worker means. Return whether nothing but the first sign of its end was known before."""
         is_why = worker in self._unexplained
         self._unexplained.discard(worker)
         known = self.failures.get(worker)
         if known is not None:
-            cause = describe_exit(code) if is_why else known.cause
+            cause = meaning if is_why else known.cause
             self.failures[worker] = replace(known, cause=cause, last_lines=last_lines or known.last_lines)
         return is_why
 

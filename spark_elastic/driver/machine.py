@@ -16,6 +16,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver import host_events, timeouts, worker_events
 from spark_elastic.driver.advance import advance
+from spark_elastic.driver.failures import describe_exit
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import joins_at
 from spark_elastic.driver.settings import JobSettings
@@ -107,4 +108,5 @@ class DriverMachine:
         if isinstance(event, ev.TaskRegistered):
             self.job.order(do.ReleaseTask(event.host))
         elif isinstance(event, ev.WorkerExited):
-            self.job.book.explain(event.worker, event.code, event.last_lines)
+            meaning = describe_exit(event.code, self.job.settings.memory_setting)
+            self.job.book.explain(event.worker, meaning, event.last_lines)

@@ -165,6 +165,7 @@ def run(
             host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
             elastic=elastic,
             durable=plan is not None,
+            memory_setting=launcher.memory_setting,
             **timeouts,
         )
         display = stack.enter_context(ProgressDisplay(progress))

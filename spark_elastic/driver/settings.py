@@ -32,6 +32,8 @@ class JobSettings:
     elastic: bool = True
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
+    # What gives workers more memory where the slots come from; None where nothing does.
+    memory_setting: str | None = "spark.executor.memoryOverhead"
 
     # A worker whose process is stopped (SIGSTOP) for so long is replaced, and so is a host that does not answer (a frozen
     # machine, a cut network). A process that runs is alive, whatever it does: ``hang_timeout`` judges whether it gets on. The

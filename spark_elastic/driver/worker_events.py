@@ -63,11 +63,12 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
     """Its process has ended, and its exit code is known."""
     if job.roster.exited(event.worker, on=event.host):
         return
+    meaning = describe_exit(event.code, job.settings.memory_setting)
     if event.worker in job.workers:
         if job.situation.speaks_of_the_job(event.worker):
             job.exits_to_count.add(event.worker)
-        lose_worker(job, event.worker, describe_exit(event.code))
-    is_why = job.book.explain(event.worker, event.code, event.last_lines)
+        lose_worker(job, event.worker, meaning)
+    is_why = job.book.explain(event.worker, meaning, event.last_lines)
     if event.worker in job.exits_to_count and not job.over:
         job.exits_to_count.discard(event.worker)
         job.book.count_exit(job.generation, event.code)
@@ -76,9 +77,9 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
     host = job.hosts.get(event.host)
     if host is not None and host.at_fault and not job.over:
         known = job.book.failures.get(event.worker)
-        cause = known.cause if known is not None else describe_exit(event.code)
+        cause = known.cause if known is not None else meaning
         job.order(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
-    job.record(records.WorkerExited(event.worker, event.code, describe_exit(event.code), explains=is_why))
+    job.record(records.WorkerExited(event.worker, event.code, meaning, explains=is_why))
 
 
 # ---------------------------------------------------------------------- its world

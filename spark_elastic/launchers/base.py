@@ -55,6 +55,10 @@ class Launcher(AbstractContextManager["Launcher"], Protocol):
         """What messages call the platform."""
 
     @property
+    def memory_setting(self) -> str | None:
+        """The platform's setting that gives workers more memory; None where there is none."""
+
+    @property
     def application(self) -> str:
         """What the platform calls this application."""
 

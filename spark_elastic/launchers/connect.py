@@ -58,6 +58,7 @@ class ConnectLauncher:
     """Takes slots from a session of Spark Connect. Executors have to reach this machine: the driver listens here."""
 
     platform = "Spark"
+    memory_setting = "spark.executor.memoryOverhead"
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session

@@ -38,6 +38,7 @@ class LocalLauncher:
     """Takes slots from the given cluster, else from the GPUs of this machine, else from its cores."""
 
     platform = "processes of this machine"
+    memory_setting = None
 
     def __init__(self, local: bool | LocalCluster) -> None:
         if local is not True and not isinstance(local, LocalCluster):

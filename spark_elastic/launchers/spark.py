@@ -67,6 +67,7 @@ class SparkLauncher:
         self._stack.close()
 
     platform = "Spark"
+    memory_setting = "spark.executor.memoryOverhead"
 
     @property
     def application(self) -> str:

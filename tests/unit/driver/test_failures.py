@@ -20,7 +20,18 @@ from spark_elastic.errors import WorkerFailure
     ],
 )
 def test_an_exit_code_is_put_into_words(code: int, meaning: str) -> None:
-    assert meaning in describe_exit(code)
+    assert meaning in describe_exit(code, "spark.executor.memoryOverhead")
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        (137, "exited with code 137 before its result had arrived"),
+        (-9, "killed by SIGKILL; the kernel may have run out of memory"),
+    ],
+)
+def test_no_setting_is_named_where_there_is_none(code: int, meaning: str) -> None:
+    assert describe_exit(code, None) == meaning
 
 
 def test_the_same_exception_counts_up_to_three() -> None:
@@ -65,7 +76,7 @@ def test_crashes_count_and_kills_do_not() -> None:
 def test_an_exit_explains_a_broken_connection() -> None:
     book = FailureBook()
     book.add(WorkerFailure(4, 1, "a", FirstSign.CONNECTION_BROKE.value), is_explained=False)
-    assert book.explain(4, -11, ("boom",))
+    assert book.explain(4, "killed by SIGSEGV", ("boom",))
     assert book.story() == (WorkerFailure(4, 1, "a", "killed by SIGSEGV", "", ("boom",)),)
 
 
@@ -73,13 +84,13 @@ def test_an_exit_explains_a_broken_connection() -> None:
 def test_an_exit_does_not_replace_what_is_known_better(cause: str) -> None:
     book = FailureBook()
     book.add(WorkerFailure(4, 1, "a", cause, "Traceback" if cause.startswith("raised") else ""))
-    assert not book.explain(4, -9, ())
+    assert not book.explain(4, "killed by SIGKILL", ())
     assert book.story()[0].cause == cause
 
 
 def test_an_exit_of_a_worker_that_did_not_fail_is_no_failure() -> None:
     book = FailureBook()
-    assert not book.explain(4, 0, ())
+    assert not book.explain(4, "exited with code 0", ())
     assert book.story() == ()
 
 
