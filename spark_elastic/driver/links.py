@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spark_elastic.protocol import messages as m
@@ -28,6 +29,12 @@ class WorkerLink:
     # What the result is said to be; None until it is announced.
     elastic_result: bool | None = None
     result: bytearray = field(default_factory=bytearray)
+
+
+def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
+    """Return nccl where every task has a GPU that no other has, else gloo. None stands for one that is gone."""
+    gpus = [(task.facts.name, task.facts.gpus[0]) for task in tasks if task is not None and task.facts.gpus]
+    return "nccl" if len(set(gpus)) == len(tasks) else "gloo"
 
 
 class Standby:

@@ -28,7 +28,7 @@ from spark_elastic.driver.door import Door
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
-from spark_elastic.driver.links import Standby, TaskLink, WorkerLink
+from spark_elastic.driver.links import Standby, TaskLink, WorkerLink, choose_backend
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.runtime import REAL_RUNTIME, DriverRuntime
@@ -437,7 +437,8 @@ class SparkDriverService:
             case do.FormWorld(generation, members, previous_size):
                 self._store.open_generation(generation)
                 self._ranks.update({member.worker: member.rank for member in members})
-                backend = self._choose_backend(members)
+                tasks = [self._tasks.get(self._job.workers[member.worker].host) for member in members]
+                backend = self._backend or choose_backend(tasks)
                 self._has_device_group = backend != "gloo"
                 self._to_workers(
                     tuple(member.worker for member in members),
@@ -465,18 +466,6 @@ class SparkDriverService:
                     self.outcome.set_exception(error)
             case _:
                 assert_never(command)
-
-    def _choose_backend(self, members: tuple[m.Member, ...]) -> str:
-        """Return nccl where every worker of the world has a GPU that no other has, else gloo."""
-        if self._backend is not None:
-            return self._backend
-        gpus = []
-        for member in members:
-            task = self._tasks.get(self._job.workers[member.worker].host)
-            if task is None or not task.facts.gpus:
-                return "gloo"
-            gpus.append((task.facts.name, task.facts.gpus[0]))
-        return "nccl" if len(set(gpus)) == len(gpus) else "gloo"
 
     def _to_task(self, host: int, message: m.Message) -> None:
         task = self._tasks.get(host)

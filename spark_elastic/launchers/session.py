@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from spark_elastic.launchers.defaults import fill_sizes
+from spark_elastic.launchers.defaults import cores, fill_sizes
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -70,13 +70,13 @@ def find_session(stack: ExitStack) -> SparkSession:
         # The user has made a session on another thread: each thread has an active session of its own.
         return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    cores = os.cpu_count() or 1
+    count = cores()
     session = (
-        SparkSession.builder.master(f"local-cluster[{cores},1,1024]")
+        SparkSession.builder.master(f"local-cluster[{count},1,1024]")
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
         .config(
-            "spark.default.parallelism", cores
+            "spark.default.parallelism", count
         )  # Spark's own default counts only the executors that have come up so far
         .getOrCreate()
     )

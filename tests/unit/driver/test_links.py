@@ -1,0 +1,31 @@
+"""What the driver's connections tell: which library of collectives suits the machines behind them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_elastic.driver.links import TaskLink, choose_backend
+
+
+def task(name: str, *gpus: str) -> TaskLink:
+    facts: Any = SimpleNamespace(name=name, gpus=gpus)
+    connection: Any = None
+    return TaskLink(0, facts, connection)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "backend"),
+    [
+        ([task("a", "0"), task("a", "1"), task("b", "0")], "nccl"),
+        ([task("a", "0")], "nccl"),
+        ([task("a", "0"), task("a", "0")], "gloo"),
+        ([task("a", "0"), task("a")], "gloo"),
+        ([task("a", "0"), None], "gloo"),
+        ([task("a")], "gloo"),
+    ],
+)
+def test_nccl_is_taken_where_every_worker_has_a_gpu_of_its_own(tasks: list[TaskLink | None], backend: str) -> None:
+    assert choose_backend(tasks) == backend
