@@ -32,7 +32,7 @@ def play_chunk(seeds: range) -> Tally:
     with undisturbed():
         for seed in seeds:
             tally.count(Simulation(make_schedule(seed)).run())
-    gc.collect()
+            gc.collect()
     gc.enable()
     return tally
 
@@ -45,7 +45,8 @@ def play_many(first: int, count: int, jobs: int | None = None) -> Iterator[Tally
     if jobs == 1:
         yield from map(play_chunk, chunks)
         return
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+    # Not forked from this process, which may be a test run with threads of Spark's and gRPC's.
+    with multiprocessing.get_context("forkserver").Pool(jobs) as pool:
         yield from pool.imap_unordered(play_chunk, chunks)
 
 

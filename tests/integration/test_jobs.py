@@ -23,7 +23,7 @@ from spark_elastic import (
     ResetLimitExceededError,
     TrainingFailedError,
 )
-from spark_elastic.testing import kill, kill_executor
+from spark_elastic.testing import inject, kill, local_cluster, take_away
 
 
 def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any) -> None:
@@ -74,13 +74,13 @@ def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:
     assert not result.of("world_broken")
 
 
-def test_elastic_timeout_ends_a_job_that_stays_below_min_np(run: Any) -> None:
-    # Another process takes the slot, but only after a pause that is longer.
-    with pytest.raises(NotEnoughHostsError, match=r"1 of min_np=2 workers .* \(elastic_timeout\)"):
-        run(
-            training.count_steps, 1000, 0.02, faults=[kill_executor(rank=1, step=20)],
-            min_np=2, max_np=2, elastic_timeout=0.3,
-        )  # fmt: skip
+def test_elastic_timeout_ends_a_job_that_stays_below_min_np() -> None:
+    with (
+        local_cluster(slots=2) as cluster,
+        inject(take_away(rank=1, step=20, grace=0)),
+        pytest.raises(NotEnoughHostsError, match=r"1 of min_np=2 workers .* \(elastic_timeout\)"),
+    ):
+        spark_elastic.run(training.count_steps, (1000, 0.02), local=cluster, min_np=2, max_np=2, elastic_timeout=0.3)
 
 
 def test_too_few_executors_end_the_job_after_start_timeout(run: Any) -> None:
