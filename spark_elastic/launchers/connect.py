@@ -41,6 +41,9 @@ INTERRUPT_SECONDS = 0.2
 PROBE_SECONDS = 0.2
 DEFAULT_PORT = 15002
 
+# A session that is being stopped has its queries cancelled before it says so itself.
+_INTERRUPTED = "its queries were interrupted, or its Spark Connect session was stopped"
+
 _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core")
 
 # Errors of Spark Connect, by their conditions, after which a session is of no more use.
@@ -214,7 +217,7 @@ class ConnectSlots:
 
     def _find_end_in(self, said: str, slot: _Slot) -> str:
         if "OPERATION_CANCELED" in said:
-            return "" if slot.given_back == slot.tag else "its queries were interrupted in the Spark Connect session"
+            return "" if slot.given_back == slot.tag else _INTERRUPTED
         return find_end(said)
 
     def _failed(self, slot: _Slot, reason: str) -> None:

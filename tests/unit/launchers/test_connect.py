@@ -137,7 +137,7 @@ def test_a_query_that_somebody_else_interrupts_ends_the_job() -> None:
         (query,) = session.queries.values()
         query.set()
         slots._threads[0].join(WAIT)
-    assert stopped == ["its queries were interrupted in the Spark Connect session"]
+    assert stopped == ["its queries were interrupted, or its Spark Connect session was stopped"]
 
 
 def test_the_jobs_key_is_in_no_log_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
