@@ -10,7 +10,7 @@ PETASTORM := .venv-petastorm
 # Test modules that run at a time, each worker of pytest-xdist with a Spark session of its own.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo test docs schedules simulate fuzz chaos lint bench java clean
+.PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -30,6 +30,10 @@ demo: java setup
 test: java setup $(PETASTORM)/.installed
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile tests/petastorm tests/unit/data
+
+# Whole jobs on stand-ins of YARN and Kubernetes; make test has only the short ones.
+test-clusters: java setup
+	$(BIN)/python -m pytest -m '' tests/clusters
 
 # The documentation as a site in site/; broken links are errors. `mkdocs serve` shows it while you write.
 docs: setup
