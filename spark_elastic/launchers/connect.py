@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
+from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.session import check_gpus, default_sizes
-from spark_elastic.launchers.slot_reason import find_hopeless, find_reason, never_registered
+from spark_elastic.launchers.slot import Slot
+from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import ArrowTask
 from spark_elastic.protocol.ticket import Ticket
 
@@ -104,11 +105,7 @@ class ConnectLauncher:
 
 
 @dataclass(slots=True)
-class _Slot:
-    number: int
-    submit_at: float = 0.0
-    failures: int = 0
-    registered: bool = False
+class _Slot(Slot):
     # The tags of its newest query, and of the one that was taken back for another job.
     tag: str = ""
     given_back: str = ""
@@ -166,15 +163,14 @@ class ConnectSlots:
 
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task runs: its next submission need not wait."""
-        self._slots[slot].failures = 0
-        self._slots[slot].registered = True
+        self._slots[slot].register()
         self._has_hosts = True
 
     def give_back(self) -> None:
         """Take back all queries and submit them again after a while."""
         again = time.monotonic() + random.uniform(*YIELD_SECONDS)
         for slot in self._slots:
-            slot.submit_at, slot.given_back = again, slot.tag
+            slot.start_at, slot.given_back = again, slot.tag
         threading.Thread(target=self._interrupt_all, name="spark_elastic-give-back", daemon=True).start()
 
     def find_end(self) -> str:
@@ -191,7 +187,7 @@ class ConnectSlots:
     def _keep(self, slot: _Slot) -> None:
         """Have a query for a slot, as long as the job goes on."""
         for attempt in itertools.count():
-            while (pause := slot.submit_at - time.monotonic()) > 0 and self._wait(pause):
+            while (pause := slot.start_at - time.monotonic()) > 0 and self._wait(pause):
                 pass  # it may have been given back meanwhile, and have to wait for longer
             if not self._wait(0.0):
                 return
@@ -213,25 +209,15 @@ class ConnectSlots:
             if end := self._find_end_in(said, slot) or ("" if self._has_hosts else find_hopeless(reason)):
                 self._stop(end)
                 return
-            self._failed(slot, reason or never_registered(self._ticket))
+            if slot.given_back == slot.tag:
+                slot.registered = False
+            else:
+                slot.failed(GAVE_UP, reason or never_registered(self._ticket), self._listener)
 
     def _find_end_in(self, said: str, slot: _Slot) -> str:
         if "OPERATION_CANCELED" in said:
             return "" if slot.given_back == slot.tag else _INTERRUPTED
         return find_end(said)
-
-    def _failed(self, slot: _Slot, reason: str) -> None:
-        if slot.given_back == slot.tag:
-            slot.registered = False
-            return
-        slot.failures += 1
-        pause = pause_after(slot.failures)
-        slot.submit_at = max(slot.submit_at, time.monotonic() + pause)
-        if not slot.registered:
-            self._listener.on_given_up(slot.number, reason)
-        level = logging.INFO if slot.registered else logging.WARNING
-        logger.log(level, "Spark gave up slot %d (%s); it is submitted again in %.1f s", slot.number, reason, pause)
-        slot.registered = False
 
     def _watch(self) -> None:
         """Notice the end of the session and of its server, which a query that runs may not."""
@@ -243,9 +229,8 @@ class ConnectSlots:
             elif refusals == REFUSALS:
                 self._stop(self._gone)
 
-    def _is_refused(self, pause: float = 0.0) -> bool:
-        """Whether nothing listens at the server's address, after a pause. One that does not answer in time may only be busy."""
-        time.sleep(pause)
+    def _is_refused(self) -> bool:
+        """Whether nothing listens at the server's address. One that does not answer in time may only be busy."""
         if not self._host:
             return False
         try:
@@ -258,7 +243,11 @@ class ConnectSlots:
 
     def _is_gone(self) -> bool:
         """Ask a few times in a row: one refusal may be chance."""
-        return all(self._is_refused(pause) for pause in (0.0, PROBE_SECONDS, PROBE_SECONDS))
+        for _ in range(REFUSALS - 1):
+            if not self._is_refused():
+                return False
+            time.sleep(PROBE_SECONDS)
+        return self._is_refused()
 
     def _wait(self, seconds: float) -> bool:
         """Wait so long, or until the job is over. Returns whether it goes on."""
@@ -280,14 +269,16 @@ class ConnectSlots:
 
     def _take_back(self, deadline: float) -> None:
         """Interrupt queries that wait until none is left, and after the deadline those that run, too."""
-        while any(thread.is_alive() for thread in self._threads) and not self._end:
+        while (
+            left := [entry for entry in zip(self._slots, self._threads, strict=True) if entry[1].is_alive()]
+        ) and not self._end:
             is_late = time.monotonic() > deadline
-            for slot, thread in zip(self._slots, self._threads, strict=True):
-                if thread.is_alive() and (is_late or not slot.registered):
+            for slot, _ in left:
+                if is_late or not slot.registered:
                     self._interrupt(slot)
             if is_late:
                 return
-            time.sleep(INTERRUPT_SECONDS)
+            left[0][1].join(INTERRUPT_SECONDS)
 
     def _interrupt(self, slot: _Slot) -> None:
         try:

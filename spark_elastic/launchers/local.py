@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from spark_elastic.launchers.base import SlotListener
-from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes, pause_after
+from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.local_cluster import LocalCluster, Place
+from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_process import SlotProcess
 from spark_elastic.protocol.fault_points import Action, Fault
 from spark_elastic.protocol.ticket import Ticket
@@ -98,14 +99,10 @@ class LocalLauncher:
 
 
 @dataclass(slots=True)
-class _Slot:
-    number: int
+class _Slot(Slot):
     process: SlotProcess | None = None
     place: Place | None = None
-    start_at: float = 0.0
     attempts: int = 0
-    failures: int = 0
-    registered: bool = False
     draining: bool = False
 
 
@@ -158,8 +155,7 @@ class LocalSlots:
 
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task has registered at the driver."""
-        self._slots[slot].failures = 0
-        self._slots[slot].registered = True
+        self._slots[slot].register()
         self._has_hosts = True
 
     def give_back(self) -> None:
@@ -254,7 +250,7 @@ class LocalSlots:
         place = self._cluster.acquire()
         if place is None:
             return
-        slot.registered = slot.draining = False
+        slot.draining = False
         try:
             slot.process = self._cluster.start(self._ticket, place, slot.number, slot.attempts)
         except OSError as error:  # no descriptor, process or memory is left for a moment
@@ -286,13 +282,7 @@ class LocalSlots:
         self._cluster.release(place)
 
     def _failed(self, slot: _Slot, reason: str) -> None:
-        slot.failures += 1
-        pause = pause_after(slot.failures)
-        slot.start_at = max(slot.start_at, time.monotonic() + pause)
-        if not slot.registered:
-            self._listener.on_given_up(slot.number, reason)
-        level = logging.INFO if slot.registered else logging.WARNING
-        logger.log(level, "slot %d: %s; it starts again in %.1f s, where there is a place", slot.number, reason, pause)
+        slot.failed("slot %d: %s; it starts again in %.1f s, where there is a place", reason, self._listener)
         if not self._has_hosts and slot.failures >= HOPELESS_FAILURES:
             self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
 

@@ -60,16 +60,16 @@ def fork_warm_parent(
         return start_warm_parent(descriptor, environment)
     task = os.getpid()
     pid = os.fork()
-    if pid != 0:
-        return ForkedProcess(pid)
-    try:
-        from spark_elastic.worker import warm_parent
+    if pid == 0:
+        processes.end_with(partial(_become_warm_parent, descriptor, environment, task))
+    return ForkedProcess(pid)
 
-        os.setsid()
-        os.environ.update(environment)
-        processes.close_descriptors({0, 1, 2, descriptor})
-        warm_parent.main(descriptor, task)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(1)
+
+def _become_warm_parent(descriptor: int, environment: Mapping[str, str], task: int) -> int:
+    from spark_elastic.worker import warm_parent
+
+    os.setsid()
+    os.environ.update(environment)
+    processes.close_descriptors({0, 1, 2, descriptor})
+    warm_parent.main(descriptor, task)
+    return 1  # it ends by itself

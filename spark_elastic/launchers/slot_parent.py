@@ -12,10 +12,9 @@ import os
 import selectors
 import signal
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
 
 import msgspec
 
@@ -121,7 +120,7 @@ class _Parent:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_slot(order, output, parent)
+            processes.end_with(partial(self._become_slot, order, output, parent))
         try:
             return _Slot(pid, os.pidfd_open(pid), driver)
         except OSError:
@@ -138,25 +137,16 @@ class _Parent:
             self._selector.unregister(slot.driver)
         _tell_exit(slot.driver, os.waitstatus_to_exitcode(status))
 
-    def _become_slot(self, order: Order, output: int, parent: int) -> NoReturn:
-        """In the child: shed what belongs to the parent and be the slot. Never returns into the parent's loop."""
+    @staticmethod
+    def _become_slot(order: Order, output: int, parent: int) -> int:
+        """In the child: shed what belongs to the parent and be the slot. Returns its exit code."""
         from spark_elastic.launchers.local_slot import run_slot
 
-        code = 1
-        try:
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            processes.close_descriptors({0, 1, 2})
-            run_slot(order, parent)
-            code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        processes.close_descriptors({0, 1, 2})
+        run_slot(order, parent)
+        return 0
 
 
 def _tell_exit(driver: socket.socket, code: int) -> None:

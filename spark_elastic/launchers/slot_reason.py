@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from spark_elastic.launchers.spark_task import SlotConfigurationError
 from spark_elastic.protocol.ticket import Ticket
 
+# For the log: the slot, the reason, and the seconds until then.
+GAVE_UP = "Spark gave up slot %d (%s); it is submitted again in %.1f s"
+
 # The names of exceptions that are not Python's begin like this.
 _OF_JAVA = ("java.", "org.", "scala.")
 

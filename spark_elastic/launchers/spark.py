@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
 from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
-from spark_elastic.launchers.slot_reason import find_hopeless, find_reason, never_registered
+from spark_elastic.launchers.slot import Slot
+from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import RowsTask
 from spark_elastic.protocol.ticket import Ticket
 
@@ -93,11 +94,8 @@ class SparkLauncher:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Slot(Slot):
     future: Any = None
-    submit_at: float = 0.0
-    failures: int = 0
-    registered: bool = False
     # Where its task runs, once that is known.
     executor: str | None = None
     draining: bool = False
@@ -115,7 +113,7 @@ class SparkSlots:
     def __init__(self, context: SparkContext, ticket: Ticket, slots: int, listener: SlotListener) -> None:
         self._context = context
         self._ticket = ticket
-        self._slots = [_Slot() for _ in range(slots)]
+        self._slots = [_Slot(number) for number in range(slots)]
         self._listener = listener
         self._decommissions = self._context.getConf().get("spark.decommission.enabled", "false").lower() == "true"
         self._group = f"spark_elastic-{ticket.run_id}"
@@ -148,10 +146,9 @@ class SparkSlots:
 
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task runs: its next submission need not wait."""
-        self._slots[slot].failures = 0
         self._slots[slot].executor = None
         self._slots[slot].draining = False
-        self._slots[slot].registered = True
+        self._slots[slot].register()
         self._has_hosts = True
 
     def give_back(self) -> None:
@@ -237,35 +234,23 @@ class SparkSlots:
             self._cancel_all()
             again = now + random.uniform(*YIELD_SECONDS)
             for slot in self._slots:
-                slot.future, slot.submit_at, slot.registered = None, again, False
-        for number, slot in enumerate(self._slots):
+                slot.future, slot.start_at, slot.registered = None, again, False
+        for slot in self._slots:
             if slot.future is not None and slot.future.isDone():
                 reason = _reason(slot.future)
                 if cancellation := self.find_cancellation():
                     raise SparkEndedError(cancellation)
                 if not self._has_hosts and (hopeless := find_hopeless(reason)):
                     raise SparkEndedError(hopeless)
-                slot.failures += 1
-                pause = pause_after(slot.failures)
-                slot.submit_at = now + pause
-                reason = reason or never_registered(self._ticket)
-                if not slot.registered:
-                    self._listener.on_given_up(number, reason)
-                logger.log(
-                    logging.INFO if slot.registered else logging.WARNING,
-                    "Spark gave up slot %d (%s); it is submitted again in %.1f s",
-                    number,
-                    reason,
-                    pause,
-                )
-                slot.future, slot.registered = None, False
-            if slot.future is None and slot.submit_at <= now and not self._closing:
-                slot.future = self._submit(number)
+                slot.future = None
+                slot.failed(GAVE_UP, reason or never_registered(self._ticket), self._listener)
+            if slot.future is None and slot.start_at <= now and not self._closing:
+                slot.future = self._submit(slot.number)
             # A slot that has just been given back may still register late, without a Spark job of its own.
             has_task = slot.future is not None and slot.registered
             if self._decommissions and has_task and not slot.draining and self._is_decommissioned(slot):
                 slot.draining = True
-                self._listener.on_draining(number)
+                self._listener.on_draining(slot.number)
 
     def _is_decommissioned(self, slot: _Slot) -> bool:
         """Whether Spark is about to take the slot's executor away: a spot notice, a drained node, a scale-down."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import NoReturn
 
 import psutil
 
@@ -39,6 +41,24 @@ def close_descriptors(keep: Collection[int]) -> None:
                 os.close(descriptor)
             except OSError:
                 pass  # the one by which the others were listed
+
+
+def end_with(run: Callable[[], int]) -> NoReturn:
+    """In a forked child: run, and end with the exit code that it returns, or 1 where it raises.
+
+    Never returns into what its parent was about, nor does what that would do at its end.
+    """
+    code = 1
+    try:
+        code = run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 class ExitSign:

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+from functools import partial
 from typing import NoReturn
 
 from spark_elastic.protocol.ticket import Ticket
@@ -110,39 +111,28 @@ class _Guardian:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(order, output, parent)
+            processes.end_with(partial(self._become_worker, order, output, parent))
         for descriptor in output:
             os.close(descriptor)
         self._worker, self._pid, self._pidfd = order.worker, pid, os.pidfd_open(pid)
         packets.send(self._connection, packets.Started(order.worker, pid), [self._pidfd])
 
-    def _become_worker(self, order: packets.Start, output: list[int], parent: int) -> NoReturn:
-        """In the child: shed what belongs to the guardian and run the worker. Never returns into the guardian's loop."""
-        code = 1
-        try:
-            processes.die_with_parent(signal.SIGKILL, parent)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            atexit._clear()
-            os.dup2(output[0], 1)
-            os.dup2(output[1], 2)
-            for descriptor in output:
-                os.close(descriptor)
-            self._connection.close()
-            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            assert self._ticket is not None
-            if self._failure is None:
-                code = _run(self._ticket, order.worker, order.token)
-            else:
-                code = _tell(self._ticket, order.worker, order.token, self._failure)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
+    def _become_worker(self, order: packets.Start, output: list[int], parent: int) -> int:
+        """In the child: shed what belongs to the guardian and run the worker. Returns its exit code."""
+        processes.die_with_parent(signal.SIGKILL, parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        atexit._clear()
+        os.dup2(output[0], 1)
+        os.dup2(output[1], 2)
+        for descriptor in output:
+            os.close(descriptor)
+        self._connection.close()
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        assert self._ticket is not None
+        if self._failure is None:
+            return _run(self._ticket, order.worker, order.token)
+        return _tell(self._ticket, order.worker, order.token, self._failure)
 
     def _reap(self) -> None:
         assert self._worker is not None

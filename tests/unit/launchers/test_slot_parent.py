@@ -32,11 +32,10 @@ class Parent(slot_parent._Parent):
         self.driver_end, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(orders, os.pidfd_open(os.getpid()))
 
-    def _become_slot(self, *_: object) -> NoReturn:
-        try:
-            signal.pause()
-        finally:
-            os._exit(1)
+    @staticmethod
+    def _become_slot(*_: object) -> int:
+        signal.pause()
+        return 1
 
     def serve_until_no_slot_is_left(self) -> None:
         self.driver_end.close()

@@ -1,0 +1,40 @@
+"""What every launcher keeps of a slot: whether its task has registered, and when it is to be started again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from spark_elastic.launchers.base import SlotListener
+from spark_elastic.launchers.defaults import pause_after
+
+logger = logging.getLogger("spark_elastic")
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot, by its number. Launchers add what they start it with."""
+
+    number: int
+    start_at: float = 0.0
+    failures: int = 0
+    registered: bool = False
+
+    def register(self) -> None:
+        """Note that its task has registered at the driver: its next start need not wait."""
+        self.failures = 0
+        self.registered = True
+
+    def failed(self, sentence: str, reason: str, listener: SlotListener) -> None:
+        """Note that its task has ended, for this reason: it starts again after a pause that grows while it fails.
+
+        The listener hears of it where the task had not registered. ``sentence`` logs it, with number, reason and pause.
+        """
+        self.failures += 1
+        pause = pause_after(self.failures)
+        self.start_at = max(self.start_at, time.monotonic() + pause)
+        if not self.registered:
+            listener.on_given_up(self.number, reason)
+        logger.log(logging.INFO if self.registered else logging.WARNING, sentence, self.number, reason, pause)
+        self.registered = False
