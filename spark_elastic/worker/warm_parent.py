@@ -39,7 +39,7 @@ def main(descriptor: int, task_pid: int) -> None:
 
 
 def import_everything() -> None:
-    """Import what every worker needs, so that its fork does not have to. DDP and optimizers pull in torch._dynamo.
+    """Import what every worker needs, so that a newcomer does not have to. DDP and optimizers pull in torch._dynamo.
 
     Without the garbage collector this takes a quarter less: it would look through all that the imports make, and find nothing.
     """
@@ -51,7 +51,11 @@ def import_everything() -> None:
         import torch.nn.parallel.distributed
         import torch.utils.data  # noqa: F401
 
-        import spark_elastic.worker.main  # noqa: F401
+        import spark_elastic.data.elastic_dataloader
+        import spark_elastic.worker.ddp
+        import spark_elastic.worker.elastic
+        import spark_elastic.worker.main
+        import spark_elastic.worker.state.torch_state  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
