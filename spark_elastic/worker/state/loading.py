@@ -10,9 +10,9 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.state.frozen import COMPILED, freeze_as_noted
 from spark_elastic.worker.state.snapshot import KeptPart, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
+from spark_elastic.worker.state.switches import plain_name, switch_as_noted
 
 
 def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) -> Any:
@@ -79,7 +79,7 @@ def load_state_dict(target: Any, kept: Any) -> None:
             _undo_casts(target, kept)
         target.zero_grad(set_to_none=True)
     elif isinstance(target, torch.nn.Module):
-        freeze_as_noted(target, kept)
+        switch_as_noted(target, kept)
         kept = _named_as_here(target, kept)
         has_extra_state = any(str(name).endswith("_extra_state") for name in kept)
         target.load_state_dict(cloned(kept) if has_extra_state else kept)
@@ -98,8 +98,8 @@ def _named_as_here(module: torch.nn.Module, kept: Any) -> Any:
     """
     here = module.state_dict()
     if set(here) != set(kept):
-        names = {name.replace(COMPILED, ""): name for name in here}
-        renamed = OrderedDict((names.get(name.replace(COMPILED, ""), name), value) for name, value in kept.items())
+        names = {plain_name(name): name for name in here}
+        renamed = OrderedDict((names.get(plain_name(name), name), value) for name, value in kept.items())
         kept = _with_metadata(renamed, here)
     for name, value in kept.items():
         present = here.get(name)

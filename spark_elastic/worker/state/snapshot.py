@@ -19,8 +19,8 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
-from spark_elastic.worker.state.frozen import note_frozen
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
+from spark_elastic.worker.state.switches import note_switches
 
 
 class Stateful(Protocol):
@@ -76,7 +76,7 @@ def as_state_dict(value: Stateful) -> StateDict:
     """What is kept of an object with a state dict."""
     content = value.state_dict()
     if isinstance(value, torch.nn.Module):
-        note_frozen(value, content)
+        note_switches(value, content)
     return StateDict(content)
 
 

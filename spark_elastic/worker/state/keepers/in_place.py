@@ -19,10 +19,10 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.checkpoint.skeleton import Lender, StateDict
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
-from spark_elastic.worker.state.frozen import freeze, frozen_names
 from spark_elastic.worker.state.keepers.copies import OnDevice, WholeCopies
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, find_objects
+from spark_elastic.worker.state.switches import switch, switches_of
 
 
 class InPlace(OnDevice):
@@ -112,7 +112,7 @@ class StepGuard:
 
 @dataclass(frozen=True, slots=True)
 class SmallPart(KeptPart):
-    """What of a module or an optimizer is copied at each commit: what is frozen and buffers; or settings, such as rates."""
+    """What of a module or an optimizer is copied at each commit: switches and buffers; or settings, such as rates."""
 
     content: list[Any]
 
@@ -120,8 +120,8 @@ class SmallPart(KeptPart):
         """Set it back, and clear gradients."""
         assert isinstance(target, (torch.nn.Module, torch.optim.Optimizer)), target
         if isinstance(target, torch.nn.Module):
-            names, *buffers = self.content
-            freeze(target, names)
+            switches, *buffers = self.content
+            switch(target, switches)
             with torch.no_grad():
                 for present, buffer in zip(target.buffers(), buffers, strict=True):
                     present.copy_(buffer)
@@ -134,5 +134,5 @@ class SmallPart(KeptPart):
 def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
     """Return what is small enough to be copied at each commit."""
     if isinstance(value, torch.nn.Module):
-        return SmallPart([frozen_names(value), *value.buffers()])
+        return SmallPart([switches_of(value), *value.buffers()])
     return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])
