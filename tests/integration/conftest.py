@@ -5,16 +5,12 @@ What does not depend on Spark is tested with local processes: there a job takes 
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import training
+from descendants import TEMPORARY, descendants
 from standalone import Standalone
 
 import spark_elastic
@@ -37,17 +34,8 @@ EXECUTORS = 4
 # What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
 SETTLE_SECONDS = 10.0
 
-# These JVMs live for minutes: a second compiler and a parallel collector cost them more than they bring on few cores.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-# In the environment of all that these tests start, so that orphans are told from other people's processes.
-MARK = "SPARK_ELASTIC_TEST_RUN"
-os.environ[MARK] = uuid.uuid4().hex
-# Temporary files of these tests, their executors and workers, so that those left behind are told from other people's.
-TEMPORARY = Path(tempfile.mkdtemp(prefix="spark_elastic-tests-"))
 # pytest's folder, torch's cache of compiled code, and what Python's multiprocessing leaves when a DataLoader is killed.
 NOT_OURS = ("pytest-of-", "torchinductor_", "pymp-")
-atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
-os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
 
 cloudpickle.register_pickle_by_value(training)
 
@@ -78,22 +66,17 @@ def spark() -> Iterator[Any]:
 
 
 def ours() -> list[psutil.Process]:
-    """What these tests have brought about on this machine, and Spark has not: warm parents, workers, all that these started.
-
-    Told by the environment, which every descendant inherits, wherever it was re-parented to.
-    """
-    return [process for process in psutil.process_iter() if _is_ours(process)]
+    """What these tests have brought about on this machine, and Spark has not: warm parents, workers, all that these started."""
+    return [process for process in descendants() if not _is_sparks(process)]
 
 
-def _is_ours(process: psutil.Process) -> bool:
+def _is_sparks(process: psutil.Process) -> bool:
     try:
-        if process.pid == os.getpid() or process.environ().get(MARK) != os.environ[MARK]:
-            return False
         command = " ".join(process.cmdline())
         sparks = process.name().startswith("java") or "pyspark" in command or "spark-class" in command
-        return process.status() != psutil.STATUS_ZOMBIE and ("spark_elastic" in command or not sparks)
+        return sparks and "spark_elastic" not in command
     except psutil.Error:
-        return False
+        return True  # it has just ended
 
 
 def our_threads() -> set[str]:
