@@ -33,7 +33,7 @@ test: java setup $(PETASTORM)/.installed
 
 # Whole jobs on stand-ins of YARN and Kubernetes; make test has only the short ones.
 test-clusters: java setup
-	$(BIN)/python -m pytest -m '' tests/clusters
+	$(BIN)/python -m pytest -m '' --timeout 600 tests/clusters
 
 # The documentation as a site in site/; broken links are errors. `mkdocs serve` shows it while you write.
 docs: setup

@@ -5,11 +5,14 @@ Tests marked ``long`` are not part of ``make test``, but of ``make test-clusters
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from descendants import descendants
+from yarn_cluster import Yarn, compile_stand_in
 
 # What a stand-in or an application has started ends within this after both have been ended.
 SETTLE_SECONDS = 15.0
@@ -26,3 +29,17 @@ def nothing_left() -> Iterator[None]:
             f"left behind: {[(one.pid, one.cmdline()) for one in left if one.is_running()]}"
         )
         time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def yarn_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("javac") is None:
+        pytest.skip("the stand-in of YARN is compiled by javac, which a JDK has and a JRE has not")
+    return compile_stand_in(tmp_path_factory.mktemp("yarn"))
+
+
+@pytest.fixture
+def yarn(nothing_left: None, yarn_classes: Path, tmp_path: Path) -> Iterator[Yarn]:
+    """Two nodes with room for five executors each."""
+    with Yarn(yarn_classes, tmp_path) as made:
+        yield made

@@ -97,12 +97,14 @@ def main(folder: str) -> None:
         store=Store.create(f"file://{folder}/store"), callbacks=UntilTold(f"{folder}/stop"), verbose=0,
     )  # fmt: skip
     fitted = estimator.fit(frame)
+    release = wait_for_release(spark)
+    # Spark has no executor now, and asks for some again.
     right = fitted.transform(frame).where("(score > 0) = (label = 1)").count()
     result = {
         "rows": sorted({entry["rows"] for entry in fitted.history}),
         "sizes": sorted({size for entry in fitted.history for size in entry["sizes"]}),
         "right": right / ROWS,
-        "release": wait_for_release(spark),
+        "release": [release, wait_for_release(spark)],
     }
     (Path(folder) / "result.json").write_text(json.dumps(result))
     spark.stop()

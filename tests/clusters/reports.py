@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -37,6 +38,22 @@ def workers(folder: Path) -> list[Worker]:
         if file.name.isdigit() and is_alive(int(file.name))
     ]
     return sorted(found, key=lambda worker: worker.rank)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """Return those of ``events.jsonl``, of which the last may just be written."""
+    log = folder / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def kinds(of: list[dict[str, Any]]) -> list[str]:
+    return [event["event"] for event in of]
+
+
+def newest_step(folder: Path) -> int:
+    """Return how many commits rank 0 has last told of."""
+    return max((event["values"]["step"] for event in events(folder) if event["event"] == "progress"), default=0)
 
 
 def is_alive(pid: int) -> bool:
