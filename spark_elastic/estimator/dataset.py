@@ -27,6 +27,7 @@ from spark_elastic.estimator.frame import as_numbers, column
 from spark_elastic.estimator.frame import is_list as is_list_type
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content
 from spark_elastic.estimator.store import Store
+from spark_elastic.launchers.session import parallelism
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
@@ -121,7 +122,7 @@ def written(
     Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), where nothing is left to train or to
     validate on, and where the data of ``known`` are gone.
     """
-    parts = max(FILES_A_WORKER * max_np, int(frame.sparkSession.sparkContext.defaultParallelism))
+    parts = max(FILES_A_WORKER * max_np, parallelism(frame.sparkSession))
     folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}"
     with _guard:
         lock = _locks.setdefault(folder, threading.Lock())

@@ -50,9 +50,10 @@ from spark_elastic.estimator.runs import (
     forget_run,
     record_run,
 )
-from spark_elastic.estimator.store import Store, is_local
+from spark_elastic.estimator.sessions import is_local, master_of
+from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.training import not_a_class, train
-from spark_elastic.launchers.session import check_gpus, is_connect
+from spark_elastic.launchers.session import check_gpus, parallelism
 
 
 class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["ElasticEstimator"], MLWritable):
@@ -81,14 +82,12 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if not isinstance(dataset, DataFrame):
             raise TypeError(f"fit takes a Spark DataFrame, not {type(dataset)}")
         session = dataset.sparkSession
-        if is_connect(session):
-            raise TypeError("fit needs a classic SparkSession: estimators do not work with Spark Connect yet")
         schema = dataset.schema
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
         recipe = plan_recipe(self, layout, self._default_loss())
-        check_gpus(session.sparkContext.getConf(), wanted=bool(self.value("useGpu")))
+        check_gpus(session.conf, wanted=bool(self.value("useGpu")))
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
@@ -142,7 +141,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
             )
         recipe = plan_recipe(self, self._layout_of_names(), self._default_loss())
-        check_gpus(session.sparkContext.getConf(), wanted=bool(self.value("useGpu")))
+        check_gpus(session.conf, wanted=bool(self.value("useGpu")))
         sizes = plan_sizes(self, session)
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)
@@ -228,7 +227,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
-        total = int(session.sparkContext.defaultParallelism)
+        total = parallelism(session)
         with slots.ledger.slots(sizes.least, sizes.most, total) as granted:
             results = spark_elastic.run(
                 train,
@@ -254,9 +253,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         store = self.value("store")
         if store is None:
             if not is_local(session):
-                master = session.sparkContext.master
                 raise ValueError(
-                    f"a store that driver and executors share is needed on {master}: store=Store.create(url)"
+                    f"a store that this process and the executors share is needed on {master_of(session)}: "
+                    "store=Store.create(url)"
                 )
             if self.value("runId"):
                 raise ValueError(f"runId={self.value('runId')!r} needs a store, or there is nothing to go on from")

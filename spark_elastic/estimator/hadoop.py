@@ -61,12 +61,6 @@ class HadoopFiles:
                 newest = max(newest, files.next().getModificationTime())
             return float(newest) / 1000
 
-    def state(self, url: str) -> tuple[int, int]:
-        """Return a file's bytes and its time of modification."""
-        with _as_os_errors(url):
-            status = self._fs.getFileStatus(self._path(url))
-            return status.getLen(), status.getModificationTime()
-
     def delete(self, url: str) -> None:
         """Delete a file, or a folder with all that is in it; what is not there is no error."""
         with _as_os_errors(url):

@@ -12,15 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
 
 from spark_elastic._json import Json
 from spark_elastic.estimator.frame import column
+from spark_elastic.estimator.sessions import shows_plans
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 _STEPS = frozenset({"Filter", "LogicalRelation", "OneRowRelation", "Project", "Range", "SubqueryAlias", "Union"})
 # Expressions whose last argument is a mode, of errors or of decimals, that the plan's JSON leaves out.
@@ -49,6 +52,10 @@ _OF_SPEED = (
 
 def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
     """Name the content by the plan, None where that may hide something. Columns must be casts and the like of the frame's."""
+    if not shows_plans():
+        return None
+    from py4j.protocol import Py4JError
+
     try:
         selected = frame.select(*columns)
         # A cache holds rows of the time when it was filled. A DataFrame's own plan may be older than the cache.

@@ -118,7 +118,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     def _prediction_udf(self, session: SparkSession, outputs: Mapping[str, int]) -> PredictionUdf:
         """The UDF, made once for a set of outputs, so that executors keep their network over several queries."""
         key = (
-            session.sparkContext.applicationId,
+            session.conf.get("spark.app.id"),
             tuple(outputs.items()),
             self.value("transformBatchSize"),
             str(self._paramMap),
@@ -130,7 +130,6 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
                 StructField(name, ArrayType(DoubleType()) if width else DoubleType()) for name, width in outputs.items()
             ]
             udf = PredictionUdf(
-                session,
                 self._scorer(outputs),
                 self.shapes,
                 StructType(fields),

@@ -31,9 +31,10 @@ from spark_elastic import _saved_names
 from spark_elastic._json import Json
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
-from spark_elastic.estimator.hadoop import HadoopFiles
+from spark_elastic.estimator.files import Files
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, Parameterized
+from spark_elastic.estimator.sessions import open_files
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -72,8 +73,12 @@ class EstimatorWriter(MLWriter):
             written = _write_objects(folder, {"params": other, **self._objects()})
             facts = {_FACTS: {"format": FORMAT, "files": written, **self._facts()}}
             DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), facts, plain)
+            files = _files_beside_metadata(path)
             for name in written:
-                HadoopFiles(path).upload(os.path.join(folder, name), f"{path}/{name}")
+                files.upload(os.path.join(folder, name), f"{path}/{name}")
+
+    def _handleOverwrite(self, path: str) -> None:
+        open_files(path).delete(path)
 
     def _params(self) -> tuple[dict[str, Json], dict[str, object]]:
         return split_params(self.instance)
@@ -171,6 +176,16 @@ def split_params(instance: Params) -> tuple[dict[str, Json], dict[str, object]]:
     return plain, other
 
 
+def _files_beside_metadata(path: str) -> Files:
+    """The files of a folder whose metadata Spark writes and reads. Raises OSError where it has another folder of this name."""
+    files = open_files(path)
+    if not files.exists(f"{path}/metadata"):
+        raise OSError(
+            f"Spark has metadata in {path}, and this process does not see them: take a place that both reach under the same name"
+        )
+    return files
+
+
 def _context(base: BaseReadWrite) -> SparkContext | SparkSession:
     """What Spark's readers and writers of metadata take: a SparkContext before Spark 4, a session since."""
     session = base.sparkSession
@@ -231,8 +246,9 @@ def _write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
 
 
 def _load_objects(path: str, written: Mapping[str, object]) -> SavedObjects:
+    files = _files_beside_metadata(path)
     with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
-        weights, pickled = (_fetch(path, name, folder, written.get(name)) for name in (_WEIGHTS, _CODE))
+        weights, pickled = (_fetch(files, f"{path}/{name}", folder, written.get(name)) for name in (_WEIGHTS, _CODE))
         try:
             tensors = load_file(weights)
         except ValueError as error:
@@ -247,12 +263,13 @@ def _load_objects(path: str, written: Mapping[str, object]) -> SavedObjects:
         return objects
 
 
-def _fetch(path: str, name: str, folder: str, entry: object) -> str:
+def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
     """Download a file, and see whether it is what was written."""
-    files, local = HadoopFiles(path), os.path.join(folder, name)
-    if not files.exists(f"{path}/{name}"):
+    path, _, name = url.rpartition("/")
+    local = os.path.join(folder, name)
+    if not files.exists(url):
         raise DamagedError(f"{path} is damaged: {name} is missing")
-    files.download(f"{path}/{name}", local)
+    files.download(url, local)
     if entry is not None:
         digest = hashlib.sha256()
         with open(local, "rb") as file:

@@ -6,16 +6,19 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
-from spark_elastic.estimator.hadoop import HadoopFiles
+from spark_elastic.estimator.files import Files, as_mounted
+from spark_elastic.estimator.sessions import is_local, open_files
+from spark_elastic.launchers.session import parallelism
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 KINDS = ("data", "checkpoints", "logs")
@@ -99,15 +102,14 @@ class Store:
 
     def worker_url(self, url: str | None = None) -> str:
         """A URL of this store as pyarrow and fsspec open it: ``dbfs:/x`` is the mounted ``/dbfs/x``."""
-        text = url or self.url
-        return "file:///dbfs/" + text.removeprefix("dbfs:").lstrip("/") if text.startswith("dbfs:") else text
+        return as_mounted(url or self.url)
 
     # ------------------------------------------------------------------ use, on the driver with a SparkSession
 
     @property
-    def files(self) -> HadoopFiles:
-        """The store's file system on Spark's side."""
-        return HadoopFiles(self.spark_url())
+    def files(self) -> Files:
+        """The store's file system on Spark's side; with Spark Connect as this process opens it."""
+        return open_files(self.spark_url(), self.storage_options)
 
     def runs(self) -> list[str]:
         """List the ids of the runs that are recorded here."""
@@ -125,9 +127,9 @@ class Store:
         self.files.delete(self.spark_url(self.data_url))
 
     def check(self, session: SparkSession) -> None:
-        """Make sure that the store can be written, and that executors see what the driver writes.
+        """Make sure that the store can be written, and that executors see what this process writes.
 
-        The second costs a small Spark job, and only where the URL is ``file://`` and the cluster is not on this machine alone.
+        The second costs a small Spark job, and only where the URL is ``file://`` and executors may be on other machines.
         Raises ValueError.
         """
         probe = f"{self.url}/.probe-{secrets.token_hex(8)}"
@@ -137,30 +139,30 @@ class Store:
             raise ValueError(f"the store {self.url} cannot be written: {error}") from error
         try:
             if self.url.startswith("file:") and not is_local(session):
-                self._check_shared(session.sparkContext, probe.removeprefix("file://"))
+                self._check_shared(session, probe.removeprefix("file://"))
         finally:
             self.files.delete(self.spark_url(probe))
 
-    def _check_shared(self, context: SparkContext, path: str) -> None:
-        def look(_: object) -> Any:
+    def _check_shared(self, session: SparkSession, path: str) -> None:
+        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import socket
 
-            yield None if os.path.exists(path) else socket.gethostname()
+            import pyarrow as pa
 
-        tasks = 2 * int(context.defaultParallelism)
+            for _ in batches:
+                pass
+            if not os.path.exists(path):
+                yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()]})
+
+        tasks = 2 * parallelism(session)
         blind = sorted(
-            {host for host in context.parallelize(range(tasks), tasks).mapPartitions(look).collect() if host}
+            {row.host for row in session.range(0, tasks, 1, tasks).mapInArrow(look, "host string").collect()}
         )
         if blind:
             raise ValueError(
-                f"the store {self.url} is not shared: executors on {', '.join(blind)} do not see what the driver writes there; "
-                "use a path on a shared mount, or a URL of a distributed file system"
+                f"the store {self.url} is not shared: executors on {', '.join(blind)} do not see what is written there from "
+                f"{socket.gethostname()}; use a path on a shared mount, or a URL of a distributed file system"
             )
-
-
-def is_local(session: SparkSession) -> bool:
-    """Whether all executors are on the driver's machine."""
-    return str(session.sparkContext.master).startswith("local")
 
 
 def full_url(url: str | os.PathLike[str]) -> str:

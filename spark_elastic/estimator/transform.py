@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -22,9 +22,6 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
@@ -116,12 +113,12 @@ class PredictionUdf:
     """Predictions as one column of Spark: a struct of the outputs.
 
     shapes: of one row of each feature; None for lists of different lengths, which go through a plain pandas UDF, as
-    ``predict_batch_udf`` takes arrays of one shape only. The network is broadcast once. use_gpu: see ``scoring_device``.
+    ``predict_batch_udf`` takes arrays of one shape only. The network travels in the function, which Spark broadcasts where it is
+    large; Spark Connect sends it with each query. use_gpu: see ``scoring_device``.
     """
 
     def __init__(
         self,
-        session: SparkSession,
         scorer: Scorer,
         shapes: Mapping[str, tuple[int, ...] | None],
         kind: StructType,
@@ -129,7 +126,7 @@ class PredictionUdf:
         use_gpu: bool | None = None,
     ) -> None:
         self._shapes = {name: shapes.get(name) for name in scorer.layout.features}
-        network = session.sparkContext.broadcast(cloudpickle.dumps(scorer.on_cpu()))
+        network = cloudpickle.dumps(scorer.on_cpu())
         names = list(self._shapes)
         # Spark makes a column of numbers faster than a struct with one number.
         self._only = kind.names[0] if len(kind.names) == 1 and None not in self._shapes.values() else None
@@ -161,12 +158,12 @@ def carry_vectors(frame: DataFrame) -> None:
 
 
 def _maker(
-    network: Any, names: Sequence[str], only: str | None, use_gpu: bool | None
+    network: bytes, names: Sequence[str], only: str | None, use_gpu: bool | None
 ) -> Callable[[], Callable[..., Any]]:
     """What ``predict_batch_udf`` calls once in a Python worker. only: the one output, if it is not to be in a struct."""
 
     def make() -> Callable[..., Any]:
-        scorer = cloudpickle.loads(network.value)
+        scorer = cloudpickle.loads(network)
 
         def predict(*columns: np.ndarray) -> Any:
             scorer.module.to(scoring_device(use_gpu))  # a Python worker may serve tasks with other GPUs
@@ -183,7 +180,7 @@ def _maker(
 
 
 def _ragged_udf(
-    network: Any, names: Sequence[str], kind: StructType, batch_size: int, use_gpu: bool | None
+    network: bytes, names: Sequence[str], kind: StructType, batch_size: int, use_gpu: bool | None
 ) -> Callable[..., Column]:
     loaded: list[Any] = []
 
@@ -191,7 +188,7 @@ def _ragged_udf(
         import pandas as pd
 
         if not loaded:
-            loaded.append(cloudpickle.loads(network.value))
+            loaded.append(cloudpickle.loads(network))
         loaded[0].module.to(scoring_device(use_gpu))
         for batch in batches:
             series = batch if isinstance(batch, tuple) else (batch,)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import socket
@@ -33,7 +31,7 @@ def check_session(spark: Any) -> None:
         raise TypeError(f"spark must be a SparkSession, not {spark!r}")
 
 
-def check_gpus(conf: SparkConf | ConnectConfig, wanted: bool = False) -> None:
+def check_gpus(conf: SparkConf | RuntimeConfig | ConnectConfig, wanted: bool = False) -> None:
     """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
 
     Each task checks what it is really given, too.
@@ -114,10 +112,10 @@ def parallelism(session: SparkSession | ConnectSession) -> int:
     """Return the cores that Spark has for our tasks now. Raises ``ValueError`` where it does not tell."""
     if not is_connect(session):
         return int(session.sparkContext.defaultParallelism)
-    # The plan of a range without a number of partitions has the server's default, and costs no Spark job.
-    with contextlib.redirect_stdout(io.StringIO()) as plan:
-        session.range(1).explain()
-    found = re.search(r"splits=(?:Some\()?(\d+)", plan.getvalue())
+    # The plan of a range without a number of partitions has the server's default, and costs no Spark job. ``explain`` prints it,
+    # and one of several threads must not turn away what all of the process prints.
+    frame: Any = session.range(1)
+    found = re.search(r"splits=(?:Some\()?(\d+)", frame._explain_string())
     if found is None:
         raise ValueError("give max_np: this session of Spark Connect does not tell how many cores its cluster has")
     return int(found.group(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import networks
 import pytest
 from connect_server import ConnectServer
 from training import count_steps, raise_everywhere
@@ -18,7 +21,9 @@ import spark_elastic
 from spark_elastic.errors import JobCancelledError, TrainingFailedError
 from spark_elastic.testing import inject, kill, kill_executor
 
+cloudpickle.register_pickle_by_value(networks)
 EXECUTORS = 4
+ROWS = 600
 
 
 @pytest.fixture(scope="module")
@@ -131,18 +136,139 @@ def test_what_is_no_session_is_refused() -> None:
         spark_elastic.run(count_steps, args=(1,), spark="sc://somewhere")  # type: ignore[arg-type]
 
 
-def test_estimators_say_that_they_need_a_classic_session(session: Any) -> None:
+# ---------------------------------------------------------------- estimators
+
+
+@pytest.fixture
+def frame(session: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Points above and below a line, in a process that pyspark takes for one of Spark Connect, whatever it did before."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    places = [(float(number % 23) / 23, float(number % 29) / 29) for number in range(ROWS)]
+    rows = [(a, b, float(a > b)) for a, b in places]
+    # In one partition: one executor's Python imports torch to score it.
+    return session.createDataFrame(rows, ["a", "b", "label"]).coalesce(1)
+
+
+def classifier(store: Path | None, **params: Any) -> Any:
+    from spark_elastic.estimator import TorchClassifier
+
+    given = {"learningRate": 0.1, "globalBatchSize": 32, "epochs": 2, "seed": 7, "verbose": 0, "minNp": 1, **params}
+    network = {"modelFn": networks.dense, "modelParams": {"width": 2, "outputs": 2}}
+    return TorchClassifier(**network, **given, store=None if store is None else str(store))
+
+
+@pytest.mark.filterwarnings("ignore:loading")
+def test_a_pipeline_is_fitted_through_a_loss_scores_and_is_saved_and_loaded(frame: Any, tmp_path: Path) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.evaluation import BinaryClassificationEvaluator
+    from pyspark.ml.feature import VectorAssembler
+
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    estimator = classifier(tmp_path / "store", numProc=2, maxNp=2, validationFraction=0.2)
+    pipeline = Pipeline(stages=[assembler, estimator])
+    pipeline.save(f"{tmp_path}/pipeline")
+    assert Pipeline.load(f"{tmp_path}/pipeline").getStages()[1].getStore() == estimator.getStore()
+
+    with inject(kill(rank=1, step=5)):
+        model = pipeline.fit(frame)
+    history = model.stages[1].history
+    assert history[0]["sizes"][:2] == [2, 1]
+    assert {entry["rows"] for entry in history} == {frame.count() - validation_rows(tmp_path)}
+    assert history[-1]["val_loss"] < history[0]["val_loss"]
+
+    scored = model.transform(frame)
+    area = BinaryClassificationEvaluator().evaluate(scored)
+    assert area > 0.95
+    assert model.stages[1].evaluate(assembler.transform(frame))["areaUnderROC"] == pytest.approx(area)
+
+    model.write().overwrite().save(f"{tmp_path}/model")
+    model.write().overwrite().save(f"{tmp_path}/model")
+    loaded = PipelineModel.load(f"{tmp_path}/model")
+    assert loaded.stages[1].history == history
+    assert loaded.transform(frame).select("probability").collect() == scored.select("probability").collect()
+
+
+def validation_rows(folder: Path) -> int:
+    marker = next((folder / "store" / "data").glob("*/*/_complete.json"))
+    return int(json.loads(marker.read_text())["validation_rows"])
+
+
+def test_a_grid_is_searched_with_fits_side_by_side(frame: Any, tmp_path: Path) -> None:
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    estimator = classifier(tmp_path / "store", maxNp=1)
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.learningRate, [0.0001, 0.1]).build(),
+        evaluator=MulticlassClassificationEvaluator(metricName="accuracy"),
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
+    found = search.fit(VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame))
+    assert found.avgMetrics[1] > found.avgMetrics[0]
+    assert found.bestModel.getLearningRate() == 0.1
+
+
+def test_rows_are_written_once_and_those_of_another_frame_are_never_taken(
+    session: Any, frame: Any, tmp_path: Path
+) -> None:
+    from spark_elastic.estimator.dataset import Split, identity_of
+
+    files = str(tmp_path / "rows")
+    frame.write.parquet(files)
+    frame.createOrReplaceTempView("rows")
+    names, split = ["a", "b"], Split()
+    by_view, by_files = session.table("rows"), session.read.parquet(files)
+    identity = identity_of(by_view, names, split)
+    assert identity_of(by_files.orderBy("b"), names, split) == identity
+    assert identity_of(by_files, ["b", "a"], split) != identity
+    frame.where("a > 0").write.parquet(files, mode="overwrite")
+    frame.where("a > 0").createOrReplaceTempView("rows")
+    again = {identity_of(session.table("rows"), names, split), identity_of(session.read.parquet(files), names, split)}
+    assert len(again) == 1
+    assert identity not in again
+
+
+def test_lists_of_different_lengths_are_scored_and_runs_go_on(session: Any, frame: Any, tmp_path: Path) -> None:
     import torch
 
     from spark_elastic.estimator import TorchEstimator
 
+    frame = session.createDataFrame([([1.0] * (1 + number % 3), float(number % 3)) for number in range(60)], ["x", "y"])
     estimator = TorchEstimator(
-        model=torch.nn.Linear(1, 1),
-        optimizer=torch.optim.SGD,
-        loss=torch.nn.MSELoss(),
-        featureCols=["x"],
-        labelCols=["y"],
-        outputCols=["prediction"],
-    )
-    with pytest.raises(TypeError, match="estimators do not work with Spark Connect yet"):
-        estimator.fit(session.createDataFrame([(0.0, 1.0)], ["x", "y"]))
+        model=networks.SumOfList(), loss=torch.nn.MSELoss(), optimizer=torch.optim.SGD, learningRate=0.1, featureCols=["x"],
+        labelCols=["y"], batchSize=10, maxNp=1, runId="lengths", store=str(tmp_path / "store"), verbose=0,
+    )  # fmt: skip
+    assert [entry["epoch"] for entry in estimator.fit(frame).history] == [0]
+    model = estimator.copy().setEpochs(2).fit(frame)
+    assert [entry["epoch"] for entry in model.history] == [0, 1]
+    assert model.transform(frame.coalesce(1)).where("prediction is null").count() == 0
+    with pytest.raises(ValueError, match=r"'lengths' is another run .* different are the data"):
+        estimator.fit(frame.where("y > 0"))
+    store = estimator.getStore()
+    assert store.runs() == ["lengths"]
+    store.delete("lengths")
+    store.delete_data()
+    assert not list((tmp_path / "store").glob("data/*"))
+
+
+def test_places_that_server_and_client_do_not_share_are_named(
+    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.functions import array
+
+    from spark_elastic.estimator import Store
+
+    with pytest.raises(
+        ValueError, match="a store that this process and the executors share is needed on local-cluster"
+    ):
+        classifier(None).fit(frame.withColumn("features", array("a", "b")))
+    with pytest.raises(ValueError, match="is not shared: executors on"):
+        Store.create("/nowhere")._check_shared(frame.sparkSession, "/nowhere/probe")
+    monkeypatch.chdir(tmp_path)
+    relative = f"saved-{uuid.uuid4()}"  # the server takes it for a folder of its own
+    with pytest.raises(OSError, match=f"Spark has metadata in {relative}, and this process does not see them"):
+        classifier(None).save(relative)

@@ -400,7 +400,7 @@ def test_nothing_for_validation_an_unwritable_store_and_a_blind_executor_are_err
         regressor(runId="x").fit(data)
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("unwritable")
     with pytest.raises(ValueError, match="is not shared: executors on"):
-        Store.create("/nowhere")._check_shared(spark.sparkContext, "/nowhere/probe")
+        Store.create("/nowhere")._check_shared(spark, "/nowhere/probe")
 
 
 @pytest.mark.filterwarnings("ignore:loading")

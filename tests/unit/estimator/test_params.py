@@ -314,7 +314,7 @@ def test_a_store_keeps_what_it_is_told() -> None:
 
 
 def test_on_a_cluster_a_store_has_to_be_given() -> None:
-    session = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    session = SimpleNamespace(conf={"spark.master": "spark://host:7077"})
     with pytest.raises(ValueError, match="needed on spark://host:7077: store="), make()._opened_store(session):
         pass
 

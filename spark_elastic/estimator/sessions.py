@@ -1,0 +1,38 @@
+"""What a Spark session offers to estimators. All that differs between the two kinds of sessions is said here.
+
+A classic session has Spark's JVM beside this process: its file systems, with their credentials, and the plans of DataFrames.
+One of Spark Connect has a server, which may be anywhere: this process opens files itself, and sees of a DataFrame only its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.utils import is_remote
+
+from spark_elastic.estimator.files import ArrowFiles, Files
+from spark_elastic.estimator.hadoop import HadoopFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def open_files(url: str, storage_options: Mapping[str, Any] | None = None) -> Files:
+    """Open the file system of a URL: as Spark does, or where there is no JVM as the workers do, with ``storage_options``."""
+    return ArrowFiles(url, storage_options) if is_remote() else HadoopFiles(url)
+
+
+def shows_plans() -> bool:
+    """Whether the plan of a DataFrame and the files that it reads can be looked at."""
+    return not is_remote()
+
+
+def is_local(session: SparkSession) -> bool:
+    """Whether it is certain that all executors are on this machine."""
+    return not is_remote() and master_of(session).startswith("local")
+
+
+def master_of(session: SparkSession) -> str:
+    """The master of the cluster, as messages name it."""
+    return str(session.conf.get("spark.master"))
