@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
@@ -14,13 +15,24 @@ from spark_elastic.worker.state.snapshot import KeptPart, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 from spark_elastic.worker.state.switches import plain_name, switch_as_noted
 
+# Refilled as they are; tuples are not.
+_CONTAINERS = (list, dict, set, deque, defaultdict, Counter)
+# A class that is not built in (Py_TPFLAGS_HEAPTYPE), and what one has that says itself how it is copied.
+_HEAP_TYPE = 1 << 9
+_COPYING = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 
-def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) -> Any:
+
+def load_tree(
+    present: Any, kept: Any, live: Iterator[Any] | None, name: str, refilled: dict[int, object] | None = None
+) -> Any:
     """Set what is present to what was kept, and return it: in place where that can be, else a copy in its place.
 
     ``live`` yields the objects that the ``StateDict``s were taken from, in their order, wherever they are by now; without it
-    they are looked for where they were. ``name`` is that of the place.
+    they are looked for where they were. ``name`` is that of the place. Containers, arrays and objects of plain Python classes are
+    refilled, so that user code may go on with those that it has; ``refilled`` are those of this load, by their ids, because an
+    object that has been put in two places since the commit can be only one of the two.
     """
+    refilled = {} if refilled is None else refilled
     if isinstance(kept, (StateDict, KeptPart)):
         target = present if live is None else next(live)
         if not has_state_dict(target):
@@ -35,7 +47,8 @@ def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) ->
                 _reshape(target, kept.content)
             load_state_dict(target, kept.content)
         return target
-    if fits(present, kept):
+    if fits(present, kept) and id(present) not in refilled:
+        refilled[id(present)] = present
         with torch.no_grad():
             present.copy_(kept)
         present.grad = None
@@ -43,13 +56,49 @@ def load_tree(present: Any, kept: Any, live: Iterator[Any] | None, name: str) ->
     kind = type(kept)
     if kind in (dict, OrderedDict):
         named = present if isinstance(present, dict) else {}
-        loaded = {key: load_tree(named.get(key), value, live, f"{name}[{key!r}]") for key, value in kept.items()}
-        return loaded if kind is dict else _with_metadata(OrderedDict(loaded), kept)
+        loaded = {
+            key: load_tree(named.get(key), value, live, f"{name}[{key!r}]", refilled) for key, value in kept.items()
+        }
+        return _refill(present, loaded, refilled) if kind is dict else _with_metadata(OrderedDict(loaded), kept)
     if kind in (list, tuple):
-        entries = present if isinstance(present, (list, tuple)) else ()
-        beside = [*entries, *([None] * (len(kept) - len(entries)))]
-        return kind(load_tree(beside[place], value, live, f"{name}[{place}]") for place, value in enumerate(kept))
-    return cloned(kept)
+        beside = [*(present if isinstance(present, (list, tuple)) else ()), *([None] * len(kept))]
+        entries = kind(
+            load_tree(beside[place], value, live, f"{name}[{place}]", refilled) for place, value in enumerate(kept)
+        )
+        return _refill(present, entries, refilled)
+    return _refill(present, cloned(kept), refilled)
+
+
+def _refill(present: Any, loaded: Any, refilled: dict[int, object]) -> Any:
+    """Return what was loaded, in the object that is present where that is of the same kind: user code may hold it, too."""
+    if id(present) in refilled or not _can_be_refilled(present, loaded):
+        return loaded
+    refilled[id(present)] = present
+    if isinstance(loaded, numpy.ndarray):
+        present[...] = loaded
+        return present
+    content, inside = (present, loaded) if type(loaded) in _CONTAINERS else (vars(present), vars(loaded))
+    content.clear()
+    (content.extend if isinstance(content, (list, deque)) else content.update)(inside)
+    return present
+
+
+def _can_be_refilled(present: Any, loaded: Any) -> bool:
+    kind = type(loaded)
+    if type(present) in _CONTAINERS or isinstance(present, numpy.ndarray):
+        alike = type(present) is kind and getattr(present, "maxlen", None) == getattr(loaded, "maxlen", None)
+        return alike and (kind is not numpy.ndarray or (present.shape, present.dtype) == (loaded.shape, loaded.dtype))
+    if (type(present).__module__, type(present).__qualname__) != (kind.__module__, kind.__qualname__):
+        return False  # a newcomer may have made the class of a function's own anew
+    return hasattr(present, "__dict__") and all(_is_all_in_dict(owner) for owner in (type(present), kind))
+
+
+def _is_all_in_dict(kind: type) -> bool:
+    """Whether all that its objects are stands in their ``__dict__``: it is written in Python, without slots."""
+    return all(
+        base.__flags__ & _HEAP_TYPE and not _COPYING & vars(base).keys() and not vars(base).get("__slots__")
+        for base in kind.__mro__[:-1]
+    )
 
 
 def _reshape(module: torch.nn.Module, kept: Any) -> None:

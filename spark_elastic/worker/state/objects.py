@@ -26,7 +26,8 @@ class ObjectState(State):
     """Holds named objects as attributes: ``ObjectState(epoch=0, best=inf, ema=ema)``, then ``state.epoch += 1``.
 
     Objects with ``state_dict`` and ``load_state_dict``, by themselves or in lists, tuples and dicts, are saved and restored
-    through these, in place; so are tensors that still fit, and all else is copied by value. Public attributes that are set
+    through these, in place; so are tensors that still fit; all else is copied by value, and containers and
+    objects of plain classes are restored in place, too. Public attributes that are set
     later belong to the state, too. Those named in ``local`` stay on their rank: they are saved and restored there and never
     sent. After a sync all others are the same on every rank.
 
@@ -218,5 +219,6 @@ class ObjectState(State):
 
     def _load(self, values: Mapping[str, object], objects: Sequence[Stateful] | None = None) -> None:
         live = None if objects is None else iter(objects)
+        refilled: dict[int, object] = {}
         for name, value in values.items():
-            setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}"))
+            setattr(self, name, load_tree(getattr(self, name, None), value, live, f"state.{name}", refilled))

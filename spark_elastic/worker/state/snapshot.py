@@ -11,7 +11,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
@@ -86,6 +86,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], kee
     Objects with a state dict, wherever they are in the tree, go into ``objects``, and what ``keep`` says of them is copied.
     Other mutable objects are deep-copied. Raises ``TypeError`` for what cannot be copied.
     """
+    holders: list[tuple[object, set[int]]] = []
 
     def take(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -93,7 +94,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], kee
                 check_supported(value, "what has been put into the State")
             tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(tensors) - 1)
-        return value if type(value) in PLAIN else _deep_copy(value)
+        return value if type(value) in PLAIN else _deep_copy(value, holders)
 
     def take_or_keep(value: Any) -> Any:
         if type(value) in PLAIN or isinstance(value, torch.Tensor) or not has_state_dict(value):
@@ -103,11 +104,17 @@ def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], kee
         objects.append(value)
         return map_tree(take, keep(value))
 
-    return map_tree(take_or_keep, tree)
+    skeleton = map_tree(take_or_keep, tree)
+    if holders:
+        _check_holders(holders, objects)
+    return skeleton
 
 
-def _deep_copy(value: Any) -> Any:
-    """Copy an object that has no state dict. Who trains with what it holds would go on with the original."""
+def _deep_copy(value: Any, holders: list[tuple[object, set[int]]]) -> Any:
+    """Copy an object that has no state dict; one that holds parameters goes into ``holders``, with their ids.
+
+    Who trains with what it holds would go on with the original.
+    """
     seen: dict[int, Any] = {}
     copied = copy.deepcopy(value, seen)
     held = next((entry for entry in seen.values() if isinstance(entry, torch.optim.Optimizer)), None)
@@ -117,7 +124,24 @@ def _deep_copy(value: Any) -> Any:
             "optimizer with it; give the optimizer itself to the State (lists, tuples and plain dicts may hold it), or give "
             f"{type(value).__name__} the methods state_dict and load_state_dict"
         )
+    parameters = {number for number, entry in seen.items() if isinstance(entry, torch.nn.Parameter)}
+    if parameters:
+        holders.append((value, parameters))
     return copied
+
+
+def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence[Stateful]) -> None:
+    """Refuse objects that would be copied by value with parameters of a module that goes through its state dict."""
+    modules = [value for value in objects if isinstance(value, torch.nn.Module)]
+    names = {id(value): name for module in modules for name, value in module.named_parameters()}
+    for holder, parameters in holders:
+        if held := [names[number] for number in parameters if number in names]:
+            kind = type(holder).__name__
+            raise TypeError(
+                f"a {kind} in the State holds {min(held)}, a parameter of a module of the State, and would be copied by value, "
+                f"and the parameter with it: after a reset it would hold one that nobody trains. Give {kind} the methods "
+                "state_dict and load_state_dict, which leave the parameter out, or keep it out of the State"
+            )
 
 
 def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import enum
+import random
+from collections import Counter, deque
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from worker_stage import on_stage
@@ -12,6 +17,11 @@ from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.state.torch_state import TorchState
+
+
+class Kind(enum.Enum):
+    FIRST = 1
+    SECOND = 2
 
 
 def make(commit: str = "copy") -> TorchState:
@@ -142,3 +152,114 @@ def test_an_optimizer_in_an_object_that_would_be_copied_by_value_is_refused() ->
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(TypeError, match="a Holder in the State holds a SGD"):
         TorchState(holder=Holder(optimizer)).commit()
+
+
+class Clipper:
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+
+
+def test_a_parameter_of_the_states_module_in_an_object_that_would_be_copied_by_value_is_refused() -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match="a Clipper in the State holds bias, a parameter of a module of the State"):
+        TorchState(clipper=Clipper(list(model.parameters())), model=model).commit()
+    TorchState(average=Clipper([torch.nn.Parameter(torch.ones(1))]), model=model).commit()
+
+
+class Average:
+    def __init__(self) -> None:
+        self.shadow = torch.zeros(1)
+        self.log: list[int] = []
+
+    def update(self) -> None:
+        self.shadow = self.shadow + 1
+        self.log.append(1)
+
+
+def held() -> dict[str, Any]:
+    return {
+        "average": Average(),
+        "log": [0],
+        "counts": Counter(a=1),
+        "latest": deque([1], maxlen=2),
+        "seen": {1},
+        "grid": numpy.zeros(2),
+        "nested": {"logs": [[1]], ("any", object): 1},
+    }
+
+
+def change(objects: dict[str, Any]) -> None:
+    objects["average"].update()
+    for name in ("log", "latest"):
+        objects[name].append(2)
+    objects["counts"]["a"] += 1
+    objects["seen"].add(2)
+    objects["grid"] += 1
+    objects["nested"]["logs"].append([2])
+    objects["nested"]["new"] = 2
+
+
+def shown(objects: dict[str, Any]) -> str:
+    return repr({**objects, "average": (objects["average"].shadow, objects["average"].log)})
+
+
+def test_user_code_may_go_on_with_the_objects_that_it_gave_to_the_state() -> None:
+    mine, once, twice = held(), held(), held()
+    change(once)
+    change(twice)
+    change(twice)
+    state = TorchState(**mine)
+    change(mine)
+    state.commit()
+    for _ in range(2):  # what was restored is not what is kept
+        change(mine)
+        state.restore()
+        assert all(getattr(state, name) is value for name, value in mine.items())
+        assert shown(mine) == shown(once)
+    change(mine)
+    assert shown(mine) == shown(twice)
+
+
+def test_so_may_a_newcomer() -> None:
+    donor = TorchState(**held())
+    change(vars(donor))
+    donor.commit()
+    mine = held()
+    newcomer = TorchState(**mine)
+    newcomer._load(copy.deepcopy(donor._lend().lend().content()["objects"]))
+    assert all(getattr(newcomer, name) is value for name, value in mine.items())
+    assert shown(mine) == shown({name: getattr(donor, name) for name in mine})
+
+
+def test_an_object_that_has_come_to_two_places_since_the_commit_is_restored_as_two() -> None:
+    state = TorchState(first=Average(), second=Average(), logs=[[1], [2]], best=torch.zeros(1), present=torch.ones(1))
+    state.first.update()
+    state.commit()
+    state.second, state.logs[0], state.best = state.first, state.logs[1], state.present
+    state.restore()
+    assert (state.first.log, state.second.log, state.logs) == ([1], [], [[1], [2]])
+    assert (state.best, state.present) == (torch.zeros(1), torch.ones(1))
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_what_is_not_all_in_its_dict_is_replaced() -> None:
+    state = TorchState(size=Slotted(1), random=random.Random(1), kind=Kind.FIRST, latest=deque([1], maxlen=1))
+    expected = random.Random(1).random()
+    state.commit()
+    state.size.value = 2
+    state.random.random()
+    state.kind = Kind.SECOND
+    state.latest = deque([1, 2])
+    state.restore()
+    assert (state.size.value, state.random.random(), state.kind, state.latest) == (
+        1,
+        expected,
+        Kind.FIRST,
+        deque([1], 1),
+    )
