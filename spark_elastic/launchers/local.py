@@ -19,7 +19,7 @@ from typing import Any
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes
 from spark_elastic.launchers.gpus import find_gpus
-from spark_elastic.launchers.local_cluster import LocalCluster, Place
+from spark_elastic.launchers.local_cluster import LocalCluster, Seat
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_process import SlotProcess
 from spark_elastic.protocol.fault_points import Action, Fault
@@ -86,7 +86,7 @@ class LocalLauncher:
         return low, start, high
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> LocalSlots:
-        """Make as many slots; those of a given cluster share its places."""
+        """Make ``slots`` slots: in the cluster that was given, with the other jobs that run there, else in one of their own."""
         if self._given is not None:
             return LocalSlots(self._given, ticket, slots, listener)
         self._own = LocalCluster(slots, self._gpus)
@@ -101,7 +101,7 @@ class LocalLauncher:
 @dataclass(slots=True)
 class _Slot(Slot):
     process: SlotProcess | None = None
-    place: Place | None = None
+    seat: Seat | None = None
     attempts: int = 0
     draining: bool = False
 
@@ -109,7 +109,7 @@ class _Slot(Slot):
 class LocalSlots:
     """Starts, watches and ends the slots' processes, on one thread, from ``__enter__`` to ``__exit__``.
 
-    The listener hears on that thread that slots cannot be started or their cluster was closed (stopped), that a slot's place
+    The listener hears on that thread that slots cannot be started or their cluster was closed (stopped), that a slot's seat
     is being taken away, and that a process has ended before it had registered.
     """
 
@@ -159,15 +159,15 @@ class LocalSlots:
         self._has_hosts = True
 
     def give_back(self) -> None:
-        """Start no slot for a while: another job may be waiting for places of the cluster."""
+        """Start no slot for a while: another job may be waiting for seats in the cluster."""
         self._give_back = True
         self._ring()
 
     def strike(self, fault: Fault, slot: int) -> None:
-        """Take away the place of a slot, or give back one that has been taken away."""
-        place = self._slots[slot].place
-        if fault.action is Action.TAKE_AWAY and place is not None:
-            self._cluster.vacate(place, fault.grace)
+        """Take away the seat of a slot, or give back one that has been taken away."""
+        seat = self._slots[slot].seat
+        if fault.action is Action.TAKE_AWAY and seat is not None:
+            self._cluster.vacate(seat, fault.grace)
         elif fault.action is Action.GIVE_BACK:
             try:
                 self._cluster.give_back()
@@ -232,7 +232,7 @@ class LocalSlots:
 
     def _see_off(self, slot: _Slot, process: SlotProcess, now: float) -> float:
         """Have a process leave that has to. Returns when it is to be killed."""
-        leave_by = None if slot.place is None else slot.place.leave_by
+        leave_by = None if slot.seat is None else slot.seat.leave_by
         if leave_by is not None and not slot.draining:
             slot.draining = True
             if slot.registered and leave_by > now:
@@ -247,17 +247,17 @@ class LocalSlots:
         return kill_at
 
     def _start(self, slot: _Slot) -> None:
-        place = self._cluster.acquire()
-        if place is None:
+        seat = self._cluster.acquire()
+        if seat is None:
             return
         slot.draining = False
         try:
-            slot.process = self._cluster.start(self._ticket, place, slot.number, slot.attempts)
+            slot.process = self._cluster.start(self._ticket, seat, slot.number, slot.attempts)
         except OSError as error:  # no descriptor, process or memory is left for a moment
             self._failed(slot, str(error))
-            self._cluster.release(place)
+            self._cluster.release(seat)
             return
-        slot.place = place
+        slot.seat = seat
         slot.attempts += 1
         for source in (slot.process.output, slot.process.connection):
             self._selector.register(source, selectors.EVENT_READ, slot)
@@ -274,15 +274,15 @@ class LocalSlots:
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
         self._selector.unregister(process.connection)
-        place, slot.process, slot.place = slot.place, None, None
+        seat, slot.process, slot.seat = slot.seat, None, None
         reason = process.close()
         if not self._closing:
             self._failed(slot, reason)
-        assert place is not None
-        self._cluster.release(place)
+        assert seat is not None
+        self._cluster.release(seat)
 
     def _failed(self, slot: _Slot, reason: str) -> None:
-        slot.failed("slot %d: %s; it starts again in %.1f s, where there is a place", reason, self._listener)
+        slot.failed("slot %d: %s; it starts again in %.1f s, if the cluster has room", reason, self._listener)
         if not self._has_hosts and slot.failures >= HOPELESS_FAILURES:
             self._stop(f"slot {slot.number} failed {slot.failures} times: {reason}")
 

@@ -1,4 +1,4 @@
-"""Places for slots on this machine, which can be taken away and given back while jobs run, and the process behind them."""
+"""Seats for slots on this machine, which can be taken away and given back while jobs run, and the process behind them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from spark_elastic.task.service import TaskPlace
 
 
 @dataclass(eq=False, slots=True)
-class Place:
-    """Room for the process of one slot.
+class Seat:
+    """Room for the process of one slot: what a cluster has a number of, and what a job occupies for as long as its process runs.
 
-    leave_by: when what runs here is killed, because the place has been taken away. returns: it has been given back since.
+    leave_by: when the process is killed because the seat has been taken away; None unless that has happened. returns: whether
+    the seat has been given back since, although the process has not left yet.
     """
 
     number: int
@@ -27,7 +28,7 @@ class Place:
 
 
 class LocalCluster:
-    """So many places, shared by all jobs that run on it; each place has one slot of one job at a time.
+    """A number of seats, shared by all jobs that run on the cluster; a seat holds one slot of one job at a time.
 
     All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes one.
     """
@@ -36,13 +37,13 @@ class LocalCluster:
         if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
             raise ValueError(f"slots must be a whole number from 1 on, not {slots!r}")
         self._lock = threading.Lock()
-        # In the order of their numbers; what is free is taken from the lowest on.
-        self._free = [Place(number, gpus[number : number + 1]) for number in range(slots)]
-        self._away: list[Place] = []
-        self._taken: list[Place] = []
+        # In the order of their numbers: the lowest free seat is taken first.
+        self._free = [Seat(number, gpus[number : number + 1]) for number in range(slots)]
+        self._away: list[Seat] = []
+        self._taken: list[Seat] = []
         self._watchers: list[Callable[[], None]] = []
         self._is_closed = False
-        # The last one is the present one; others wait for the end of slots that they have forked.
+        # New slots are forked from the last one; the others live until the slots that they have forked end.
         self._parents: list[SlotParent] = []
         self.cpus = max(cores() // slots, 1)
 
@@ -54,7 +55,7 @@ class LocalCluster:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that it keeps between jobs: those that slots are forked from."""
+        """The processes that the cluster keeps between jobs: those that slots are forked from."""
         with self._lock:
             return {parent.pid for parent in self._parents}
 
@@ -64,31 +65,31 @@ class LocalCluster:
         return self._is_closed
 
     def take_away(self, count: int = 1, *, grace: float = 30.0) -> None:
-        """Take away places, those of running slots first, from the highest number on.
+        """Take away seats, those of running slots first, from the highest number on.
 
-        Their workers leave at their next commit, which costs no step. What is there after ``grace`` seconds is killed; with
-        0 that is at once.
+        Their workers leave at their next commit, which costs no step. A process that is still there after ``grace`` seconds is
+        killed; with 0 it is killed at once.
         """
         with self._lock:
-            present = [*self._free, *sorted(self._staying(), key=lambda place: place.number)]
+            present = [*self._free, *sorted(self._staying(), key=lambda seat: seat.number)]
             if not 1 <= count <= len(present):
                 raise ValueError(f"count must be from 1 to {len(present)}, the slots that there are, not {count!r}")
-            for place in present[-count:]:
-                self._leave(place, grace)
+            for seat in present[-count:]:
+                self._leave(seat, grace)
         self._notify()
 
     def give_back(self, count: int = 1) -> None:
-        """Give back places that have been taken away; slots that wait start there."""
+        """Give back seats that have been taken away; slots that wait for a seat start there."""
         with self._lock:
-            gone = [*self._away, *(place for place in self._taken if place.leave_by is not None and not place.returns)]
+            gone = [*self._away, *(seat for seat in self._taken if seat.leave_by is not None and not seat.returns)]
             if not 1 <= count <= len(gone):
                 raise ValueError(f"count must be from 1 to {len(gone)}, the slots that were taken away, not {count!r}")
-            for place in gone[:count]:
-                if place in self._away:
-                    self._away.remove(place)
-                    self._put_back(place)
+            for seat in gone[:count]:
+                if seat in self._away:
+                    self._away.remove(seat)
+                    self._put_back(seat)
                 else:
-                    place.returns = True
+                    seat.returns = True
         self._notify()
 
     def close(self) -> None:
@@ -108,42 +109,42 @@ class LocalCluster:
             self._watchers.append(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Have it called no more."""
+        """Stop calling ``watcher``."""
         with self._lock:
             self._watchers.remove(watcher)
 
-    def acquire(self) -> Place | None:
-        """Take a free place; None where there is none."""
+    def acquire(self) -> Seat | None:
+        """Take a free seat; None where there is none."""
         with self._lock:
             if not self._free:
                 return None
             self._taken.append(self._free.pop(0))
             return self._taken[-1]
 
-    def start(self, ticket: Ticket, place: Place, slot: int, attempt: int) -> SlotProcess:
-        """Start the process of a slot in a place. Raises ``OSError`` where this machine has no room for it at the moment."""
+    def start(self, ticket: Ticket, seat: Seat, slot: int, attempt: int) -> SlotProcess:
+        """Start the process of a slot in a seat. Raises ``OSError`` where this machine has no room for it at the moment."""
         with self._lock:
             if self._is_closed:
                 raise OSError("the local cluster was closed")
             if not self._parents or not self._parents[-1].fits(self.cpus):
                 self._replace_parent()
-            return self._parents[-1].fork(ticket, TaskPlace(slot, attempt, place.gpus, self.cpus))
+            return self._parents[-1].fork(ticket, TaskPlace(slot, attempt, seat.gpus, self.cpus))
 
-    def release(self, place: Place) -> None:
-        """Note that nothing runs in a place any more."""
+    def release(self, seat: Seat) -> None:
+        """Note that nothing runs in a seat any more."""
         with self._lock:
-            self._taken.remove(place)
-            if place.leave_by is None or place.returns:
-                self._put_back(place)
+            self._taken.remove(seat)
+            if seat.leave_by is None or seat.returns:
+                self._put_back(seat)
             else:
-                self._away.append(place)
+                self._away.append(seat)
         self._notify()
 
-    def vacate(self, place: Place, grace: float) -> None:
-        """Take away a place in which something runs; harmless when done twice."""
+    def vacate(self, seat: Seat, grace: float) -> None:
+        """Take away a seat in which something runs; harmless when done twice."""
         with self._lock:
-            if place in self._staying():
-                self._leave(place, grace)
+            if seat in self._staying():
+                self._leave(seat, grace)
         self._notify()
 
     def _replace_parent(self) -> None:
@@ -154,19 +155,19 @@ class LocalCluster:
             self._parents.remove(parent)
         self._parents.append(SlotParent(self.cpus))
 
-    def _staying(self) -> list[Place]:
-        return [place for place in self._taken if place.leave_by is None]
+    def _staying(self) -> list[Seat]:
+        return [seat for seat in self._taken if seat.leave_by is None]
 
-    def _leave(self, place: Place, grace: float) -> None:
-        if place in self._free:
-            self._free.remove(place)
-            self._away.append(place)
+    def _leave(self, seat: Seat, grace: float) -> None:
+        if seat in self._free:
+            self._free.remove(seat)
+            self._away.append(seat)
         else:
-            place.leave_by = time.monotonic() + grace
+            seat.leave_by = time.monotonic() + grace
 
-    def _put_back(self, place: Place) -> None:
-        place.leave_by, place.returns = None, False
-        self._free.append(place)
+    def _put_back(self, seat: Seat) -> None:
+        seat.leave_by, seat.returns = None, False
+        self._free.append(seat)
         self._free.sort(key=lambda free: free.number)
 
     def _notify(self) -> None:

@@ -1,4 +1,4 @@
-"""Slots on this machine: who gets which place of a cluster, which GPUs there are, and what becomes of processes that fail."""
+"""Slots on this machine: who gets which seat of a cluster, which GPUs there are, and what becomes of processes that fail."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def cores_of(monkeypatch: pytest.MonkeyPatch, cgroup: Path, cores: Iterable[int]
 
 
 def numbers(cluster: LocalCluster, count: int) -> list[int]:
-    """The places that are free, which are taken then."""
-    return [place.number for _ in range(count) if (place := cluster.acquire()) is not None]
+    """The seats that are free, which are taken then."""
+    return [seat.number for _ in range(count) if (seat := cluster.acquire()) is not None]
 
 
-def test_a_cluster_has_so_many_places_and_no_more() -> None:
+def test_a_cluster_has_so_many_seats_and_no_more() -> None:
     cluster = LocalCluster(2)
     assert numbers(cluster, 3) == [0, 1]
 
 
-def test_a_place_is_free_again_when_nothing_runs_there() -> None:
+def test_a_seat_is_free_again_when_nothing_runs_there() -> None:
     cluster = LocalCluster(2)
     first, _ = cluster.acquire(), cluster.acquire()
     assert first is not None
@@ -47,36 +47,36 @@ def test_a_place_is_free_again_when_nothing_runs_there() -> None:
     assert numbers(cluster, 2) == [0]
 
 
-def test_taken_places_go_first_from_the_highest_on_and_their_slots_have_to_leave() -> None:
+def test_taken_seats_go_first_from_the_highest_on_and_their_slots_have_to_leave() -> None:
     cluster = LocalCluster(3)
     taken = [cluster.acquire(), cluster.acquire()]
     cluster.take_away(1)
-    assert [place is not None and place.leave_by is not None for place in taken] == [False, True]
+    assert [seat is not None and seat.leave_by is not None for seat in taken] == [False, True]
     assert cluster.slots == 2
     cluster.take_away(2)
     assert cluster.slots == 0
     assert numbers(cluster, 1) == []
 
 
-def test_a_place_that_was_taken_away_is_not_free_when_it_is_left_until_it_is_given_back() -> None:
+def test_a_seat_that_was_taken_away_is_not_free_when_it_is_left_until_it_is_given_back() -> None:
     cluster = LocalCluster(1)
-    place = cluster.acquire()
-    assert place is not None
+    seat = cluster.acquire()
+    assert seat is not None
     cluster.take_away()
-    cluster.release(place)
+    cluster.release(seat)
     assert numbers(cluster, 1) == []
     cluster.give_back()
     assert numbers(cluster, 1) == [0]
 
 
-def test_a_place_that_is_given_back_before_it_was_left_is_free_when_it_is() -> None:
+def test_a_seat_that_is_given_back_before_it_was_left_is_free_when_it_is() -> None:
     cluster = LocalCluster(1)
-    place = cluster.acquire()
-    assert place is not None
+    seat = cluster.acquire()
+    assert seat is not None
     cluster.take_away()
     cluster.give_back()
     assert numbers(cluster, 1) == []
-    cluster.release(place)
+    cluster.release(seat)
     assert numbers(cluster, 1) == [0]
 
 
@@ -114,7 +114,7 @@ def test_where_there_are_gpus_each_slot_has_one() -> None:
     with LocalLauncher(True) as launcher:
         assert launcher.sizes(None, None, None) == (2, 2, 2)
         slots = launcher.launch(TICKET, 2, SlotListener(print, print, print))
-    assert [place.gpus for _ in range(2) if (place := slots._cluster.acquire())] == [("GPU-a",), ("GPU-b",)]
+    assert [seat.gpus for _ in range(2) if (seat := slots._cluster.acquire())] == [("GPU-a",), ("GPU-b",)]
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -230,7 +230,7 @@ def test_a_process_that_cannot_be_started_is_given_up_with_the_reason(
     with LocalSlots(cluster, TICKET, 1, heard.listener):
         assert heard.has_stopped.wait(SECONDS)
     assert "No such file or directory: '/nowhere/python'" in heard.given_up[0][1]
-    assert numbers(cluster, 1) == [0], "its place is free again"
+    assert numbers(cluster, 1) == [0], "its seat is free again"
 
 
 def test_a_closed_cluster_ends_the_job_and_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
