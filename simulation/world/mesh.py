@@ -16,7 +16,7 @@ from typing import Any
 from simulation.world.threads import Condition, current
 from simulation.world.universe import Universe
 from spark_elastic.protocol.messages import Activity
-from spark_elastic.worker.backends import BACKENDS
+from spark_elastic.worker.backends import find_backend
 
 
 class Work:
@@ -143,7 +143,7 @@ class Group:
         self.size = size
         self.condition = Condition()
         self.gloo = SimpleNamespace(allgather=self._allgather)
-        self.runs_ahead = BACKENDS[backend].runs_ahead
+        self.runs_ahead = find_backend(backend).runs_ahead
         self.error = ""
         # What the abort of the device's group sets free.
         self.stuck: list[Callable[[], None]] = []

@@ -40,6 +40,7 @@ from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Action, Fault
+from spark_elastic.worker.backends import HOST_BACKEND
 
 logger = logging.getLogger("spark_elastic")
 
@@ -439,7 +440,7 @@ class SparkDriverService:
                 self._ranks.update({member.worker: member.rank for member in members})
                 tasks = [self._tasks.get(self._job.workers[member.worker].host) for member in members]
                 backend = self._backend or choose_backend(tasks)
-                self._has_device_group = backend != "gloo"
+                self._has_device_group = backend != HOST_BACKEND
                 self._to_workers(
                     tuple(member.worker for member in members),
                     m.FormWorld(generation, members, previous_size, backend),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-BACKENDS = ("gloo", "nccl")
+from spark_elastic.worker.backends import BACKENDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

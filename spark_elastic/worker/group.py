@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.messages import Activity
-from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND
+from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND, find_backend
 from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.gloo import Gloo
 from spark_elastic.worker.torch_store import WorldStore
@@ -49,14 +49,15 @@ class Group:
         self._host = Gloo(store, rank, size, address, timeout)
         self._device: Backend | None = None
         self._backends: dict[str, Backend] = {HOST_BACKEND: self._host}
+        library = find_backend(backend)
         if backend != HOST_BACKEND:
-            self._backends[backend] = self._device = BACKENDS[backend](store, rank, size, address, timeout)
-        self._in_order = BACKENDS[backend].in_order
+            self._backends[backend] = self._device = library(store, rank, size, address, timeout)
+        self._in_order = library.in_order
         self._watch = Watch(self._in_order)
         # Those of the groups of user code, which torch and the user hold.
         self._others: list[weakref.ref[Watch]] = []
         # Whether the host goes on before a collective has succeeded.
-        self.runs_ahead = BACKENDS[backend].runs_ahead
+        self.runs_ahead = library.runs_ahead
         # What torch gets as its default group.
         self.watched: WatchedGroup | None = None
 
@@ -240,8 +241,8 @@ def _creator(backend: str) -> Callable[[Any, Any], Any]:
     return create
 
 
-for _name, _backend in BACKENDS.items():
+for _name in BACKENDS:
     if not hasattr(dist.Backend, (PREFIX + _name).upper()):
         dist.Backend.register_backend(
-            PREFIX + _name, _creator(_name), extended_api=True, devices=list(_backend.devices)
+            PREFIX + _name, _creator(_name), extended_api=True, devices=list(find_backend(_name).devices)
         )

@@ -6,10 +6,25 @@ another library, its group stands beside Gloo's, for the tensors of the devices 
 
 from __future__ import annotations
 
-from spark_elastic.worker.backends.backend import Backend
-from spark_elastic.worker.backends.gloo import Gloo
-from spark_elastic.worker.backends.nccl import Nccl
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-BACKENDS: dict[str, type[Backend]] = {"gloo": Gloo, "nccl": Nccl}
+if TYPE_CHECKING:
+    from spark_elastic.worker.backends.backend import Backend
+
+# Libraries by the names that ``run(backend=…)`` takes, and their classes. A class is imported when it is asked for, because the
+# driver, which only checks names, needs no torch.
+BACKENDS: Mapping[str, str] = {
+    "gloo": "spark_elastic.worker.backends.gloo.Gloo",
+    "nccl": "spark_elastic.worker.backends.nccl.Nccl",
+}
 # The one that every world has.
 HOST_BACKEND = "gloo"
+
+
+def find_backend(name: str) -> type[Backend]:
+    """Return the class of the library with this name."""
+    module, _, kind = BACKENDS[name].rpartition(".")
+    found: type[Backend] = getattr(importlib.import_module(module), kind)
+    return found

@@ -20,8 +20,10 @@ class Backend(Protocol):
     ``build`` and ``subgroup`` may hang with a peer; ``abort`` may be called from any thread, at any time, and does not block.
     """
 
-    # The devices whose tensors it takes, by torch's names, and what torch takes its groups for.
+    # The devices whose tensors the library takes, by torch's names. One that names "cpu" serves user code there instead of Gloo.
     devices: ClassVar[tuple[str, ...]]
+    # The library by torch's name, or CUSTOM where torch has none. No other in the table may have the same: torch keeps one
+    # group for each kind, and silently uses the first that it was given.
     kind: ClassVar[dist.ProcessGroup.BackendType]
     # Whether no collective is complete before those that were entered ahead of it, as on a stream.
     in_order: ClassVar[bool]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from spark_elastic.driver.settings import BACKENDS as SETTINGS
+from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.worker.backends import BACKENDS
+from spark_elastic.worker.backends import BACKENDS, find_backend
 from spark_elastic.worker.backends.gloo import Gloo
 from spark_elastic.worker.backends.nccl import Nccl
 from spark_elastic.worker.group import Group
@@ -98,5 +98,12 @@ def test_over_gloo_alone_there_is_nothing_of_a_device_to_abort() -> None:
     assert not group.runs_ahead
 
 
-def test_every_backend_that_a_job_may_name_is_in_the_table() -> None:
-    assert tuple(BACKENDS) == SETTINGS
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_job_may_name_every_library_in_the_table(name: str) -> None:
+    assert JobSettings(min_np=1, max_np=1, num_proc=1, backend=name).backend == name
+    assert find_backend(name).devices
+
+
+def test_torch_tells_libraries_apart_by_their_kinds() -> None:
+    kinds = [find_backend(name).kind for name in BACKENDS]
+    assert len(set(kinds)) == len(kinds)
