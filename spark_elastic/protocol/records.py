@@ -36,7 +36,7 @@ class JobStarted(_OfDriver, frozen=True):
     """A run begins. A file to which several runs are appended has one of these for each.
 
     run_id: also in the names of its Spark jobs
-    attempt: of the checkpoint directory
+    attempt: number of this run among those that have used its checkpoint directory; null without one
     application: Spark's name for the application
     """
 
@@ -85,7 +85,7 @@ class HostRegistered(_OfDriver, frozen=True):
 
 
 class HostFacts(_OfDriver, frozen=True):
-    """What that task found where it runs."""
+    """What the task of a host has found out about the machine that it runs on."""
 
     host: int
     slot: int
@@ -93,7 +93,7 @@ class HostFacts(_OfDriver, frozen=True):
 
 
 class HostLost(_OfDriver, frozen=True):
-    """A task has ended, or cannot be reached."""
+    """The task of a host has ended, or cannot be reached."""
 
     host: int
     name: str
@@ -101,14 +101,14 @@ class HostLost(_OfDriver, frozen=True):
 
 
 class HostDraining(_OfDriver, frozen=True):
-    """The host goes away soon, or is no longer listed."""
+    """A host goes away soon, or the discovery script no longer lists it."""
 
     host: int
     name: str
 
 
 class HostListedAgain(_OfDriver, frozen=True):
-    """The discovery script lists it again."""
+    """The discovery script lists a host again that it had left out."""
 
     host: int
     name: str
@@ -122,7 +122,10 @@ class SlotGivenUp(_OfDriver, frozen=True):
 
 
 class SlotsYielded(_OfDriver, frozen=True):
-    """Too few to begin: the slots were given back for a while."""
+    """The job has too few hosts to begin, and gives its slots back for a while.
+
+    hosts: how many it had
+    """
 
     hosts: int
 
@@ -139,7 +142,7 @@ class WorkerStarting(_OfDriver, frozen=True):
 
 
 class WorkerStarted(_OfDriver, frozen=True):
-    """Its process runs."""
+    """The process of a worker runs."""
 
     worker: int
     host: int
@@ -147,10 +150,10 @@ class WorkerStarted(_OfDriver, frozen=True):
 
 
 class WorkerReady(_OfDriver, frozen=True):
-    """It stands at the elastic function.
+    """A worker has reached its elastic function, and waits for a world.
 
     generation: the last world that it was a member of, 0 for none
-    commit: the newest that it holds, generation.index, or None
+    commit: the newest commit that it holds, as generation.index, or None
     """
 
     worker: int
@@ -159,7 +162,7 @@ class WorkerReady(_OfDriver, frozen=True):
 
 
 class WorkerLost(_OfDriver, frozen=True):
-    """It is out of the job.
+    """A worker is out of the job.
 
     host: the machine's name
     """
@@ -171,10 +174,10 @@ class WorkerLost(_OfDriver, frozen=True):
 
 
 class WorkerExited(_OfDriver, frozen=True):
-    """Its process has ended.
+    """The process of a worker has ended.
 
-    code: minus the signal that killed it
-    explains: whether this is why the worker was lost: no more than that had been known before
+    code: its exit code; minus the signal, if one killed it
+    explains: whether the code tells why the worker was lost: until then nothing but its end was known
     """
 
     worker: int
@@ -184,7 +187,7 @@ class WorkerExited(_OfDriver, frozen=True):
 
 
 class ResultArrived(_OfDriver, frozen=True):
-    """What it returned is here."""
+    """The result of a worker has arrived."""
 
     worker: int
 
@@ -195,9 +198,9 @@ class ResultArrived(_OfDriver, frozen=True):
 class WorldForming(_OfDriver, frozen=True):
     """The members of a new generation connect.
 
-    previous_size: of the world that made the newest commit, 0 for none
+    previous_size: size of the world that made the newest commit, 0 for none
     workers: the members, in rank order
-    newest_commit: from which they go on, or None
+    newest_commit: the commit that they go on from, or None
     """
 
     generation: int
@@ -208,9 +211,9 @@ class WorldForming(_OfDriver, frozen=True):
 
 
 class WorldFormed(_OfDriver, frozen=True):
-    """All of them have.
+    """All members of a generation are connected.
 
-    seconds: since they were asked to
+    seconds: since they were told to connect
     """
 
     generation: int
@@ -219,14 +222,14 @@ class WorldFormed(_OfDriver, frozen=True):
 
 
 class WorldBroken(_OfDriver, frozen=True):
-    """A failure ends the generation."""
+    """A failure ends a generation."""
 
     generation: int
     reason: str
 
 
 class WorldInterrupted(_OfDriver, frozen=True):
-    """It is to end at the next commit: workers arrive or leave."""
+    """A generation is to end at its next commit, because workers arrive or leave; until then it trains."""
 
     generation: int
     reason: str
@@ -240,7 +243,7 @@ class WorldFinished(_OfDriver, frozen=True):
 
 
 class StateLost(_OfDriver, frozen=True):
-    """Nobody holds the state; it comes back from the durable checkpoint."""
+    """No worker holds the state any more; the job goes on from its durable checkpoint."""
 
     generation: int
     reason: str
@@ -250,7 +253,7 @@ class NewcomersPaused(_OfDriver, frozen=True):
     """Newcomers have made worlds fail; training goes on without them, and they are let in again after a pause.
 
     host: the machine whose newcomers wait, null for all
-    failures: in a row
+    failures: worlds in a row that newcomers have made fail
     seconds: how long they wait
     """
 
@@ -276,7 +279,10 @@ class DriverPaused(_OfDriver, frozen=True):
 
 
 class EventsDropped(_OfDriver, frozen=True):
-    """So many events are missing here: ``on_event``, or the disk, took them more slowly than they came."""
+    """Events are missing here, because ``on_event`` or the disk took them more slowly than they came.
+
+    count: how many
+    """
 
     count: int
 
@@ -307,15 +313,15 @@ class Entered(_OfWorker, frozen=True):
 
 
 class Stepped(_OfWorker, frozen=True):
-    """It has made its first commit of the generation."""
+    """A worker has made its first commit of the generation."""
 
     step: int
 
 
 class Progress(_OfWorker, frozen=True):
-    """How far rank 0 is, at most twice a second. The last three only where the state has a loader.
+    """How far rank 0 is, told at most twice a second. The last three fields are there only where the state has a loader.
 
-    step: commits
+    step: commits of the job so far
     epoch: from 0
     rows: of the epoch, on all ranks
     rows_total: of an epoch
@@ -349,7 +355,7 @@ class Metrics(_OfWorker, frozen=True):
 
 
 class CheckpointWritten(_OfWorker, frozen=True):
-    """A commit is durable."""
+    """A commit has been written to the durable checkpoint."""
 
     name: str
     step: int
@@ -358,7 +364,7 @@ class CheckpointWritten(_OfWorker, frozen=True):
 
 
 class CheckpointFailed(_OfWorker, frozen=True):
-    """It could not be written."""
+    """A commit could not be written to the durable checkpoint."""
 
     name: str
     step: int
@@ -366,20 +372,20 @@ class CheckpointFailed(_OfWorker, frozen=True):
 
 
 class CheckpointRestored(_OfWorker, frozen=True):
-    """The job goes on from it."""
+    """The job goes on from a durable checkpoint."""
 
     name: str
     step: int
 
 
 class CheckpointDamaged(_OfWorker, frozen=True):
-    """It was skipped."""
+    """A durable checkpoint is damaged, and was passed over."""
 
     name: str
 
 
 class CheckpointSuperseded(_OfWorker, frozen=True):
-    """A later run has taken over; this one writes no more."""
+    """A later run has taken over the checkpoint directory; this one writes no more to it."""
 
     name: str
 
