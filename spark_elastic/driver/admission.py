@@ -1,11 +1,11 @@
 """Admission: when newcomers are let into a world that trains, so that those who fail cost the others little.
 
-Whoever waits for a newcomer that fails before its first commit is reset for nothing; one that cannot be connected to has the
-others stand still, for ``form_timeout`` where its packets vanish. So newcomers may break a few worlds in a row. After that
-all of them wait for a pause, which doubles with each further failure, until one has made a commit.
+A newcomer that fails before its first commit has reset the others for nothing, and one that they cannot connect to holds them
+up, for as long as ``form_timeout`` where its packets vanish. So newcomers may break only a few worlds in a row. After that all
+of them wait for a pause, which doubles with each further failure, until a newcomer has made a commit.
 
-A place (machine and executor) whose newcomers were not connected to waits from its first failure on. Places under that
-suspicion are let in one at a time: where several newcomers have kept a world from forming, it was perhaps one of them.
+A place (machine and executor) waits from the first time on that nobody could connect to its newcomer. Of all places under that
+suspicion one newcomer at a time is let in: where several kept a world from forming, perhaps only one of them was to blame.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class _Record:
 
 @dataclass(slots=True)
 class Admission:
-    """Decides from when on newcomers are let in. It reads no clock: ``now`` is the machine's."""
+    """Decides from when on newcomers are let in. ``now`` is the machine's time."""
 
     failures: int = 0
     _opens_at: float = 0.0
     _suspects: dict[tuple[str, ...], _Record] = field(default_factory=dict)
 
     def failed(self, now: float, cost: float) -> float:
-        """Note that newcomers have broken a world, which has cost the others ``cost`` seconds.
+        """Note that newcomers have broken a world, and that this has cost the others ``cost`` seconds.
 
         Return for how long no newcomer at all is let in; 0 if the next one is welcome.
         """
@@ -49,7 +49,7 @@ class Admission:
         return pause
 
     def unconnected(self, place: Place, now: float, cost: float) -> float:
-        """Note that a newcomer of this place could not be connected to. Return for how long none of it is let in."""
+        """Note that the others could not connect to a newcomer of this place. Return for how long its newcomers are kept out."""
         record = self._suspects.setdefault(place.failure_domain, _Record())
         record.failures += 1
         pause = _pause(record.failures - 1, cost)
@@ -57,7 +57,7 @@ class Admission:
         return pause
 
     def progressed(self, place: Place) -> None:
-        """Note that a newcomer of this place has committed with the others: told once of each worker."""
+        """Note that a newcomer of this place has committed with the others. Called once for each worker."""
         self.failures = 0
         self._opens_at = 0.0
         self._suspects.pop(place.failure_domain, None)
@@ -68,7 +68,7 @@ class Admission:
         return self._opens_at if record is None else max(self._opens_at, record.opens_at)
 
     def admit(self, newcomers: Iterable[Worker], now: float) -> list[Worker]:
-        """Choose who is let in now: of the places that nobody could connect to, only one newcomer at a time."""
+        """Choose who is let in now, of all places that nobody could connect to only one newcomer."""
         welcome = [newcomer for newcomer in newcomers if self.opens_at(newcomer.place) <= now]
         suspects = [newcomer for newcomer in welcome if newcomer.place.failure_domain in self._suspects]
         suspects.sort(key=lambda newcomer: (self._suspects[newcomer.place.failure_domain].failures, newcomer.worker))
@@ -76,5 +76,5 @@ class Admission:
 
 
 def _pause(doublings: int, cost: float) -> float:
-    """Never shorter than what the failure has cost, so that the others do not stand still for most of the time."""
+    """Return a pause no shorter than what the failure has cost: the others must not stand still for most of the time."""
     return min(max(SHORTEST_PAUSE, cost) * 2.0 ** min(doublings, 16), LONGEST_PAUSE)

@@ -1,7 +1,6 @@
-"""Advance: what has become possible by what was noted, and is done now.
+"""Advance: after an event has been noted, do what has become possible.
 
-Each step looks at the whole state, whichever event came. What it asks is answered by pure functions: ``voting``, ``joining``,
-``forming``.
+Each step looks at the whole state, whichever event came, and asks the pure functions of ``voting``, ``joining`` and ``forming``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def advance(job: JobState) -> None:
 
 def _run_again(job: JobState, world: Generation) -> None:
     """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
-    # Results that are there already are of no use without the others'.
+    # Workers that have delivered go, too: one rank's result is of no use without the others'.
     job.order(*job.roster.kill(job.members))
     job.record(RunAgain(world.generation))
     job.drop_world(WorldChange.REPEATED)
@@ -51,7 +50,7 @@ def _run_again(job: JobState, world: Generation) -> None:
 def _start_workers(job: JobState) -> None:
     if job.world is not None and job.world.phase is WorldPhase.FINISHING:
         return
-    # A function without an elastic part runs in num_proc workers, no more.
+    # A function without an elastic part runs in num_proc workers and no more.
     limit = job.plain_target or job.settings.num_proc if job.elastic_since is None else None
     job.order(*job.roster.start_workers(job.now, limit))
 
@@ -94,7 +93,8 @@ def _finish_plain(job: JobState) -> bool:
 def _abort_device_if_all_answered(job: JobState) -> None:
     """Have the device's group aborted once all members have told what they had completed.
 
-    An abort on one rank can complete the collectives of others with nonsense. A member that is ready has left its own.
+    An abort on one rank can complete the collectives of others with nonsense, so it waits until all have told. A member that is
+    ready has left its collectives, and need not answer.
     """
     world = job.world
     if world is None or world.device_aborted or not world.answered:
@@ -129,7 +129,7 @@ def _form_if_ready(job: JobState) -> None:
         return
     newest = newest_commit(job.situation)
     if newest is None and job.newest_commit is not None:
-        # Those who are left have not got it yet, or, committing in place, were caught between step and commit.
+        # The workers that are left have not received that commit yet, or commit in place and were caught in the midst of a step.
         lose_state(job, "all workers that held the newest commit were lost")
         if job.over:
             return
@@ -138,7 +138,7 @@ def _form_if_ready(job: JobState) -> None:
     if len(chosen) >= seen.needed:
         _form(job, assign_ranks(chosen), newest)
     else:
-        # Who drains and is not kept would only hold a slot that may be needed elsewhere.
+        # A worker whose host drains, and that nobody needs for its commit, would only hold a slot that may be needed elsewhere.
         job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))
 
 

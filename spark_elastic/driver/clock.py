@@ -10,14 +10,14 @@ PAUSE_SECONDS = 3.0
 
 
 class MachineClock:
-    """Is told driver time (monotonic seconds) with every event; ``now`` is that of the last one less all pauses."""
+    """Learns driver time (monotonic seconds) with every event; ``now`` is the time of the last event less all pauses."""
 
     def __init__(self, now: float) -> None:
         self.driver_time = self.now = now
         self._paused = 0.0
 
     def advance(self, now: float) -> float | None:
-        """Take note of the driver time of an event. Return for how long the driver was paused before it; None if it was not."""
+        """Take note of the driver time of an event. Return how long the driver was paused before that; None for no pause."""
         gap = now - self.driver_time
         is_pause = gap > PAUSE_SECONDS
         if is_pause:
@@ -26,13 +26,14 @@ class MachineClock:
         return gap if is_pause else None
 
     def to_driver_time(self, time: float) -> float:
-        """Tell when it will be ``time`` if the driver is not paused again. What is to come is later than the last event.
+        """Return the driver time at which the machine's time is ``time``, if the driver is not paused again.
 
-        Rounding must not make it that moment: the machine would be asked again at once, for ever.
+        A time that is still to come stays later than the last event: were it rounded to that moment, the machine would be asked
+        again at once, for ever.
         """
         due = time + self._paused
         return max(due, math.nextafter(self.driver_time, math.inf)) if time > self.now else due
 
     def from_driver_time(self, time: float) -> float:
-        """Tell what the machine's time will be then, if the driver is not paused again."""
+        """Return the machine's time at a driver time, if the driver is not paused again."""
         return time - self._paused

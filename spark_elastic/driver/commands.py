@@ -31,7 +31,7 @@ class RestartTask(msgspec.Struct, frozen=True):
 
 
 class ReleaseTask(msgspec.Struct, frozen=True):
-    """Have the task end well: its slot is needed no more."""
+    """Have the task end well, because the job no longer needs its slot."""
 
     host: int
 
@@ -64,7 +64,10 @@ class AbortWorld(msgspec.Struct, frozen=True):
 
 
 class AbortDevice(msgspec.Struct, frozen=True):
-    """All ranks that had not come back have answered ``AbortWorld``. There is nothing to do in a world over Gloo alone."""
+    """Have the workers abort the device's group: all ranks that had not come back have answered ``AbortWorld``.
+
+    In a world over Gloo alone there is no such group, and nothing to do.
+    """
 
     generation: int
     workers: tuple[int, ...]
@@ -84,7 +87,7 @@ class LeaveJob(msgspec.Struct, frozen=True):
 
 
 class FinishJob(msgspec.Struct, frozen=True):
-    """All results are there; ``workers`` are in rank order."""
+    """End the job with the results of these workers, which are in rank order."""
 
     workers: tuple[int, ...]
 

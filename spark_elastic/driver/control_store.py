@@ -39,7 +39,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Space:
-    """The values of a generation, and who waits for which key: a ``set`` must not look at every waiting rank."""
+    """The values of a generation, and who waits for which key, so that a ``set`` need not look at every waiting rank."""
 
     values: dict[str, bytes] = field(default_factory=dict)
     waiting: dict[str, list[_Waiter]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class ControlStore:
         self._spaces: dict[int, _Space] = {WHOLE_JOB: _Space()}
 
     def open_generation(self, generation: int) -> None:
-        """Begin a generation's name space and end all earlier ones; who still waits in those is told."""
+        """Begin a generation's name space and end all earlier ones, which refuses those who still wait there."""
         for old in [number for number in self._spaces if number not in (WHOLE_JOB, generation)]:
             self.close_generation(old)
         self._spaces[generation] = _Space()
@@ -109,7 +109,7 @@ class ControlStore:
 
 
 def _attempt(waiter: _Waiter, act: Callable[[], None]) -> None:
-    """Answer with what was wrong about a request, if something was; it is nobody else's trouble."""
+    """Run ``act``, and answer a request that is wrong with the reason. The fault is its sender's, and disturbs nobody else."""
     try:
         act()
     except (ValueError, IndexError) as error:
@@ -139,7 +139,7 @@ def _get(waiter: _Waiter, space: _Space) -> None:
 
 
 def _gather(waiter: _Waiter, space: _Space) -> None:
-    """Answer all when the last one has come. Of ranks that know of each other by this, everybody asks once."""
+    """Answer everybody once the last one has come. Each rank asks once, and so the number of requests is that of the ranks."""
     request, name = waiter.request, waiter.request.keys[0]
     space.grow(waiter.size)
     gathered = space.gathering.setdefault(name, [])
@@ -166,7 +166,7 @@ def _execute(request: StoreRequest, space: _Space) -> StoreReply:
             for key, value in zip(keys, request.values, strict=True):
                 space.put(key, value)
         case "set_default":
-            # The first value counts; everybody gets it.
+            # Everybody gets the value that came first.
             for key, value in zip(keys, request.values, strict=True):
                 if key not in values:
                     space.put(key, value)

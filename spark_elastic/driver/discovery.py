@@ -24,7 +24,7 @@ class DiscoveryError(SparkElasticError):
 
 
 def parse_hosts(text: str) -> dict[str, int | None]:
-    """Read ``host`` or ``host:slots`` a line into slots by host, None where no number is given. Blank lines are skipped.
+    """Read lines of ``host`` or ``host:slots`` into slots by host, None where a line has no number. Blank lines are skipped.
 
     An IPv6 address stands in brackets where slots follow. Raises ``DiscoveryError`` naming the line.
     """
@@ -43,8 +43,8 @@ def parse_hosts(text: str) -> dict[str, int | None]:
 class HostDiscovery:
     """Runs ``script`` every second on a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    The first run is waited for, and raises ``DiscoveryError`` if it fails; later failures are warnings, and what was listed last
-    holds. ``on_listed`` is called with each list that differs from the one before, on the thread.
+    ``__enter__`` waits for the first run, and raises ``DiscoveryError`` if that fails. Later failures are warnings, and the last
+    list stays in force. The thread calls ``on_listed`` with each list that differs from the one before.
     """
 
     def __init__(self, script: str | os.PathLike[str], on_listed: Callable[[Mapping[str, int | None]], None]) -> None:
@@ -111,7 +111,7 @@ class HostDiscovery:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End the script with all that it has started."""
+    """Kill the script and all that it has started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -18,16 +18,16 @@ from spark_elastic.protocol.records import Entry
 logger = logging.getLogger("spark_elastic")
 
 LIVE_SECONDS = 0.25
-# Plain lines come so far apart, or at once where the job begins to do something else.
+# Plain lines are at least so far apart, unless the job begins to do something else.
 LINE_SECONDS = 10.0
 END_SECONDS = 2.0
 
 
 class ProgressDisplay:
-    """Draws on a thread of its own, from ``__enter__`` to ``__exit__``: a terminal that takes no more delays nobody.
+    """Draws on a thread of its own, from ``__enter__`` to ``__exit__``, so that a terminal that takes no more delays nobody.
 
-    ``see`` takes an entry of the event log and does not block. Who else writes to the terminal does it inside ``aside``, or the
-    line would be torn.
+    ``see`` takes an entry of the event log and does not block. Whoever else writes to the terminal does so inside ``aside``,
+    or the line would be torn.
     """
 
     def __init__(self, progress: bool | None) -> None:
@@ -103,7 +103,7 @@ class ProgressDisplay:
 
 
 def _quietly(write: Callable[..., object], *args: object, **kwargs: object) -> None:
-    """Write to a terminal; a closed or broken one is no trouble of the job's."""
+    """Write to a terminal. The job goes on if that is closed or broken."""
     try:
         write(*args, **kwargs)
     except (OSError, ValueError, AttributeError):
@@ -111,7 +111,7 @@ def _quietly(write: Callable[..., object], *args: object, **kwargs: object) -> N
 
 
 def make_bar() -> Any:
-    """A tqdm bar for this terminal or notebook; None where there is neither, or the notebook has no widgets."""
+    """Make a tqdm bar for this terminal or notebook; None where there is neither, or where the notebook has no widgets."""
     notebook = _in_notebook()
     if not notebook and (sys.stderr is None or not sys.stderr.isatty()):
         return None
@@ -121,7 +121,7 @@ def make_bar() -> Any:
         from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0  # or tqdm would start a thread that outlives the job
+        monitor_interval = 0  # otherwise tqdm starts a thread that outlives the job
         head = tail = ""
 
         @property
@@ -129,7 +129,7 @@ def make_bar() -> Any:
             return {**super().format_dict, "head": self.head, "tail": self.tail}
 
     if not hasattr(tqdm, "_lock"):
-        tqdm.set_lock(threading.RLock())  # its own would be one between processes, too
+        tqdm.set_lock(threading.RLock())  # tqdm's default is a lock between processes, too
     try:
         return Bar(total=1.0, bar_format="{head} {tail}", leave=True, **_size())
     except ImportError:  # ipywidgets

@@ -1,8 +1,8 @@
 """Door: the driver's listening socket, at which strangers may knock as often as they like.
 
-A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are made at a time. The others
-wait outside, which takes a descriptor each. Peers of different addresses take turns, and of one address who came last goes first:
-after a flood those who come are not behind it. A handshake that takes long makes way for those who wait.
+A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are made at a time. The other
+connections wait, and hold a descriptor each. Peers of different addresses take turns, and of one address the last to come goes
+first, so that a peer that comes after a flood is not behind it. A handshake that takes long makes way for those who wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DoorLimits:
 
 
 class WaitingLine(Generic[T]):
-    """Who waits, by address. ``join`` returns who has to go because the line is full: one of those who are most."""
+    """Those who wait, by address. When the line is full, somebody of the address with the most of them has to go."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,7 +48,7 @@ class WaitingLine(Generic[T]):
         return self._count
 
     def join(self, address: str, who: T) -> T | None:
-        """Let somebody wait at the end of its address's line. Returns who has to go because there are too many."""
+        """Let somebody wait at the end of the line of its address. Return who has to go if there are too many now, else None."""
         self._by_address.setdefault(address, []).append(who)
         self._count += 1
         if self._count <= self._limit:
@@ -106,7 +106,7 @@ class Door:
 
     @property
     def waiting(self) -> int:
-        """How many connections wait for theirs."""
+        """How many connections wait for a handshake."""
         return len(self._line)
 
     def open(self) -> None:
@@ -134,7 +134,7 @@ class Door:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            # No descriptor is left: those who knock are heard again after a while.
+            # No descriptor is left. The kernel keeps those who knock waiting meanwhile.
             logger.warning("a connection cannot be accepted: %s", error)
             self._loop.remove_reader(self._listener)
             self._loop.call_later(1.0, self._listen_again)
@@ -192,7 +192,7 @@ class Door:
 
 
 def open_door(address: str, port: int, credentials: Credentials, accepted: Accepted) -> Door:
-    """Open a door for those who have a job's certificate, where ``listen`` listens. Called on the event loop."""
+    """Listen, as ``listen`` does, and open a door there for those who have a job's certificate. Called on the event loop."""
     door = Door(listen(address, port), credentials.server_context(), accepted)
     door.open()
     return door

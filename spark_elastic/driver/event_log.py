@@ -25,9 +25,9 @@ END_SECONDS = 10.0
 class EventLog:
     """Takes records from the driver's event loop and hands them on as events, from a thread of its own, in order.
 
-    A slow disk or a slow callable delays nobody: beyond ``QUEUE_LIMIT`` waiting events newer ones are dropped until half of those
-    are gone. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once and called no
-    more. ``watchers`` are ours: they are called first, and neither block nor raise.
+    A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
+    is empty. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once, and not called
+    again. ``watchers`` belong to this package: they are called first, with entries, and neither block nor raise.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from spark_elastic.protocol.messages import Activity, CommitId
 
 
 class TaskRegistered(msgspec.Struct, frozen=True):
-    """A Spark task offers itself as a host."""
+    """A Spark task has offered itself as a host."""
 
     host: int
     slot: int
@@ -35,21 +35,21 @@ class TaskLost(msgspec.Struct, frozen=True):
 
 
 class SlotGivenUp(msgspec.Struct, frozen=True):
-    """Spark starts the task of this slot no more; it will be asked again."""
+    """Spark no longer starts the task of this slot, which is submitted again."""
 
     slot: int
     reason: str
 
 
 class HostDraining(msgspec.Struct, frozen=True):
-    """The host will go away, at ``deadline`` at the latest (None: unknown)."""
+    """The host will go away, at the latest at ``deadline``, which is None where nobody has said."""
 
     host: int
     deadline: float | None = None
 
 
 class HostsListed(msgspec.Struct, frozen=True):
-    """The machines that may be used, with the number of workers that each may run, None for any."""
+    """The discovery script lists these machines, with the number of workers that each may run, None for any number."""
 
     slots: Mapping[str, int | None]
 
@@ -61,14 +61,14 @@ class WorkerConnected(msgspec.Struct, frozen=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True):
-    """The worker will not act any more, as its connection or the kernel tells; its exit code may follow."""
+    """The worker is gone, as the end of its connection or the kernel tells; its exit code may follow."""
 
     worker: int
     sign: FirstSign
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """The worker's task says that its process is there, and not stopped."""
+    """The worker's task has said that the worker's process is there, and not stopped."""
 
     worker: int
 
@@ -83,7 +83,7 @@ class WorkerExited(msgspec.Struct, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
-    """The worker stands at the elastic function. ``reason`` is empty after a planned interrupt, and for a newcomer."""
+    """The worker has reached the elastic function. ``reason`` is empty after a planned interrupt, and for a newcomer."""
 
     worker: int
     generation: int
@@ -92,7 +92,7 @@ class WorkerReady(msgspec.Struct, frozen=True):
 
 
 class WorkerAborted(msgspec.Struct, frozen=True):
-    """A worker has aborted its world, and tells its last commit."""
+    """A worker has aborted its world, and has told the last commit that it can go back to; None if there is none."""
 
     worker: int
     generation: int
@@ -123,7 +123,7 @@ class WorkerReturned(msgspec.Struct, frozen=True):
 
 
 class WorkerRaised(msgspec.Struct, frozen=True):
-    """User code raised, in the line ``where``. ``fatal``: trying again cannot help (a result that cannot be pickled)."""
+    """User code has raised, in the line ``where``. ``fatal``: trying again cannot help (a result that cannot be pickled)."""
 
     worker: int
     error: str
@@ -134,13 +134,13 @@ class WorkerRaised(msgspec.Struct, frozen=True):
 
 
 class ResultFlowed(msgspec.Struct, frozen=True):
-    """A piece of the worker's result has come."""
+    """A piece of the worker's result has arrived."""
 
     worker: int
 
 
 class ResultArrived(msgspec.Struct, frozen=True):
-    """A worker's return value is here."""
+    """A worker's return value has arrived. ``elastic``: the worker returned it after the vote that ends an elastic function."""
 
     worker: int
     elastic: bool

@@ -9,9 +9,9 @@ from enum import Enum
 
 from spark_elastic.errors import WorkerFailure
 
-# The same exception of user code so many times without a commit between: a poison row resets no one forever.
+# The same exception of user code so many times without a commit between ends the job, or a bad row would reset it for ever.
 SAME_EXCEPTION_LIMIT = 3
-# Crashes (exit codes, SIGSEGV …) in a row without a commit between. A SIGKILL is the cluster's doing and never counts.
+# So many crashes (exit codes, SIGSEGV …) without a commit between end the job. A SIGKILL is the cluster's doing and never counts.
 CRASH_LIMIT = 10
 # Failures kept for the final error: enough to see the story, few enough to read it.
 KEPT = 32
@@ -50,13 +50,13 @@ class FailureBook:
     """Keeps the failures of a job, and counts those that repeat without progress between them."""
 
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
-    # Those of whose end nothing but the first sign is known.
+    # The workers of whose end nothing but the first sign is known.
     _unexplained: set[int] = field(default_factory=set)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
     _counted: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, failure: WorkerFailure, *, is_explained: bool = True) -> None:
-        """Keep a failure; the oldest ones go when there are too many. One that is not explained waits for the exit code."""
+        """Keep a failure, and forget the oldest if there are too many. One that is not explained waits for the exit code."""
         self.failures[failure.worker] = failure
         if not is_explained:
             self._unexplained.add(failure.worker)
@@ -83,7 +83,7 @@ class FailureBook:
             self._counted.append((generation, ""))
 
     def progressed(self, generation: int) -> None:
-        """A commit was made in this generation: what failed in earlier ones counts no more."""
+        """Note a commit of this generation: failures in earlier ones no longer count."""
         self._counted = [entry for entry in self._counted if entry[0] >= generation]
 
     def verdict(self) -> str | None:

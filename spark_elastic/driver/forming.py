@@ -1,7 +1,7 @@
 """Who is in the next world, and who is taken out when the ranks of a world have not connected to each other.
 
-In a full mesh one rank that cannot be reached keeps all others from connecting, and nothing tells which one it is. So blame
-goes to those who have never been in a world that formed; among equals to who has failed most often, then to the youngest.
+In a full mesh one rank that cannot be reached keeps all others from connecting, and nothing tells which one it is. So the blame
+falls on those who have never been in a world that formed; among equals on who has failed most often, then on the youngest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORM_ATTEMPTS = 3
 
 
 def is_gathered(seen: Situation) -> bool:
-    """Whether the next world may form: there is no other, or that one ends and all that are left of it are ready."""
+    """Whether the next world may form: there is none now, or the present one ends and all that are left of it are ready."""
     if seen.world is None:
         return True
     if seen.world.phase not in (WorldPhase.INTERRUPTING, WorldPhase.BREAKING):
@@ -36,12 +36,12 @@ def newest_commit(seen: Situation) -> CommitId | None:
 def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) -> list[Worker]:
     """Choose who is in the next world; fewer than ``seen.needed`` if there are not enough.
 
-    Newcomers that have to wait are taken where there are too few without them.
+    Newcomers that have to wait are taken only where there are too few workers without them.
     """
     ready = _ready(seen)
     draining = seen.hosts.draining()
     leaving = {worker.worker for worker in ready if worker.host in draining}
-    # Those of a broken world that had not got the state yet are newcomers still.
+    # Members of a broken world that had not received the state yet are still newcomers.
     newcomers = [] if newest is None else [w for w in ready if w.commit is None and not w.has_progressed]
     admitted = admission.admit(newcomers, seen.now)
     kept_out = [worker for worker in newcomers if worker not in admitted]
@@ -53,12 +53,12 @@ def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) 
 
 
 def find_drained(seen: Situation, kept: Collection[int]) -> list[Worker]:
-    """Find those who are ready, whose host drains, and who are not ``kept``."""
+    """Find the workers that are ready, whose host drains, and that are not ``kept``."""
     return [worker for worker in _ready(seen) if seen.is_draining(worker) and worker.worker not in kept]
 
 
 def is_sealed(seen: Situation) -> bool:
-    """Whether all members of a running world hold its state: until then a drained worker may be the last who does."""
+    """Whether all members of a running world hold its state. Until then a drained worker may be the last one that does."""
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         return False
@@ -71,10 +71,10 @@ def _ready(seen: Situation) -> list[Worker]:
 
 
 def choose_replaced(members: Iterable[Worker], missing: Iterable[Worker], took_long: bool) -> list[Worker]:
-    """Choose among the ``missing``, who have not connected, those to replace; ``members`` are all that are left.
+    """Choose whom to replace of the ``missing``, who have not connected; ``members`` are all that are left of the world.
 
-    Newcomers to a world that others have been in go first, all of them, and at once if the others have stood still for long.
-    Nobody else goes while a newcomer is missing. Never chosen is the last one that holds the newest commit.
+    Newcomers among members that have been connected before go first, all of them, and at once if the others have stood still for
+    long. Nobody else goes while such a newcomer is missing. The last holder of the newest commit is never chosen.
     """
     members, missing = list(members), list(missing)
     newcomers = [worker for worker in missing if not worker.has_connected]

@@ -17,20 +17,21 @@ class Generation:
     since: float
     phase: WorldPhase = WorldPhase.FORMING
     acknowledged: set[int] = field(default_factory=set)
-    # Who has answered the abort, and whether the device's group has been aborted after that.
+    # The workers that have answered the abort, and those of them that can go back to their last commit.
     answered: set[int] = field(default_factory=set)
-    # Of those, who can go back to their last commit.
     holding: set[int] = field(default_factory=set)
+    # Whether the device's group has been aborted, which comes after all answers.
     device_aborted: bool = False
     raised: set[int] = field(default_factory=set)
     # Whether an explicit commit of this generation is known.
     progressed: bool = False
     was_formed: bool = False
-    # Who is blamed for its not having formed, as long as nothing else explains that; and whether newcomers have broken it.
+    # The workers that are blamed for keeping the world from forming, as long as nothing else explains that.
     blamed: set[int] = field(default_factory=set)
+    # Whether a newcomer has broken the world.
     newcomers_failed: bool = False
     broken_by: str = ""
-    # Whether its end counts against reset_limit: not where newcomers alone have broken it.
+    # Whether the end of the world counts against reset_limit, which it does unless newcomers alone have broken it.
     counts_as_reset: bool = False
     # The rank of each worker, in rank order.
     ranks: dict[int, int] = field(init=False)

@@ -1,4 +1,4 @@
-"""History: what happened to a job of late, which a fault of the machine itself tells along with what was wrong."""
+"""History: what happened to a job of late, for the message of an error in the machine itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from spark_elastic.driver import events as ev
 
-# Those that come again and again and say nothing new.
+# Events that come again and again and say nothing new.
 ROUTINE = frozenset({ev.TaskHeard, ev.WorkerHeard, ev.WorkerSeen, ev.ResultFlowed, ev.Tick})
 EVENTS_KEPT = 64
 CHANGES_KEPT = 32
@@ -19,13 +19,13 @@ class MachineFault(AssertionError):
 
 
 class History:
-    """Keeps the last events, and apart from them, as events come in crowds, the last changes of the world's phase.
+    """Keeps the last events, and the last changes of the world's phase, which a crowd of events must not push out.
 
-    Noting an event costs next to nothing, as it is put into words only when a fault is told.
+    Noting an event costs next to nothing, because events are put into words only for an error.
     """
 
     def __init__(self) -> None:
-        # Each entry has a number, by which the two are merged, its time, and what happened.
+        # Each entry has a number, by which events and changes are merged, a time, and what happened.
         self._events: deque[tuple[int, float, object]] = deque(maxlen=EVENTS_KEPT)
         self._changes: deque[tuple[int, float, object]] = deque(maxlen=CHANGES_KEPT)
         self._numbers = count()

@@ -10,7 +10,7 @@ from spark_elastic.protocol.records import HostLost, SlotGivenUp
 
 
 def task_registered(job: JobState, event: ev.TaskRegistered) -> None:
-    """A host is there, and is to have a worker."""
+    """A host has arrived, and is to have a worker."""
     host = Host(event.host, event.slot, event.name, event.place, event.address)
     job.order(*job.roster.register(host, job.ranks))
 
@@ -23,7 +23,7 @@ def task_heard(job: JobState, event: ev.TaskHeard) -> None:
 
 
 def task_lost(job: JobState, event: ev.TaskLost) -> None:
-    """A host is gone, and with its supervisor its worker, too."""
+    """A host is gone, and its worker with it, since the task that has ended was the worker's supervisor."""
     host = job.hosts.remove(event.host)
     if host is None:
         return
@@ -33,7 +33,7 @@ def task_lost(job: JobState, event: ev.TaskLost) -> None:
 
 
 def slot_given_up(job: JobState, event: ev.SlotGivenUp) -> None:
-    """Spark starts the task of a slot no more, which may be why there are too few hosts."""
+    """Spark no longer starts the task of a slot, which may be why there are too few hosts."""
     job.shortage.slot_given_up(event.reason)
     job.record(SlotGivenUp(event.slot, event.reason))
 
@@ -45,5 +45,5 @@ def host_draining(job: JobState, event: ev.HostDraining) -> None:
 
 
 def hosts_listed(job: JobState, event: ev.HostsListed) -> None:
-    """Other machines may be used than before."""
+    """The discovery script lists other machines than before."""
     job.order(*job.roster.take_listing(event.slots, job.ranks))

@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
     @property
     def failure_domain(self) -> tuple[str, ...]:
-        """What is held to fail together, and has one record here and one at ``Admission``: the executor."""
+        """Names what is held to fail together, the executor. ``HostManager`` and ``Admission`` keep a record for each domain."""
         return (self.machine, str(self.executor))
 
 
@@ -35,7 +35,7 @@ class Host:
     place: Place
     address: str = ""
     worker: int | None = None
-    # Its worker is to leave and it gets none any more: Spark takes it away, or (``unlisted``) discovery lists it no longer.
+    # Its worker is to leave and no other is started: Spark takes the host away or, if ``unlisted``, discovery has left it out.
     draining: bool = False
     unlisted: bool = False
     released: bool = False
@@ -46,7 +46,7 @@ class Host:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether it is to get a worker."""
+        """Whether the host is to get a worker."""
         return self.worker is None and not self.draining and not self.at_fault
 
 
@@ -60,9 +60,9 @@ class _Record:
 class HostManager:
     """Keeps the registered hosts and the record of the places (machine and executor) that they run in.
 
-    A place whose workers keep failing cools down: the first failure costs nothing, each further one in a row twice the
-    time of the one before. The times are short, as Spark's executors come back. A worker that made progress before it
-    died clears its place's record. Records outlive hosts, because a restarted task often lands in the same place.
+    A place whose workers keep failing cools down: the first failure costs nothing, and each further one in a row twice the
+    time of the one before. The times are short, because Spark's executors come back. A worker that made progress before it
+    died clears the record of its place. Records outlive hosts, because a restarted task often lands in the same place.
     """
 
     _hosts: dict[int, Host] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class HostManager:
         return record.failures >= FAILURES_OF_A_BAD_HOST
 
     def worker_progressed(self, place: Place) -> None:
-        """Note that a worker of this place takes part in a world that commits: told of every member, once in each world."""
+        """Note that a worker of this place takes part in a world that commits. Called once in each world for every member."""
         self._records.pop(place.failure_domain, None)
 
     def ready_at(self, place: Place) -> float:
@@ -109,7 +109,7 @@ class HostManager:
         return record.ready_at if record is not None else 0.0
 
     def startable(self, now: float) -> list[Host]:
-        """Hosts without a worker that have cooled down, in the order in which they came."""
+        """Return the hosts without a worker that have cooled down, in the order in which they came."""
         return [host for host in self._hosts.values() if host.is_vacant and self.ready_at(host.place) <= now]
 
     def next_ready_at(self, now: float) -> float | None:

@@ -25,7 +25,7 @@ from spark_elastic.protocol.records import DriverRecord, JobFailed, JobFinished
 class JobState:
     """What the driver knows of its job, and the commands that it has given and nobody has taken yet.
 
-    There is one, which the ``DriverMachine`` hands to the functions that note events and decide. Nobody else changes it.
+    The ``DriverMachine`` has one, and hands it to the functions that note events and decide. Nobody else changes it.
     """
 
     def __init__(self, settings: JobSettings, now: float) -> None:
@@ -35,11 +35,11 @@ class JobState:
         self.roster = Roster()
         self.hosts = self.roster.hosts
         self.workers = self.roster.workers
-        # The newest world, its number, or that of the last one, and how many members each world had.
+        # The newest world, unless it has been dropped; the number of the last world; and how many members each world had.
         self.world: Generation | None = None
         self.generation = 0
         self.sizes: dict[int, int] = {}
-        # The newest that anybody has told of; None while nothing has been trained, or all that was is lost.
+        # The newest commit that anybody has told of; None while nothing has been trained, and when all of that has been lost.
         self.newest_commit: CommitId | None = None
         self.admission = Admission()
         self.book = FailureBook()
@@ -50,7 +50,7 @@ class JobState:
         self.exits_to_count: set[int] = set()
         # When a worker first showed that the user's function has an elastic function.
         self.elastic_since: float | None = None
-        # How many results end the job of a function that has none, once fewer than ``num_proc`` have to do.
+        # For a function without an elastic part: how many results end the job, once that is fewer than ``num_proc``.
         self.plain_target: int | None = None
         # Whether the job has ended.
         self.over = False
@@ -100,7 +100,7 @@ class JobState:
     # ------------------------------------------------------------------ worlds
 
     def begin_world(self, members: tuple[Member, ...]) -> Generation:
-        """Have the next generation begin; the newest world ends, if there is one."""
+        """Begin the next generation, which ends the newest world, if there is one."""
         if self.world is not None:
             self.change_world(WorldChange.FOLLOWED)
         self.generation += 1
@@ -119,14 +119,14 @@ class JobState:
         return world
 
     def drop_world(self, change: WorldChange) -> None:
-        """End the newest world; the next one begins from what it finds, as the first one does."""
+        """End the newest world and forget its state; the next world begins as the first one does."""
         if self.world is not None:
             self.change_world(change)
         self.world = None
         self.newest_commit = None
 
     def note_commit(self, worker: Worker, commit: CommitId | None) -> None:
-        """Note what a worker holds. The first commit of a world clears all whom earlier failures had made suspect."""
+        """Note what a worker holds. The first commit of a world clears everybody whom earlier failures had made suspect."""
         if commit is None or (worker.commit is not None and commit < worker.commit):
             return
         worker.commit = commit
@@ -167,7 +167,7 @@ class JobState:
         return error is not None
 
     def give_up_if_pointless(self) -> bool:
-        """Fail the job if the same failures come again and again. Return whether it is over."""
+        """Fail the job if the same failures come again and again. Return whether the job is over."""
         verdict = self.book.verdict()
         if verdict is not None:
             self.fail(TrainingFailedError(verdict, self.book.story()))

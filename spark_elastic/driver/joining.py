@@ -10,8 +10,8 @@ from spark_elastic.driver.situation import Situation
 def joins_at(seen: Situation, admission: Admission) -> float | None:
     """Tell when the running world is to be interrupted for the newcomers that are ready; None if not at all.
 
-    They are collected until none has come for ``join_window``, and while others boot, but no longer than
-    ``join_patience``.
+    Newcomers are collected until none has come for ``join_window``, and for as long as other workers boot, but never longer
+    than ``join_patience``.
     """
     newcomers = seen.newcomers
     if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not newcomers:

@@ -10,9 +10,9 @@ from spark_elastic.driver.hosts import Host
 
 @dataclass(slots=True)
 class HostListing:
-    """What was listed last: machines by name or address, each with the number of workers that it may run, None for any.
+    """What was listed last: machines by name or address, each with the number of workers that it may run, None for any number.
 
-    A machine that has never been listed is left alone: it is up to Spark where tasks run.
+    A machine that has never been listed is left alone, because Spark decides where tasks run.
     """
 
     slots: Mapping[str, int | None] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class HostListing:
         self._known.update(slots)
 
     def plan(self, hosts: Iterable[Host]) -> tuple[list[Host], list[Host]]:
-        """Return the hosts to drain, the youngest of each machine that has too many, and the drained ones to use again."""
+        """Return the hosts to drain, which are the youngest of a machine that has too many, and drained ones to use again."""
         if not self._known:
             return [], []
         machines: dict[str, list[Host]] = {}

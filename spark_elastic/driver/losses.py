@@ -18,7 +18,7 @@ from spark_elastic.protocol.records import NewcomersPaused, StateLost, WorkerLos
 
 
 def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
-    """Take a worker out of the job. It is fenced from here on: whatever it still sends is ignored."""
+    """Take a worker out of the job. From here on it is fenced, so whatever it still sends is ignored."""
     worker = job.workers.get(number)
     if worker is None or worker.phase is WorkerPhase.DONE or job.over:
         return
@@ -43,7 +43,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
         )
         return
     _forgive_the_blamed(job, world)
-    if worker.phase is not WorkerPhase.READY:  # who has left its collectives leaves nobody hanging
+    if worker.phase is not WorkerPhase.READY:  # one that is ready has left its collectives, and nobody hangs in them
         if is_joining:
             _count_failed_newcomer(job, world, worker, cause)
         break_world(job, f"rank {rank} on {worker.host_name} was lost: {cause}", is_newcomers=is_joining)
@@ -52,7 +52,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
 
 
 def _forgive_the_blamed(job: JobState, world: Generation) -> None:
-    """Somebody was lost: if the world has not formed, that is the reason."""
+    """Take back the blame for a world that has not formed: the loss of a worker explains that."""
     if not world.was_formed:
         for number in world.blamed & set(job.workers):
             job.workers[number].form_failures -= 1
@@ -60,7 +60,7 @@ def _forgive_the_blamed(job: JobState, world: Generation) -> None:
 
 
 def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, cause: str) -> None:
-    """A newcomer has broken a world that others have trained in: once a world, count it, and let further ones wait."""
+    """Count a newcomer that has broken a world in which others train, once a world, and let further newcomers wait."""
     if world.newcomers_failed:
         return
     world.newcomers_failed = True
@@ -74,9 +74,9 @@ def _count_failed_newcomer(job: JobState, world: Generation, newcomer: Worker, c
 
 
 def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) -> None:
-    """The world cannot go on: have everybody abort its collectives and come back to the elastic function.
+    """Break a world that cannot go on: have all ranks abort their collectives and come back to the elastic function.
 
-    ``is_newcomers`` tells whether a newcomer was lost, or another member; None: nobody is known to be.
+    ``is_newcomers``: whether a newcomer was lost, or another member; None where nobody is known to be lost.
     """
     world = job.world
     assert world is not None
@@ -84,7 +84,7 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
         job.change_world(WorldChange.BROKE)
         world.broken_by = reason
         job.record(WorldBroken(world.generation, reason))
-        if is_newcomers is None:  # who feels a newcomer's end may say so before that is heard of
+        if is_newcomers is None:  # another rank may notice a newcomer's end, and say so, before the driver does
             is_newcomers = any(map(job.situation.is_joining, job.members))
         world.counts_as_reset = not is_newcomers
         if job.fail_if(job.setbacks.broke(reason, job.book.story(), is_newcomers)):
@@ -102,7 +102,7 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
 
 
 def break_unconnected(job: JobState, reason: str) -> None:
-    """The ranks of a world have not connected to each other: break it, and replace who is to blame."""
+    """Break a world whose ranks have not connected to each other, and replace those who are to blame."""
     world = job.world
     assert world is not None
     members = job.members
@@ -121,7 +121,7 @@ def break_unconnected(job: JobState, reason: str) -> None:
 
 
 def break_stuck(job: JobState, reason: str, silent: Collection[int], all_wait: bool) -> None:
-    """The world does not get on. The next has connections of its own; if it gets stuck, too, who does not answer goes."""
+    """Break a world that does not get on. The next one has new connections; if that gets stuck, too, silent workers go."""
     if job.fail_if(job.setbacks.got_stuck(reason, bool(silent), all_wait, job.book.story())):
         return
     break_world(job, reason)
@@ -133,11 +133,11 @@ def break_stuck(job: JobState, reason: str, silent: Collection[int], all_wait: b
 def _all_members_lost(job: JobState, world: Generation) -> None:
     what = f"all {len(world.members)} workers of generation {world.generation} were lost"
     if not job.settings.elastic:
-        pass  # nobody holds anything: all of it runs again
+        pass  # a fixed world keeps no state: the whole function runs again
     elif world.raised >= set(world.workers):
         job.fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", job.book.story()))
     elif any(worker.phase is WorkerPhase.READY and worker.commit is not None for worker in job.workers.values()):
-        pass  # a drained one that had not been let go yet
+        pass  # a drained worker that had not been let go yet still holds a commit
     elif world.was_formed or job.newest_commit is not None:
         lose_state(job, what)
     else:
@@ -150,7 +150,7 @@ def _all_members_lost(job: JobState, world: Generation) -> None:
 
 
 def lose_state(job: JobState, what: str) -> None:
-    """Nobody holds the state any more: go on from the newest durable checkpoint, as a new run would, or fail."""
+    """Go on from the newest durable checkpoint, as a new run would, or fail: nobody holds the state any more."""
     if job.fail_if(job.setbacks.lost_state(what, job.book.story())):
         return
     job.record(StateLost(job.generation, what))

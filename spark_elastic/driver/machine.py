@@ -3,8 +3,8 @@
 It does no I/O, starts nothing and reads no clock, so that every schedule of faults can be replayed. Each formed world is a
 *generation*. ``phases`` has the table of what a world and a worker go through.
 
-``JobState`` has all that is known, and the steps by which it changes. What an event means is one function, in the table below.
-What has become possible after it is ``advance``.
+``JobState`` has all that is known, and the steps by which it changes. For each event the table below names the function that
+notes it. ``advance`` then does what has become possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.records import DriverPaused
 
-# What notes an event, as long as the job is not over.
+# The function that notes an event, as long as the job is not over.
 NOTED_BY: Mapping[type[ev.Event], Callable[[JobState, Any], None]] = {
     ev.TaskRegistered: host_events.task_registered,
     ev.TaskHeard: host_events.task_heard,
@@ -49,11 +49,11 @@ NOTED_BY: Mapping[type[ev.Event], Callable[[JobState, Any], None]] = {
 
 
 class DriverMachine:
-    """Decides for one job. Events come in by ``note``; what follows from all that is known is decided by ``decide``.
+    """Decides for one job: ``note`` takes an event, and ``decide`` does what follows from all that is known.
 
-    ``handle`` is both. Noting an event costs the same in a small and in a large world, deciding looks at all workers: who gets
-    many events at once notes them all and decides once. ``job`` is there to be looked at; once ``job.over`` nothing is decided
-    any more.
+    ``handle`` does both. Noting an event costs the same in a small and in a large world, while deciding looks at all workers, so
+    a caller that gets many events at once notes them all and decides once. ``job`` is there to be looked at. Once ``job.over``,
+    nothing more is decided.
     """
 
     def __init__(self, settings: JobSettings, now: float) -> None:
@@ -80,7 +80,7 @@ class DriverMachine:
         return job.take_commands()
 
     def decide(self) -> list[do.Command]:
-        """Do whatever has become possible by what was noted; return what to do, in order."""
+        """Decide what has become possible by the events that were noted; return what to do, in order."""
         job = self.job
         try:
             if not job.over:
@@ -104,7 +104,7 @@ class DriverMachine:
         return job.clock.to_driver_time(min(known)) if known else None
 
     def _after_the_end(self, event: ev.Event) -> None:
-        """A closed job admits nobody."""
+        """Note an event of a job that is over: such a job admits nobody."""
         if isinstance(event, ev.TaskRegistered):
             self.job.order(do.ReleaseTask(event.host))
         elif isinstance(event, ev.WorkerExited):
