@@ -26,13 +26,13 @@ class WorkerLink:
 
     worker: int
     connection: Connection
-    # What the result is said to be; None until it is announced.
+    # Whether the announced result is that of an elastic function; None until a result is announced.
     elastic_result: bool | None = None
     result: bytearray = field(default_factory=bytearray)
 
 
 def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
-    """Return nccl where every task has a GPU that no other has, else gloo. None stands for one that is gone."""
+    """Return nccl where every task has a GPU that no other has, else gloo. None stands for a task that is gone."""
     gpus = [(task.facts.name, task.facts.gpus[0]) for task in tasks if task is not None and task.facts.gpus]
     return "nccl" if len(set(gpus)) == len(tasks) else "gloo"
 
@@ -40,14 +40,14 @@ def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
 class Standby:
     """Speculative duplicates of a slot's task, which wait until the original goes.
 
-    Were one of them to end, Spark would take the slot for done and kill the original.
+    If a duplicate ended, Spark would take the slot for done and kill the original.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
     async def wait(self, slot: int, connection: Connection) -> bool:
-        """Wait until the slot is vacant. Return whether it is; False if the duplicate went first."""
+        """Wait until the slot is vacant. Return False if the duplicate went first."""
         vacant = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(slot, [])
         waiting.append(vacant)

@@ -1,4 +1,4 @@
-"""Narrator: what the driver's log tells a person of a job: who was lost, where and why, and what the job did about it."""
+"""Narrator: tells people in the driver's log who was lost, where and why, and what the job did about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_elastic.protocol.records import Record
 
 
 class Narrator:
-    """Turns the machine's records into lines of a log; pure. Losses and how they end are warnings, what was planned is not."""
+    """Turns the machine's records into log lines; pure. Losses, and how they end, are warnings; what was planned is not."""
 
     def __init__(self, elastic: bool = True) -> None:
         self._elastic = elastic
@@ -30,7 +30,7 @@ class Narrator:
                 return (logging.WARNING, f"{lost} {meaning}") if lost is not None and explains else None
             case records.WorldBroken(generation, reason):
                 self._is_broken = True
-                # What comes of it in a fixed world is told once that is decided: RunAgain, or the job's error.
+                # In a fixed world the next line tells what follows: RunAgain, or the job's error.
                 then = "; its survivors go back to their last commit" if self._elastic else ""
                 return logging.WARNING, f"generation {generation} ends: {reason}{then}"
             case records.RunAgain(generation):

@@ -1,4 +1,4 @@
-"""OutputPrinter: what workers print appears in the driver's own output, each line with its rank; and the job's own log lines."""
+"""OutputPrinter: shows in the driver's output what workers print, each line with its rank, and the job's own log lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_elastic.protocol.messages import Stream
 
 logger = logging.getLogger("spark_elastic")
 
-# Messages that may wait to be printed; each holds what a worker wrote at once, at most some hundred kilobytes.
+# Messages that may wait to be printed. Each holds what a worker wrote at one time, some hundred kilobytes at most.
 BACKLOG = 64
 END_SECONDS = 5.0
 
@@ -38,8 +38,8 @@ class _LogLine:
 class OutputPrinter:
     """Prints from a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    A terminal, pager or pipe that takes no more must not hold up the job: what finds the backlog full is counted instead.
-    Each write happens inside ``aside(stream)``, which takes away what else is drawn there.
+    A terminal, pager or pipe that takes no more must not hold up the job, so lines that find the backlog full are only counted.
+    Each write happens inside ``aside(stream)``, which wipes whatever else is drawn there.
     """
 
     def __init__(self, aside: Callable[[TextIO], AbstractContextManager[object]] = nullcontext) -> None:
@@ -56,7 +56,7 @@ class OutputPrinter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Print what waits, unless nobody takes it for ``END_SECONDS``."""
+        """Print what waits, or give that up after ``END_SECONDS`` in which nobody takes it."""
         counts = [_Page(stream, prefix, (), dropped) for (stream, prefix), dropped in self._dropped.items()]
         try:
             for page in [*counts, None]:
@@ -66,7 +66,7 @@ class OutputPrinter:
         self._thread.join(timeout=END_SECONDS)
 
     def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0) -> None:
-        """Have lines printed, and how many were dropped before they came here; never blocks. For one thread only."""
+        """Have lines printed, and how many were dropped before these; never blocks. For one thread only."""
         dropped += self._dropped.pop((stream, prefix), 0)
         try:
             self._pages.put_nowait(_Page(stream, prefix, lines, dropped))
@@ -74,7 +74,7 @@ class OutputPrinter:
             self._dropped[stream, prefix] = dropped + len(lines)
 
     def log(self, level: int, text: str) -> None:
-        """Have a line logged; never blocks. It is lost where the backlog is full."""
+        """Have a line logged; never blocks. The line is lost if the backlog is full."""
         try:
             self._pages.put_nowait(_LogLine(level, text))
         except queue.Full:
@@ -90,12 +90,12 @@ class OutputPrinter:
             self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
 
     def _write(self, target: TextIO, text: str) -> None:
-        """Write to one of the driver's own streams. Whatever is wrong there is no trouble of the job's."""
+        """Write to one of the driver's own streams. The job goes on whatever is wrong with that."""
         try:
             with self._aside(target):
                 _write(target, text)
         except (OSError, ValueError, AttributeError):
-            pass  # closed, or none at all
+            pass  # the stream is closed, or there is none
 
 
 def _write(target: TextIO, text: str) -> None:

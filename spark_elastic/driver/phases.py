@@ -11,16 +11,17 @@ from enum import Enum, unique
 
 
 class IllegalTransition(AssertionError):
-    """A change that the tables do not have for the phase in which ``who`` is. It is a fault of ours, never the user's."""
+    """The tables have no such change for the phase in which ``who`` is. The mistake is this package's, never the user's."""
 
     def __init__(self, who: str, phase: Enum, change: Enum) -> None:
         super().__init__(f"{who} is {phase.name}, where {change.name} ({change.value}) cannot happen")
 
 
 class _Told(Enum):
-    """An enum whose values are what people read. Its members are keys that the driver looks up for each of many workers."""
+    """An enum whose values are what people read."""
 
-    __hash__ = object.__hash__  # runs in C, several times as fast as that of Enum
+    # The driver looks members up for each of many workers: this hash runs in C, several times as fast as that of Enum.
+    __hash__ = object.__hash__
 
 
 @unique
@@ -75,7 +76,7 @@ class WorkerChange(_Told):
     DISMISSED = "it is told to end"
 
 
-# A world begins in FORMING. A job that fails leaves its world in whatever phase it was.
+# A world begins in FORMING. A job that fails leaves its world in the phase in which it was.
 WORLD: Mapping[tuple[WorldPhase, WorldChange], WorldPhase] = {
     (WorldPhase.FORMING, WorldChange.CONNECTED): WorldPhase.RUNNING,
     (WorldPhase.FORMING, WorldChange.BROKE): WorldPhase.BREAKING,
@@ -94,17 +95,17 @@ WORLD: Mapping[tuple[WorldPhase, WorldChange], WorldPhase] = {
     (WorldPhase.FINISHING, WorldChange.DELIVERED): WorldPhase.OVER,
 }
 
-# A worker begins in STARTING. One that is lost is forgotten, in whatever phase it was.
+# A worker begins in STARTING. A worker that is lost is forgotten, whatever its phase.
 WORKER: Mapping[tuple[WorkerPhase, WorkerChange], WorkerPhase] = {
     (WorkerPhase.STARTING, WorkerChange.CONNECTED): WorkerPhase.BOOTING,
     (WorkerPhase.STARTING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.BOOTING, WorkerChange.STOOD_READY): WorkerPhase.READY,
-    # The user's function has no elastic function, or has not shown it yet.
+    # The user's function has no elastic function, or has not reached it yet on any worker.
     (WorkerPhase.BOOTING, WorkerChange.DELIVERED): WorkerPhase.DONE,
     (WorkerPhase.BOOTING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.READY, WorkerChange.STOOD_READY): WorkerPhase.READY,
     (WorkerPhase.READY, WorkerChange.CHOSEN): WorkerPhase.MEMBER,
-    # It had come back although all ranks had returned, and returns again.
+    # The worker had come back although all ranks had returned, and has returned again.
     (WorkerPhase.READY, WorkerChange.DELIVERED): WorkerPhase.DONE,
     (WorkerPhase.READY, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.MEMBER, WorkerChange.STOOD_READY): WorkerPhase.READY,
@@ -114,9 +115,9 @@ WORKER: Mapping[tuple[WorkerPhase, WorkerChange], WorkerPhase] = {
     (WorkerPhase.VOTED, WorkerChange.CALLED_BACK): WorkerPhase.MEMBER,
     (WorkerPhase.VOTED, WorkerChange.DELIVERED): WorkerPhase.DONE,
     (WorkerPhase.VOTED, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
-    # Its host drains twice, or its result was under way when it was told to end.
+    # The worker's host drains twice, or its result was under way when it was told to end.
     (WorkerPhase.LEAVING, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
     (WorkerPhase.LEAVING, WorkerChange.DELIVERED): WorkerPhase.DONE,
-    # It had returned before another worker showed that there is an elastic function.
+    # The worker had returned before another one showed that there is an elastic function.
     (WorkerPhase.DONE, WorkerChange.DISMISSED): WorkerPhase.LEAVING,
 }

@@ -1,4 +1,4 @@
-"""JobView: what a person wants to know of a running job, and nothing else. Events in, one line out; no I/O, no clock."""
+"""JobView: what a person wants to know of a running job. It takes events and makes one line, without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spark_elastic.protocol.records import Entry, WorkerReported
 # The speed shown is that of the last so many reports.
 SPEED_REPORTS = 20
 METRICS_SHOWN = 3
-# Reported along with metrics; the line has them anyway.
+# Names that are reported along with metrics and that the line shows anyway.
 _KNOWN = {"step", "epoch", "rows"}
 
 
 @dataclass(slots=True)
 class JobView:
-    """Follows one job. ``doing`` is what it does when it does not train; empty while it trains."""
+    """Follows one job. ``doing`` says what the job does when it does not train, and is empty while it trains."""
 
     doing: str = "starting"
     max_np: int = 0
@@ -34,7 +34,7 @@ class JobView:
     _reports: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SPEED_REPORTS))
 
     def see(self, entry: Entry) -> None:
-        """Take an entry of the event log into account; those that say nothing to people are passed over."""
+        """Take an entry of the event log into account, or pass it over if it says nothing to people."""
         match entry.record:
             case records.JobStarted():
                 self.max_np, self.num_proc = entry.record.max_np, entry.record.num_proc
@@ -67,7 +67,7 @@ class JobView:
         self.step = progress.step
         match progress:
             case records.Progress(epoch=int(epoch), rows=int(rows), rows_total=int(rows_total)):
-                # The beginning of an epoch is to people the end of the one before, above all after the last one.
+                # People take the beginning of an epoch for the end of the one before, above all after the last one.
                 is_end = rows == 0 and epoch > 0
                 self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)
                 self.rows_total = rows_total
@@ -75,7 +75,7 @@ class JobView:
 
     @property
     def speed(self) -> float | None:
-        """Rows a second, steps a second where the data has no rows to count; None until there are two reports."""
+        """Rows a second, or steps a second where nobody counts rows; None until there are two reports."""
         if len(self._reports) < 2 or self._reports[-1][0] <= self._reports[0][0]:
             return None
         (first, before), (last, now) = self._reports[0], self._reports[-1]
@@ -95,7 +95,7 @@ class JobView:
 
     @property
     def tail(self) -> str:
-        """How it is doing, the more important first: narrow terminals cut the end off."""
+        """How the job is doing, the more important first, because narrow terminals cut the end off."""
         parts = [self.doing] if self.doing else []
         if self.rows is not None:
             parts.append(f"{self.rows:,}/{self.rows_total:,} rows")

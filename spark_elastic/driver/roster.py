@@ -1,4 +1,4 @@
-"""Roster: which hosts and workers there are, and what befalls them without regard to worlds."""
+"""Roster: which hosts and workers there are, and what happens to them without regard to worlds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from spark_elastic.protocol.records import HostDraining, HostListedAgain, HostRe
 class Roster:
     """Keeps the hosts and workers of one job. Its methods change nothing else, and return what is to be done, in order.
 
-    It knows no worlds. ``members`` are the workers of the newest one: a host that drains has its worker leave at once, unless
-    it is one of them.
+    A roster knows no worlds. Where ``members``, the workers of the newest world, are given, a host that drains has its worker
+    leave at once, unless that is a member.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Roster:
     # ------------------------------------------------------------------ hosts
 
     def register(self, host: Host, members: Collection[int]) -> list[do.Command]:
-        """Admit a host. It drains at once where the listing has no room for it."""
+        """Admit a host, which drains at once if the listing has no room for it."""
         self.hosts.add(host)
         registered = do.Record(HostRegistered(host.host, host.slot, host.name))
         return [registered, *self._follow_listing(members)]
@@ -51,7 +51,7 @@ class Roster:
         return commands
 
     def take_away(self, number: int, deadline: float | None, members: Collection[int]) -> list[do.Command]:
-        """Note that Spark takes a host away, at the deadline if it has said one."""
+        """Note that Spark takes a host away, at the deadline if Spark has given one."""
         host = self.hosts.get(number)
         if host is None or (host.draining and not host.unlisted):
             return []
@@ -60,7 +60,7 @@ class Roster:
         return self._drain(host, members)
 
     def _drain(self, host: Host, members: Collection[int]) -> list[do.Command]:
-        """Let a host have no further worker. A member leaves when its world ends, which is not decided here."""
+        """Let a host have no further worker. A member leaves at the end of its world, which is decided elsewhere."""
         host.draining = True
         commands: list[do.Command] = [do.Record(HostDraining(host.host, host.name))]
         worker = self.workers.get(host.worker) if host.worker is not None else None
@@ -69,7 +69,7 @@ class Roster:
         return commands
 
     def release_drained(self) -> list[do.Command]:
-        """Let tasks go whose executor Spark takes away: it may wait for them. An unlisted host idles until it is listed again."""
+        """Let the tasks of hosts go that Spark takes away and may wait for. An unlisted host idles until it is listed again."""
         drained = [
             host
             for host in self.hosts
@@ -84,7 +84,7 @@ class Roster:
         return [do.ReleaseTask(host.host) for host in self.hosts]
 
     def yield_slots(self) -> list[do.Command]:
-        """Give all hosts back to Spark, with the workers on them; it is asked for others later."""
+        """Give all hosts back to Spark, with the workers on them. Spark is asked for others later."""
         yielded = do.Record(SlotsYielded(len(self.hosts)))
         releases = self.release_all()
         for host in self.hosts:
@@ -113,12 +113,12 @@ class Roster:
         return commands
 
     def progressed(self, workers: Iterable[int]) -> None:
-        """Note that workers, those that are gone included, took part in a world that commits: it clears their places."""
+        """Clear the places of workers that took part in a world that commits, those of workers that are gone included."""
         for number in workers:
             self.hosts.worker_progressed(self.places[number])
 
     def dismiss(self, workers: Iterable[Worker]) -> list[do.Command]:
-        """Have workers end by themselves; those that have not connected yet cannot be told so and are killed."""
+        """Have workers end by themselves. Those that have not connected yet cannot be told to, and are killed."""
         commands: list[do.Command] = []
         for worker in workers:
             is_connected = worker.phase is not WorkerPhase.STARTING
@@ -146,14 +146,14 @@ class Roster:
         return []
 
     def blame_place(self, worker: Worker, now: float, *, is_member: bool) -> None:
-        """Count a lost worker against the place that it ran in. One too many is its host's fault, unless it was a member."""
+        """Count a lost worker against the place where it ran. After too many the host is at fault, unless this was a member."""
         is_bad = self.hosts.worker_failed(worker.place, now)
         host = self.hosts.get(worker.host)
         if is_bad and host is not None and not is_member:
             host.at_fault = True
 
     def exited(self, number: int, on: int) -> bool:
-        """Note that a worker's process has ended. Return whether it was to end: it had been told to, or its result was there."""
+        """Note the end of a worker's process. Return whether that was expected, after an order to end or a result."""
         host = self.hosts.get(on)
         if host is not None and host.worker == number:
             host.worker = None

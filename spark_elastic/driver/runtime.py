@@ -21,9 +21,9 @@ class DriverRuntime:
     # Seconds that only grow.
     clock: Callable[[], float] = time.monotonic
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    # Listens at an address and a port, and hands on whom it lets in by credentials.
+    # Listens at an address and a port, and hands on the connections of those who have the job's credentials.
     open_door: Callable[[str, int, Credentials, Accepted], Door] = open_door
-    # Made of the reader and writer of an accepted connection, and the messages that may come.
+    # Wraps the reader and writer of an accepted connection; the third argument says which messages may come.
     connection: Callable[..., Connection] = Connection
     machine: Callable[[JobSettings, float], DriverMachine] = DriverMachine
 

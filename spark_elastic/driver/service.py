@@ -90,14 +90,14 @@ class SparkDriverService:
         self._on_registered = on_registered
         self._on_strike = on_strike
         self._machine = runtime.machine(settings, runtime.clock())
-        # What the machine knows, for a look at it.
+        # The machine's own state, which this class only reads.
         self._job = self._machine.job
         self._store = ControlStore()
         self._tasks: dict[int, TaskLink] = {}
         self._slots: dict[int, int] = {}
         self._standby = Standby()
         self._links: dict[int, WorkerLink] = {}
-        # By which workers that have not connected prove who they are; each serves once.
+        # Workers that have not connected yet prove by these who they are; each serves once.
         self._tokens: dict[int, str] = {}
         self._results: dict[int, bytes] = {}
         self._ranks: dict[int, int] = {}
@@ -155,7 +155,7 @@ class SparkDriverService:
         self._loop.call_soon_threadsafe(self._drain_slot, slot, deadline)
 
     def slot_given_up(self, slot: int, reason: str) -> None:
-        """Say why Spark starts the task of a slot no more; from any thread, without waiting."""
+        """Say why Spark no longer starts the task of a slot; from any thread, without waiting."""
         self._loop.call_soon_threadsafe(self._handle, ev.SlotGivenUp(slot, reason))
 
     def hosts_listed(self, slots: Mapping[str, int | None]) -> None:
@@ -172,7 +172,7 @@ class SparkDriverService:
         self._loop.close()
 
     async def start(self) -> None:
-        """Listen, and begin to judge who is late. For who is on the service's loop; ``__enter__`` starts one on a thread."""
+        """Listen, and begin to judge who is late. To be called on the service's loop, which ``__enter__`` runs on a thread."""
         self._door = self._runtime.open_door(
             self._bind_address, self.settings.driver_port, self._credentials, self._accepted
         )
@@ -180,7 +180,7 @@ class SparkDriverService:
         self._schedule_tick()
 
     async def close(self, release_seconds: float = RELEASE_SECONDS) -> None:
-        """Wait for released tasks to go, then cut what is left. For who is on the loop; others call ``stop_serving``."""
+        """Wait for released tasks to go, then cut what is left. To be called on the loop; other threads call ``stop_serving``."""
         if self._timer is not None:
             self._timer.cancel()
         assert self._door is not None
@@ -256,7 +256,7 @@ class SparkDriverService:
             self._standby.vacate(slot)
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
-        """Tell whether a host can take part. One that cannot ends the job, since the others will be no better."""
+        """Tell whether a host can take part. A host that cannot ends the job, since the others will be no better."""
         problem = why_refuse(facts)
         if problem:
             self._cancel(TrainingFailedError(problem))
@@ -348,7 +348,7 @@ class SparkDriverService:
             self._handle(ev.ResultArrived(link.worker, is_elastic))
 
     def _strike(self, worker: int, number: int) -> bool:
-        """Say whether an injected fault has strikes left, and use up one. Some are not the worker's own to do."""
+        """Say whether an injected fault has strikes left, and use up one. What the worker cannot do by itself is done here."""
         left = self._strikes.get(number, 0)
         self._strikes[number] = left - 1
         if left <= 0 or worker not in self._job.workers:
@@ -369,7 +369,7 @@ class SparkDriverService:
     # ------------------------------------------------------------------ events → commands
 
     def _handle(self, event: ev.Event) -> None:
-        """Take note of an event at once; decide when all that the loop has at hand is noted, as events come in crowds."""
+        """Note an event at once, and decide when the loop has noted all that it has at hand: events come in crowds."""
         self._attempt(type(event).__name__, lambda: self._machine.note(event, self._runtime.clock()))
         if self._deciding is None:
             self._deciding = self._loop.call_soon(self._decide)
@@ -380,7 +380,7 @@ class SparkDriverService:
         self._schedule_tick()
 
     def _attempt(self, what: str, ask: Callable[[], list[do.Command]]) -> None:
-        """Execute what the machine answers. Should that fail, a bug of ours, the job ends: no timeout would ever fire."""
+        """Execute what the machine answers. If that fails, by a bug of this package, the job ends: no timeout would ever fire."""
         if self._has_failed:
             return
         try:
@@ -429,7 +429,7 @@ class SparkDriverService:
             case do.RestartTask(host, reason):
                 self._to_task(host, m.RestartTask(reason))
                 if self._job.hosts.get(host) is None and host in self._tasks:
-                    # It was silent, and may be so until TCP gives up; whoever else has its slot takes over now.
+                    # The task was silent, and may be so until TCP gives up; a duplicate that waits for the slot takes over now.
                     self._tasks[host].closing = self._loop.create_task(self._tasks[host].connection.close())
             case do.ReleaseTask(host):
                 self._to_task(host, m.ReleaseTask())

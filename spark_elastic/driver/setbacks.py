@@ -1,4 +1,4 @@
-"""Setbacks: worlds that came to nothing, one after the other, and when that is a reason to give the job up."""
+"""Setbacks: counts worlds in a row that came to nothing, and says when that is a reason to give the job up."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from spark_elastic.errors import (
     WorkerFailure,
 )
 
-# So many worlds in a row, without a commit between, may be broken by newcomers before that counts against reset_limit.
+# Newcomers may break so many worlds in a row, without a commit between, before that counts against reset_limit.
 NEWCOMERS_LIMIT = 3
-# So many worlds in a row that broke before all ranks were connected end the job: its network does not work.
+# So many worlds in a row that broke before all ranks were connected end the job, because its network does not work.
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
 LOST_WORLDS_LIMIT = 3
-# So many worlds in a row whose ranks all waited for each other, without a commit, end the job, where no connection was silent.
+# Where no connection was silent, so many worlds in a row whose ranks waited for each other, without a commit, end the job.
 STUCK_WORLDS_LIMIT = 3
 
 Story = tuple[WorkerFailure, ...]
 
 
 class Setbacks:
-    """Counts for one job. What notes a setback returns the error with which the job ends, or None where it goes on.
+    """Counts for one job. A method that notes a setback returns the error with which the job ends, or None if it goes on.
 
-    ``story`` is what is known of the failed workers, which the error tells along.
+    ``story`` is what is known of the failed workers, for that error.
     """
 
     def __init__(self, settings: JobSettings) -> None:
@@ -60,9 +60,9 @@ class Setbacks:
         self._lost = self._stuck = self._by_newcomers = 0
 
     def broke(self, reason: str, story: Story, by_newcomers: bool = False) -> SparkElasticError | None:
-        """Note that a failure has broken a world; ``by_newcomers``: some were joining, and no other member was lost.
+        """Note that a failure has broken a world. ``by_newcomers``: newcomers were lost, and no other member.
 
-        That costs the others no commit, and does not count against ``reset_limit`` while they go on committing.
+        Newcomers cost the others no commit, and do not count against ``reset_limit`` while the others go on committing.
         """
         self.resets += 1
         if by_newcomers:
@@ -72,7 +72,7 @@ class Setbacks:
         return self.counts(reason, story)
 
     def counts(self, reason: str, story: Story) -> SparkElasticError | None:
-        """Note a reset that counts against ``reset_limit``: where it seemed to be newcomers' at first, once that shows."""
+        """Note a reset that counts against ``reset_limit``, as soon as it shows that not only newcomers were its cause."""
         self._counted += 1
         limit = self._settings.reset_limit
         if limit is None or self._counted <= limit:
@@ -83,9 +83,9 @@ class Setbacks:
         )
 
     def got_stuck(self, reason: str, has_silent: bool, all_wait: bool, story: Story) -> SparkElasticError | None:
-        """Note that a world did not get on; ``has_silent``: some connections do not answer.
+        """Note that a world did not get on. ``has_silent``: some connections do not answer.
 
-        Where not ``all_wait`` for each other, some compute, and ``reason`` says what helps.
+        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps.
         """
         self._stuck += 1
         if self._stuck < (UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT):

@@ -1,4 +1,4 @@
-"""Shortage: since when there have been too few to train, and what follows from it."""
+"""Shortage: since when there have been too few hosts or workers to train, and what follows from that."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from spark_elastic.errors import NotEnoughHostsError
 
 
 class Shortage:
-    """Follows one job. Before its first world hosts are counted, and after it workers.
+    """Follows one job. Before the job's first world hosts are counted, from then on workers.
 
-    A job that cannot begin gives its slots back after ``yield_after``, and later and later again: two runs that each hold a
-    part of what they need would else wait for each other. One that has too few for too long fails.
+    A job that cannot begin gives its slots back after ``yield_after``, and from then on at longer and longer intervals: otherwise
+    two runs that each hold a part of what they need would wait for each other. A job that has too few for too long fails.
     """
 
     def __init__(self, settings: JobSettings) -> None:
@@ -22,11 +22,11 @@ class Shortage:
         self._slot_trouble = ""
 
     def slot_given_up(self, reason: str) -> None:
-        """Note why a slot has been given up: it may be why there are too few."""
+        """Note why a slot has been given up, which may explain the shortage."""
         self._slot_trouble = f" The last slot that was given up: {reason}"
 
     def note(self, seen: Situation) -> None:
-        """Keep track of since when there are too few, whoever is missing."""
+        """Note since when there are too few hosts, or workers."""
         if seen.generation == 0:
             served = {worker.host for worker in seen.workers.values() if worker.phase is WorkerPhase.DONE}
             have = len(served | {host.host for host in seen.hosts if not host.draining})
@@ -38,7 +38,7 @@ class Shortage:
             self._since = seen.now
 
     def is_time_to_yield(self, seen: Situation) -> bool:
-        """Tell whether the slots are to be given back for now; if so, the next time comes twice as late."""
+        """Tell whether the slots are to be given back for now. If so, the next time comes after twice as long."""
         if seen.generation > 0 or self._since is None or not len(seen.hosts):
             return False
         if self._yield_at is None:
@@ -67,8 +67,8 @@ class Shortage:
         self, seen: Situation, elastic_since: float | None
     ) -> NotEnoughHostsError | None:
         settings = seen.settings
-        # Nobody can tell a long plain function from one that never reaches its elastic part: until a worker has shown that
-        # there is one, only hosts count.
+        # Nobody can tell a long plain function from one that never reaches its elastic part, so only hosts count until a worker
+        # has reached an elastic function.
         since = self._since if self._since is not None else elastic_since
         if since is None or seen.now - since < settings.start_timeout:
             return None

@@ -1,4 +1,4 @@
-"""Situation: what is known of a job at one moment. Pure functions judge it; the machine does what they say."""
+"""Situation: what is known of a job at one moment. Pure functions judge a situation, and the machine acts on that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_elastic.driver.workers import Worker
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a judgement may look at, and the questions that several of them ask. It shows the machine's own objects."""
+    """What a judgement may look at, and questions that several of them ask. The objects in it are the machine's own."""
 
     # The machine's time, which stands still while the driver is paused, and when it began.
     now: float
@@ -23,19 +23,19 @@ class Situation:
     hosts: HostManager
     workers: Mapping[int, Worker]
     world: Generation | None
-    # That of the newest world; 0 before the first.
+    # The number of the newest world; 0 before the first.
     generation: int
 
     @property
     def members(self) -> list[Worker]:
-        """Those workers of the newest world that are left, in rank order."""
+        """The workers of the newest world that are left, in rank order."""
         if self.world is None:
             return []
         return [self.workers[number] for number in self.world.ranks if number in self.workers]
 
     @property
     def newcomers(self) -> list[Worker]:
-        """Those that are ready for a world, are in none, and may stay."""
+        """The workers that are ready for a world, are in none, and may stay."""
         return [
             worker
             for worker in self.workers.values()
@@ -63,16 +63,16 @@ class Situation:
         return host is not None and host.draining
 
     def is_joining(self, worker: Worker) -> bool:
-        """Whether a member has not made a commit yet, while others have, who came into its world with the state."""
+        """Whether a member has not made a commit yet, although members that brought the state into its world have."""
         if self.world is None or worker.worker not in self.world.ranks or worker.has_progressed:
             return False
         holders = {member.worker for member in self.world.members if member.commit is not None}
         return any(member.has_progressed and member.worker in holders for member in self.members)
 
     def speaks_of_the_job(self, number: int) -> bool:
-        """Whether the end of a worker says something about the user's code: it trained, or nobody could.
+        """Whether the end of a worker says something about the user's code: it trained, or nobody did at that time.
 
-        A newcomer that fails while the others train, or could train without it, is its host's trouble, not the job's.
+        If a newcomer fails while the others train, or could train without it, that says something about its host alone.
         """
         worker = self.workers.get(number)
         if worker is not None and self.is_joining(worker):

@@ -1,4 +1,4 @@
-"""Timeouts: what follows when something has not happened in time. ``watchdog`` and ``Shortage`` find what has not."""
+"""Timeouts: what follows when something has not happened in time, as ``watchdog`` and ``Shortage`` find out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_elastic.errors import RanksDifferError, TrainingFailedError
 
 
 def time_passed(job: JobState, event: ev.Tick) -> None:
-    """Look for whom and what has been waited for too long, and act on each finding before the next look."""
+    """Find who and what has been waited for too long. What one check finds is acted on before the next looks."""
     for host in job.hosts:
         host.heard = job.now if host.heard is None else host.heard
     for check in watchdog.checks():

@@ -1,4 +1,4 @@
-"""The messages of tasks and workers that are events of the machine, and nothing else follows from them."""
+"""Turns those messages of tasks and workers into events of the machine from which nothing else follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What always holds of a ``JobState`` between two events. Tests and the simulation check it after every one of them."""
+"""What always holds of a ``JobState`` between two events. Tests and the simulation check that after every event."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The machine's watchdog: who, as of now, has been silent, stuck or away for too long.
 
-Each check is a pure function of a ``Situation``; the machine acts on what they find before it makes the next one. Times are
-the machine's own, which stands still while the driver is paused.
+Each check is a pure function of a ``Situation``. The machine acts on what one check finds before it makes the next. Times are
+those of the machine's clock, which stands still while the driver is paused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 
-# Who has been silent for longer may have done anything since.
+# A worker that has been silent for longer may have done anything since.
 HEARD_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostSilent:
-    """A host has to be given up: its task was not heard from."""
+    """A host has to be given up, because its task has been silent."""
 
     host: int
     reason: str
@@ -28,7 +28,7 @@ class HostSilent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHung:
-    """A worker has to be replaced: it does not get on."""
+    """A worker has to be replaced, because it does not get on."""
 
     worker: int
     cause: str
@@ -36,7 +36,7 @@ class WorkerHung:
 
 @dataclass(frozen=True, slots=True)
 class RanksUnconnected:
-    """Some have not connected to the others: the world breaks, and who is to blame is replaced."""
+    """Some ranks have not connected to the others: the world breaks, and those who are to blame are replaced."""
 
     reason: str
 
@@ -52,7 +52,7 @@ class WorldStuck:
 class CollectivesStuck:
     """Ranks wait, and none gets on: the world breaks. The connections of ``silent`` workers did not answer.
 
-    ``all_wait`` says that they wait for each other; otherwise some compute, which others may wait for.
+    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them.
     """
 
     reason: str
@@ -62,14 +62,14 @@ class CollectivesStuck:
 
 @dataclass(frozen=True, slots=True)
 class Pointless:
-    """The job fails: the user's code does what no reset can help."""
+    """The job fails: the user's code makes a mistake that no reset can mend."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RanksDiffer:
-    """The job fails: some ranks train other parameters than the others."""
+    """The job fails: not all ranks train the same parameters."""
 
     reason: str
 
@@ -94,9 +94,9 @@ def silent_hosts(seen: Situation) -> Iterator[Finding]:
 
 
 def silent_workers(seen: Situation) -> Iterator[Finding]:
-    """Find workers whose process is stopped, or did not start. Whether a process gets on is not asked here."""
+    """Find workers whose process is stopped, or did not start. Other checks ask whether a process gets on."""
     settings = seen.settings
-    # Half of the time that a world has to come about in, so that there is time left for a replacement.
+    # Half of the time that there is for a world to form, so that the other half is left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
     limit = settings.heartbeat_timeout
     needed = last_holders(seen, {worker.worker for worker in seen.workers.values() if seen.now - worker.heard > limit})
@@ -111,8 +111,8 @@ def silent_workers(seen: Situation) -> Iterator[Finding]:
 def differing_ranks(seen: Situation) -> Iterator[Finding]:
     """Find a change of what models train that some ranks have made and others have not.
 
-    That is no matter of time: all ranks enter the same collectives in the same order, so who has entered as many as there were up
-    to the comparison of a change, and has not made as many changes, entered another one in its place.
+    This is no matter of time: all ranks enter the same collectives in the same order. So a rank that has entered as many of them
+    as there were up to the comparison of a change, and has made fewer changes, has entered another collective in its place.
     """
     world = seen.world
     if world is None or world.phase not in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
@@ -146,14 +146,14 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
     if not all(_is_heard(seen, worker) for worker in seen.members):
-        return  # who entered what is not known, and silence is judged elsewhere
+        return  # what a silent rank has entered is not known, and silence is judged elsewhere
     inside = [worker for worker in seen.members if worker.phase is WorkerPhase.MEMBER]
     outside = [worker for worker in seen.members if worker.phase is not WorkerPhase.MEMBER]
     if not inside:
         return
     fewest = min(worker.activity.collectives for worker in inside)
     missed = [world.ranks[worker.worker] for worker in outside if worker.activity.collectives < fewest]
-    is_awaited = len(inside) < len(world.members)  # those who are no more had left the world before they were lost
+    is_awaited = len(inside) < len(world.members)  # ranks that are gone had left the world before they were lost
     if missed and world.phase is WorldPhase.INTERRUPTING:
         yield WorldStuck(f"ranks {missed} left the world at another commit than the others")
     elif missed:
@@ -162,7 +162,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
             f"{limit:g} s; all ranks have to take the same steps"
         )
     elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
-        # They are not in the user's function yet: who is to hand the state on does not, and will not come back either.
+        # Some ranks are not in the user's function yet: the rank that is to hand them the state does not, and will not by itself.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
     elif late := find_late(inside, is_awaited):
         yield from _replace_late(seen, world, late, limit)
@@ -179,7 +179,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
 def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
     numbers = {worker.worker for worker in late}
     if last_holders(seen, numbers):
-        # It may wait itself, for ranks that were lost after they had left: an abort frees it, and nobody is given up.
+        # Such a rank may itself wait, for ranks that were lost after they had left. An abort frees it, so nobody is given up.
         yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
         return
     for worker in late:
@@ -191,7 +191,7 @@ def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], li
 
 
 def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Finding]:
-    """Only who waits in a collective waits: between collectives, and after others have returned, code may take any time."""
+    """Find ranks that others wait for in a collective. Between collectives, and after its last one, code may take any time."""
     limit = seen.settings.hang_timeout
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
@@ -219,7 +219,7 @@ def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Findi
 
 
 def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], limit: float) -> CollectivesStuck:
-    """Describe a world of which some rank waits while none is late for a collective of all ranks."""
+    """Describe a world in which some rank waits although none is late for a collective of all ranks."""
     waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
     computing = [world.ranks[worker.worker] for worker in inside if not worker.activity.waiting]
     if computing:
@@ -233,9 +233,9 @@ def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], li
 
 
 def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:
-    """Find those who compute while others wait for them: in a collective that they have not entered, or to leave the world.
+    """Find the ranks that compute while others wait for them, in a collective that they have not entered or to leave the world.
 
-    Where nobody waits everybody computes for long, and who waits in a collective is not late for it.
+    Where nobody waits, everybody takes long to compute. A rank that waits in a collective is not late for that.
     """
     computing = [worker for worker in inside if not worker.activity.waiting]
     awaited = max((worker.activity.collectives for worker in inside if worker.activity.waiting), default=None)
@@ -246,9 +246,10 @@ def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:
 
 
 def find_silent(seen: Situation, inside: Sequence[Worker]) -> tuple[int, ...]:
-    """Find those with most connections that do not answer, who are the likely cause; at least one rank with the state is left.
+    """Find the ranks with the most connections that do not answer: the likely cause. At least one rank with the state is left.
 
-    A rank that is cut off has one for each other rank, of which each has that one. Of two it is the younger.
+    A rank that is cut off has such a connection to every other rank, each of which has only that one. Of two ranks the younger
+    is chosen.
     """
     most = max((worker.activity.silent for worker in inside), default=0)
     found = [worker.worker for worker in inside if worker.activity.silent == most] if most else []
@@ -257,7 +258,7 @@ def find_silent(seen: Situation, inside: Sequence[Worker]) -> tuple[int, ...]:
 
 
 def missing_results(seen: Situation) -> Iterator[Finding]:
-    """Find those who have left the elastic function with all others, and whose result does not come."""
+    """Find the ranks whose result does not come, although they have left the elastic function with all others."""
     world, limit = seen.world, seen.settings.hang_timeout
     if world is None or world.phase is not WorldPhase.FINISHING:
         return
@@ -274,12 +275,12 @@ def missing_results(seen: Situation) -> Iterator[Finding]:
 
 
 def late_survivors(seen: Situation) -> Iterator[Finding]:
-    """Find survivors of an abort that are in user code for too long: as long as a rank may be there at any time."""
+    """Find survivors of an abort that stay in user code for longer than a rank may at any time."""
     if seen.world is None:
         return
     limit = max(seen.settings.ready_timeout, _time_without_progress(seen, seen.world))
     called = [worker for worker in seen.members if worker.awaited_since is not None]
-    # Over a device's group nobody can come back before all have answered: until then only those who have not are late.
+    # With a device's group nobody can come back before all have answered; until then only ranks that have not answered are late.
     suspects = [worker for worker in called if seen.world.device_aborted or worker.worker not in seen.world.answered]
     awaited = {
         worker.worker: seen.now - worker.awaited_since
@@ -301,9 +302,9 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
 def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
     """Find the workers that may be the last to hold the newest commit, if none but ``suspects`` is known to hold it.
 
-    Known is only what holds at this moment: who has not been heard for a while may have gone on since, and a member of a
-    broken world that has neither come back nor answered the abort may find that it has nothing to go back to (see
-    ``in_place``). Before the first commit of a job all members hold what there is.
+    Only what holds at this moment counts as known. A worker that has not been heard for a while may have gone on since, and a
+    member of a broken world that has neither come back nor answered the abort may find that it cannot go back to any commit (see
+    ``in_place``). Before the first commit of a job all members hold the same state.
     """
     members = {worker.worker for worker in seen.members}
     holding = seen.world.holding if seen.world is not None else set()
@@ -326,22 +327,22 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
 
 
 def _is_heard(seen: Situation, worker: Worker) -> bool:
-    """Whether what is known of a worker is of this moment. It says something every second."""
+    """Whether what is known of a worker is up to date. A worker says something every second."""
     return seen.now - worker.heard <= min(HEARD_SECONDS, seen.settings.heartbeat_timeout / 2)
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
-    """How long to wait for a suspect. A job that has nobody else to go on with waits as long as it does for any worker.
+    """Return how long to wait for a suspect. A job that cannot go on without it waits as long as it would for any worker.
 
-    A fixed world goes on with nobody: it begins anew.
+    A fixed world waits for nobody longer, because it begins anew in any case.
     """
     return max(limit, seen.settings.elastic_timeout) if is_last_holder and seen.settings.elastic else limit
 
 
 def _time_without_progress(seen: Situation, world: Generation) -> float:
-    """How long a rank may show no progress: twice as long until every rank has made its first commit of the generation.
+    """Return how long a rank may show no progress, which is twice as long until all have made a commit of the generation.
 
-    The first step of a generation may compile kernels, open files, fill a loader.
+    The first step of a generation may compile kernels, open files and fill a loader.
     """
     commits = [worker.commit for worker in seen.members]
     has_begun = all(c is not None and c.generation == world.generation and c.index > 0 for c in commits)
@@ -358,7 +359,7 @@ def slow_forming(seen: Situation) -> Iterator[Finding]:
 
 
 def overdue_drains(seen: Situation) -> Iterator[Finding]:
-    """Find hosts that drain and whose worker has not left in time."""
+    """Find draining hosts whose worker has not left in time."""
     if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
         return
     for worker in seen.members:
@@ -369,7 +370,7 @@ def overdue_drains(seen: Situation) -> Iterator[Finding]:
 
 
 def checks() -> tuple[Callable[[Situation], Iterator[Finding]], ...]:
-    """Return the checks in their order. The machine acts on what one finds before it makes the next."""
+    """Return the checks in the order in which the machine makes them."""
     return (
         silent_hosts,
         silent_workers,

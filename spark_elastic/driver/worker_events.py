@@ -1,6 +1,6 @@
 """What each event of a worker means for the job: one function an event.
 
-What a worker says that is lost, or of a world that is over, is ignored.
+Whatever a lost worker says is ignored, and so is what any worker says of a world that is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_elastic.protocol import records
 
 
 def worker_connected(job: JobState, event: ev.WorkerConnected) -> None:
-    """Its process has connected to the driver."""
+    """A worker's process has connected to the driver."""
     worker = job.workers.get(event.worker)
     if worker is not None and worker.phase is WorkerPhase.STARTING:
         worker.enter(WorkerChange.CONNECTED)
@@ -28,14 +28,14 @@ def worker_connected(job: JobState, event: ev.WorkerConnected) -> None:
 
 
 def worker_seen(job: JobState, event: ev.WorkerSeen) -> None:
-    """Its process lives while one long call keeps its Python from saying so; whether it gets on is another question."""
+    """A worker's process lives, although one long call keeps its Python from saying so. That does not mean that it gets on."""
     worker = job.workers.get(event.worker)
     if worker is not None and worker.phase is not WorkerPhase.STARTING:
         worker.heard = job.now
 
 
 def worker_heard(job: JobState, event: ev.WorkerHeard) -> None:
-    """It says that it is alive, and how far it is."""
+    """A worker says that it is alive, and how far it is."""
     worker = job.workers.get(event.worker)
     if worker is None:
         return
@@ -53,14 +53,14 @@ def worker_heard(job: JobState, event: ev.WorkerHeard) -> None:
 
 
 def worker_gone(job: JobState, event: ev.WorkerGone) -> None:
-    """Its process or its connection has ended, and its exit code is not known yet."""
+    """A worker's process or connection has ended, and its exit code is not known yet."""
     if job.situation.speaks_of_the_job(event.worker):
         job.exits_to_count.add(event.worker)
     lose_worker(job, event.worker, event.sign)
 
 
 def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
-    """Its process has ended, and its exit code is known."""
+    """A worker's process has ended, and its exit code is known."""
     if job.roster.exited(event.worker, on=event.host):
         return
     meaning = describe_exit(event.code, job.settings.memory_setting)
@@ -86,13 +86,13 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
 
 
 def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
-    """It stands at the elastic function: for the first time, or come back from a world."""
+    """A worker has reached the elastic function, for the first time or again after a world."""
     worker = job.workers.get(event.worker)
     if worker is None or worker.phase in (WorkerPhase.LEAVING, WorkerPhase.DONE):
         return
     worker.heard = job.now
     if not job.is_member(event.worker) and event.commit is not None:
-        return  # only a member of a world has made or got a commit
+        return  # only a member of a world can have made or received a commit
     if job.elastic_since is None:
         job.elastic_since = job.now
     world = job.world
@@ -118,7 +118,7 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
 
 
 def group_formed(job: JobState, event: ev.GroupFormed) -> None:
-    """It has connected to all other ranks of its world."""
+    """A worker has connected to all other ranks of its world."""
     world = job.world
     if world is None or event.generation != world.generation or event.worker not in job.workers:
         return
@@ -137,7 +137,7 @@ def group_formed(job: JobState, event: ev.GroupFormed) -> None:
 
 
 def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
-    """It has aborted its collectives, and says to which commit it can go back."""
+    """A worker has aborted its collectives, and says to which commit it can go back."""
     worker = job.workers.get(event.worker)
     if worker is None or job.world is None or event.generation != job.world.generation:
         return
@@ -150,7 +150,7 @@ def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
 
 
 def world_broken(job: JobState, event: ev.WorldBroken) -> None:
-    """It says that its world cannot go on."""
+    """A worker says that its world cannot go on."""
     world = job.world
     if world is None or event.generation != world.generation or event.worker not in job.workers:
         return
@@ -162,7 +162,7 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
 
 
 def worker_returned(job: JobState, event: ev.WorkerReturned) -> None:
-    """It has returned from the elastic function, and waits for the other ranks."""
+    """A worker has returned from the elastic function, and waits for the other ranks."""
     worker = job.workers.get(event.worker)
     world = job.world
     if (
@@ -178,7 +178,7 @@ def worker_returned(job: JobState, event: ev.WorkerReturned) -> None:
 
 
 def worker_raised(job: JobState, event: ev.WorkerRaised) -> None:
-    """The user's function has raised."""
+    """The user's function has raised in a worker."""
     worker = job.workers.get(event.worker)
     if worker is None or worker.phase is WorkerPhase.LEAVING:
         return
@@ -205,21 +205,21 @@ def worker_raised(job: JobState, event: ev.WorkerRaised) -> None:
 
 
 def result_flowed(job: JobState, event: ev.ResultFlowed) -> None:
-    """Its result is on its way."""
+    """A piece of a worker's result has arrived."""
     worker = job.workers.get(event.worker)
     if worker is not None:
         worker.heard = worker.active_at = job.now
 
 
 def result_arrived(job: JobState, event: ev.ResultArrived) -> None:
-    """The user's function has returned, and what it returned is there."""
+    """The user's function has returned in a worker, and its result has arrived."""
     worker = job.workers.get(event.worker)
     if worker is None:
         return
     worker.heard = job.now
     finishing = job.world is not None and job.world.phase is WorldPhase.FINISHING
     if event.elastic and not (finishing and job.is_member(event.worker)):
-        return  # nobody has been told to return
+        return  # no worker has been told that all have left the elastic function
     if not event.elastic and (job.elastic_since is not None or job.generation > 0):
         failure = WorkerFailure(
             event.worker, None, worker.host_name, "fn returned without calling its elastic function"

@@ -17,7 +17,7 @@ class Worker:
     host: int
     host_name: str
     place: Place
-    # When its process was last known to run: by its own word, or, once it has connected, by its task's.
+    # When its process was last known to run, from the worker itself or, once that has connected, from its task.
     heard: float
     phase: WorkerPhase = WorkerPhase.STARTING
     commit: CommitId | None = None
@@ -25,9 +25,9 @@ class Worker:
     beats: int = 0
     active_at: float = 0.0
     ready_at: float = 0.0
-    # Since when it is waited for at its elastic function: since an abort, or its latest heartbeat() after one.
+    # Since when the driver has waited for it to come back to its elastic function: an abort, or its last heartbeat() after that.
     awaited_since: float | None = None
-    # Worlds in a row that did not form without it being known why, while it had not connected.
+    # Worlds in a row that did not form for no known reason, and in which this worker had not connected.
     form_failures: int = 0
     # Whether it has been in a world that formed, and whether it has made a commit there.
     has_connected: bool = False
