@@ -46,6 +46,7 @@ class OutputPrinter:
         self._aside = aside
         self._pages: queue.Queue[_Page | _LogLine | None] = queue.Queue(BACKLOG)
         self._dropped: dict[tuple[Stream, str], int] = {}
+        self._printed = 0
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="spark_elastic-output", daemon=True)
 
@@ -63,7 +64,10 @@ class OutputPrinter:
                 self._pages.put(page, timeout=END_SECONDS)
         except queue.Full:
             self._abandoned = True
-        self._thread.join(timeout=END_SECONDS)
+        before = -1
+        while self._thread.is_alive() and self._printed > before:
+            before = self._printed
+            self._thread.join(timeout=END_SECONDS)
 
     def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0) -> None:
         """Have lines printed, and how many were dropped before these; never blocks. For one thread only."""
@@ -82,12 +86,16 @@ class OutputPrinter:
 
     def _run(self) -> None:
         while not self._abandoned and (page := self._pages.get()) is not None:
-            if isinstance(page, _LogLine):
-                logger.log(page.level, page.text)
-                continue
-            lines = [f"{page.prefix} … {page.dropped:,} lines dropped\n"] if page.dropped else []
-            lines += [f"{page.prefix} {line}\n" for line in page.lines]
-            self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
+            self._print(page)
+            self._printed += 1
+
+    def _print(self, page: _Page | _LogLine) -> None:
+        if isinstance(page, _LogLine):
+            logger.log(page.level, page.text)
+            return
+        lines = [f"{page.prefix} … {page.dropped:,} lines dropped\n"] if page.dropped else []
+        lines += [f"{page.prefix} {line}\n" for line in page.lines]
+        self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
 
     def _write(self, target: TextIO, text: str) -> None:
         """Write to one of the driver's own streams. The job goes on whatever is wrong with that."""

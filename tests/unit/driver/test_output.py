@@ -6,6 +6,7 @@ import io
 import logging
 import re
 import threading
+import time
 
 import pytest
 from threads import find_thread
@@ -68,6 +69,52 @@ def test_log_lines_wait_for_nobody_either() -> None:
     lines = stuck.getvalue().splitlines()
     assert lines[0] == "0 % lost"
     assert output.BACKLOG <= len(lines) < 3 * output.BACKLOG
+
+
+class OnePageAtATime:
+    """Stands for the printer's thread: each wait for its end is over when one more page has been printed."""
+
+    def __init__(self, printer: OutputPrinter, turn: threading.Semaphore, pages: int) -> None:
+        self._printer = printer
+        self._thread = printer._thread
+        self._turn = turn
+        self._pages = pages
+
+    def is_alive(self) -> bool:
+        return self._printer._printed < self._pages
+
+    def join(self, timeout: float) -> None:
+        wanted = self._printer._printed + 1
+        self._turn.release()
+        end = time.monotonic() + 10
+        while self._printer._printed < wanted:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        if not self.is_alive():
+            self._thread.join(10)
+
+
+class Slow(io.StringIO):
+    """Takes one page at each turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = threading.Semaphore(0)
+
+    def write(self, text: str) -> int:
+        assert self.turn.acquire(timeout=10)
+        return super().write(text)
+
+
+def test_a_slow_stream_gets_everything_as_long_as_it_takes_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = 5
+    slow = Slow()
+    monkeypatch.setattr("sys.stdout", slow)
+    with OutputPrinter() as printer:
+        printer._thread = OnePageAtATime(printer, slow.turn, pages)  # type: ignore[assignment]
+        for number in range(pages):
+            printer.show(Stream.OUT, "[0]", (f"{number}",))
+    assert slow.getvalue().splitlines() == [f"[0] {number}" for number in range(pages)]
 
 
 def test_a_stream_that_stays_stuck_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
