@@ -131,10 +131,12 @@ class RowGroupTracker:
             raise DataError(f"{len(reports)} ranks reported delivered rows, the world has {self.size}")
         for rank, report in enumerate(reports):
             if report[0] != epoch or report[1] != position:
-                raise DataError(
+                error = DataError(
                     f"rank {rank} is at epoch {report[0]}, row {report[1]}, rank {self.rank} at epoch {epoch}, "
                     f"row {position}: every rank must take every batch of its loader before each commit"
                 )
+                error.is_final = True  # all ranks find it, and who came last must not go on as if another had been lost
+                raise error
         delivered = sum(report[2] for report in reports)
         if delivered != rows or sum(report[3] for report in reports) % _MODULUS != tickets:
             raise DataError(

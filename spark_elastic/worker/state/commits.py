@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Countable, has_part
 from spark_elastic.data.tracker import Report
-from spark_elastic.errors import CheckpointError, HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.errors import (
+    CheckpointError,
+    HostsUpdatedInterrupt,
+    SparkElasticError,
+    TrainingCodeError,
+    WorkerLostError,
+)
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import Progress
@@ -141,7 +147,7 @@ class Commits:
             return
         indexes = [values[1] for values in everybody]
         if len(set(indexes)) > 1:
-            raise SparkElasticError(
+            raise TrainingCodeError(
                 f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
                 "check_host_updates() equally often"
             )

@@ -127,8 +127,9 @@ def test_a_report_that_does_not_add_up_is_an_error_on_every_rank(change: tuple[i
     reports = [member.report() for member in members]
     reports[1] = tuple(a + b for a, b in zip(reports[1], change, strict=True))  # type: ignore[assignment]
     for member in (members[0], members[2]):
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=message) as raised:
             member.confirm(reports)
+        assert raised.value.is_final == ("every rank must take every batch" in str(raised.value))
 
 
 def test_reports_confirmed_one_commit_later_are_compared_with_their_own_commit() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from worker_stage import on_stage
 
-from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, WorkerLostError
+from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import Entered, Metrics, Progress, Stepped
 from spark_elastic.worker.state.objects import ObjectState
@@ -93,7 +93,7 @@ def test_ranks_that_commit_unequally_often_are_told() -> None:
         stage.begin(state, others=[None])
         stage.peers = lambda mine: [mine, [mine[0], mine[1] - 1, *mine[2:]]]
         state.commit()
-        with pytest.raises(SparkElasticError, match="equally often"):
+        with pytest.raises(TrainingCodeError, match="equally often"):
             state.commit()
 
 
