@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from spark_elastic.driver import commands as do
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.forming import choose_replaced
 from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldChange, WorldPhase
+from spark_elastic.driver.watchdog import CollectivesStuck
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
 from spark_elastic.protocol.records import NewcomersPaused, StateLost, WorkerLost, WorldBroken
@@ -120,13 +119,17 @@ def break_unconnected(job: JobState, reason: str) -> None:
         lose_worker(job, worker.worker, f"could not connect to the others ({worker.form_failures} times in a row)")
 
 
-def break_stuck(job: JobState, reason: str, silent: Collection[int], all_wait: bool) -> None:
+def break_stuck(job: JobState, stuck: CollectivesStuck) -> None:
     """Break a world that does not get on. The next one has new connections; if that gets stuck, too, silent workers go."""
-    if job.fail_if(job.setbacks.got_stuck(reason, bool(silent), all_wait, job.book.story())):
+    if job.fail_if(
+        job.setbacks.got_stuck(
+            stuck.reason, bool(stuck.silent), stuck.all_wait, job.book.story(), are_others=stuck.are_others
+        )
+    ):
         return
-    break_world(job, reason)
+    break_world(job, stuck.reason)
     if job.setbacks.is_stuck_again:
-        for number in silent:
+        for number in stuck.silent:
             lose_worker(job, number, "its connections to the others were silent in two worlds in a row")
 
 

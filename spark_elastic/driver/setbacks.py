@@ -17,7 +17,8 @@ NEWCOMERS_LIMIT = 3
 UNFORMED_LIMIT = 10
 # So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
 LOST_WORLDS_LIMIT = 3
-# Where no connection was silent, so many worlds in a row whose ranks waited for each other, without a commit, end the job.
+# Where no connection was silent, so many worlds in a row whose ranks waited for each other, without a commit, end the job;
+# and so many whose ranks waited in different collectives, with commits or without.
 STUCK_WORLDS_LIMIT = 3
 
 Story = tuple[WorkerFailure, ...]
@@ -32,7 +33,7 @@ class Setbacks:
     def __init__(self, settings: JobSettings) -> None:
         self.resets = 0
         self._settings = settings
-        self._unformed = self._lost = self._stuck = 0
+        self._unformed = self._lost = self._stuck = self._others = 0
         self._counted = self._by_newcomers = 0
 
     @property
@@ -82,20 +83,24 @@ class Setbacks:
             story,
         )
 
-    def got_stuck(self, reason: str, has_silent: bool, all_wait: bool, story: Story) -> SparkElasticError | None:
+    def got_stuck(
+        self, reason: str, has_silent: bool, all_wait: bool, story: Story, are_others: bool = False
+    ) -> SparkElasticError | None:
         """Note that a world did not get on. ``has_silent``: some connections do not answer.
 
-        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps.
+        ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps. ``are_others``: they
+        wait in different collectives. Code that does so may commit a little in each world, and the job would crawl for ever.
         """
         self._stuck += 1
-        if self._stuck < (UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT):
+        self._others = self._others + 1 if are_others else 0
+        if self._others < STUCK_WORLDS_LIMIT and self._stuck < (UNFORMED_LIMIT if has_silent else STUCK_WORLDS_LIMIT):
             return None
         question = (
             ". Do all ranks call the same collectives in the same order, with the same shapes?" if all_wait else ""
         )
-        return TrainingFailedError(
-            f"{self._stuck} worlds in a row got stuck without a commit; in the last one {reason}{question}", story
-        )
+        worlds = f"{max(self._stuck, self._others)} worlds in a row got stuck"
+        without = "" if self._others > self._stuck else " without a commit"
+        return TrainingFailedError(f"{worlds}{without}; in the last one {reason}{question}", story)
 
     def lost_state(self, what: str, story: Story) -> SparkElasticError | None:
         """Note that nobody holds the state any more: the next world begins from the newest durable checkpoint, if any."""

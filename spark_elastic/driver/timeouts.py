@@ -35,8 +35,8 @@ def _act_on(job: JobState, finding: watchdog.Finding) -> None:
             break_unconnected(job, reason)
         case watchdog.WorldStuck(reason):
             break_world(job, reason)
-        case watchdog.CollectivesStuck(reason, silent, all_wait):
-            break_stuck(job, reason, silent, all_wait)
+        case watchdog.CollectivesStuck():
+            break_stuck(job, finding)
         case watchdog.Pointless(reason):
             job.fail(TrainingFailedError(reason, job.book.story()))
         case watchdog.RanksDiffer(reason):

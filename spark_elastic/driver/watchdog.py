@@ -13,6 +13,7 @@ from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
+from spark_elastic.protocol.messages import COMMIT
 
 # A worker that has been silent for longer may have done anything since.
 HEARD_SECONDS = 3.0
@@ -52,12 +53,14 @@ class WorldStuck:
 class CollectivesStuck:
     """Ranks wait, and none gets on: the world breaks. The connections of ``silent`` workers did not answer.
 
-    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them.
+    ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them. ``are_others``: they
+    wait in different collectives, which no network explains.
     """
 
     reason: str
     silent: tuple[int, ...]
     all_wait: bool
+    are_others: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +221,45 @@ def _missed_in_fixed_world(seen: Situation, world: Generation) -> Iterator[Findi
         yield _find_stuck(seen, world, inside, limit)
 
 
-def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], limit: float) -> CollectivesStuck:
+def _find_stuck(seen: Situation, world: Generation, inside: Sequence[Worker], limit: float) -> Finding:
     """Describe a world in which some rank waits although none is late for a collective of all ranks."""
     waiting = [world.ranks[worker.worker] for worker in inside if worker.activity.waiting]
     computing = [world.ranks[worker.worker] for worker in inside if not worker.activity.waiting]
-    if computing:
+    others = {} if computing else find_others(inside)
+    named = ", ".join(f"{name} on ranks {[world.ranks[number] for number in those]}" for name, those in others.items())
+    frozen = {worker.worker: worker.activity.frozen for worker in inside if worker.activity.frozen}
+    if others and list(frozen) == others.get(COMMIT):
+        return RanksDiffer(
+            f"nothing of {next(iter(frozen.values()))} requires a gradient on ranks "
+            f"{[world.ranks[number] for number in frozen]} only, of {len(world.members)}, and ranks had waited in different "
+            f"collectives for {limit:g} s (hang_timeout): {named}. Change requires_grad on all ranks at the same step, and "
+            "where the elastic function is entered again, from what the State says"
+        )
+    if others:
+        reason = f"ranks had waited in different collectives for {limit:g} s (hang_timeout): {named}"
+    elif computing:
         reason = (
             f"ranks {waiting} had waited for {limit:g} s (hang_timeout) in a transfer, or in a collective of a group of the "
             f"user's own, while ranks {computing} computed; call state.heartbeat() in long code, or raise hang_timeout"
         )
     else:
         reason = f"all ranks had entered a collective that was not complete after {limit:g} s (hang_timeout)"
-    return CollectivesStuck(reason, find_silent(seen, inside), all_wait=not computing)
+    return CollectivesStuck(reason, find_silent(seen, inside), all_wait=not computing, are_others=bool(others))
+
+
+def find_others(inside: Sequence[Worker]) -> dict[str, list[int]]:
+    """Find the first collective that was not the same on all: who entered what, by name; empty where none is known."""
+    entered = []
+    for worker in inside:
+        first = worker.activity.collectives - len(worker.activity.recent)
+        entered.append({first + place: name for place, name in enumerate(worker.activity.recent)})
+    for place in sorted(set(entered[0]).intersection(*entered[1:])):
+        found: dict[str, list[int]] = {}
+        for worker, names in zip(inside, entered, strict=True):
+            found.setdefault(names[place], []).append(worker.worker)
+        if len(found) > 1:
+            return found
+    return {}
 
 
 def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:

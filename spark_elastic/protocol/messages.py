@@ -245,13 +245,18 @@ class ResultFollows(Message, frozen=True):
     elastic: bool
 
 
+# The name of the collective that a commit makes beside torch's default group.
+COMMIT = "state.commit()"
+
+
 class Activity(msgspec.Struct, frozen=True, array_like=True):
     """What the group of a generation does on a rank.
 
     ``collectives`` have been entered, and ``waiting`` says that one of them, or a transfer, is not complete. ``moved`` counts the
     bytes that have come over the group's connections, or have arrived at the other end; ``silent`` the connections whose other
     end does not answer. ``changes`` have been made of what models train; ``change`` was the last one, which ranks compare in the
-    collective of number ``compared_in``.
+    collective of number ``compared_in``. ``recent`` are the names of the last collectives, the newest last; ``frozen`` that of
+    the model that was called last, where nothing of it required a gradient.
     """
 
     collectives: int = 0
@@ -261,6 +266,8 @@ class Activity(msgspec.Struct, frozen=True, array_like=True):
     changes: int = 0
     compared_in: int = 0
     change: str = ""
+    recent: tuple[str, ...] = ()
+    frozen: str = ""
 
 
 class Heartbeat(Message, frozen=True):

@@ -79,8 +79,10 @@ class _Content:
         self._places = [place for part in module.modules() for place in (part._parameters, part._modules)]
         self._values = [value for place in self._places for value in place.values()]
         self._parameters = list(module.parameters())
-        self._flags = [parameter.requires_grad for parameter in self._parameters]
+        self._facts = self._look()
         self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
+        # What of them torch's wrapper makes room for: it changes with ``model.double()``, where the parameter stays the same.
+        self.dtypes = [parameter.dtype for parameter in self.trainable]
 
     def is_current(self) -> bool:
         """Whether all parts are the same objects, and the same parameters require gradients."""
@@ -88,11 +90,20 @@ class _Content:
         return (
             sum(map(len, self._places)) == len(self._values)
             and all(map(operator.is_, present, self._values))
-            and [parameter.requires_grad for parameter in self._parameters] == self._flags
+            and self._look() == self._facts
         )
 
-    def is_reduced_as(self, reduced: list[nn.Parameter]) -> bool:
-        return len(reduced) == len(self.trainable) and all(map(operator.is_, reduced, self.trainable))
+    def is_reduced_as(self, reduced: _Content | None) -> bool:
+        """Whether torch's wrapper that was made for ``reduced`` is that of this content."""
+        return (
+            reduced is not None
+            and len(reduced.trainable) == len(self.trainable)
+            and all(map(operator.is_, reduced.trainable, self.trainable))
+            and reduced.dtypes == self.dtypes
+        )
+
+    def _look(self) -> list[torch.dtype | None]:
+        return [parameter.dtype if parameter.requires_grad else None for parameter in self._parameters]
 
 
 class _Agreement:
@@ -139,9 +150,9 @@ def _reduced_names(model: DistributedDataParallel) -> list[str]:
     return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
 
 
-def _describe_change(module: nn.Module, reduced: Sequence[nn.Parameter]) -> str:
-    """Name the first parameter that has begun or ceased to require a gradient, of which ``reduced`` did until now."""
-    before = {id(parameter) for parameter in reduced}
+def _describe_change(module: nn.Module, reduced: _Content | None) -> str:
+    """Name the first parameter that has begun or ceased to require a gradient, or has another dtype than in ``reduced``."""
+    before = {} if reduced is None else dict(zip(map(id, reduced.trainable), reduced.dtypes, strict=True))
     named = [(f"{type(module).__name__}.{name}", parameter) for name, parameter in module.named_parameters()]
     for name, parameter in named:
         if parameter.requires_grad and id(parameter) not in before:
@@ -149,6 +160,9 @@ def _describe_change(module: nn.Module, reduced: Sequence[nn.Parameter]) -> str:
     for name, parameter in named:
         if not parameter.requires_grad and id(parameter) in before:
             return f"{name} ceased to require a gradient"
+    for name, parameter in named:
+        if parameter.requires_grad and before[id(parameter)] != parameter.dtype:
+            return f"{name} became {parameter.dtype}"
     return f"parameters of {type(module).__name__} were removed"
 
 
@@ -356,6 +370,7 @@ class DistributedDataParallel(nn.Module):
                 self._build()
                 self.compare([self])
                 self._read_agreement()
+        world.froze("" if self._content.trainable else type(self.module).__name__)
         if not self._content.trainable:
             return None
         self._keep(rows_given={len(value) for value in inputs if value.dim()})
@@ -372,7 +387,7 @@ class DistributedDataParallel(nn.Module):
         """Make torch's wrapper for what requires gradients now."""
         content = _Content(self.module)
         trainable = content.trainable
-        self._keep(_ddp=None, _content=content, _reduced=trainable)
+        self._keep(_ddp=None, _content=content, _reduced=content)
         if not trainable:
             return
         device = trainable[0].device
@@ -391,7 +406,7 @@ class DistributedDataParallel(nn.Module):
     def _leave(self) -> None:
         # How many rows the tensors had that the last forward for gradients was given; empty where that is not known.
         self._keep(rows_given=set())
-        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=[], _content=None, _agreement=None, _pass=-1)
+        self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _agreement=None, _pass=-1)
 
     def _keep(self, **values: Any) -> None:
         # Not attributes of the Module protocol: torch's wrapper must not show up among our submodules.
@@ -417,7 +432,7 @@ class DistributedDataParallel(nn.Module):
             "_by_hand": None,
             "_row_source": None,
             "rows_given": set(),
-            "_reduced": [],
+            "_reduced": None,
             "_content": None,
             "_agreement": None,
         }

@@ -112,9 +112,13 @@ class Group:
         backends = {device: (self._backends[name].kind, groups[name]) for device, name in self._devices.items()}
         return WatchedGroup(store, rank, size, backends, watch)
 
-    def entered(self, work: Any) -> None:
+    def entered(self, work: Any, name: str) -> None:
         """Take note of a collective that was not entered by way of torch's default group."""
-        self._watch.entered(work)
+        self._watch.entered(work, name)
+
+    def froze(self, model: str) -> None:
+        """Take note that nothing of this model, which was called last, requires a gradient; empty where something does."""
+        self._watch.frozen = model
 
     def compares(self, change: str) -> None:
         """Take note that the next collective compares this change of what models train with the other ranks."""
@@ -135,11 +139,13 @@ class Group:
     def activity(self) -> Activity:
         """What this rank has entered and waits for, and what its connections do."""
         # Ahead of what was compared: who counts the collective of a comparison has noted that before.
-        collectives = self._watch.collectives
+        collectives, recent = self._watch.count()
         changes, compared_in, change = self._watch.compared
         moved, silent = self._host.sockets.traffic()
         waiting = [watch.is_waiting() for watch in self._watches()]  # all are asked, as they remember what is news
-        return Activity(collectives, any(waiting), moved, silent, changes, compared_in, change)
+        return Activity(
+            collectives, any(waiting), moved, silent, changes, compared_in, change, recent, self._watch.frozen
+        )
 
     def _watches(self) -> list[Watch]:
         """The default group's, and those of the groups of user code that are still there."""

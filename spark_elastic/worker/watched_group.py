@@ -7,6 +7,7 @@ for long. So torch gets a group of ours: it hands each call on to the real one a
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ COLLECTIVES = (
     "barrier",
 )
 TRANSFERS = ("send", "recv", "recv_anysource")
+# So many of the last collectives are known by name: as many as a rank may be ahead of another that it waits for.
+RECENT = 16
 
 
 class Watch:
@@ -46,15 +49,20 @@ class Watch:
         self.collectives = 0
         # The last change of what models train, as ``Activity`` tells it: changes, compared_in, change.
         self.compared = (0, 0, "")
+        # The model that was called last, where nothing of it required a gradient.
+        self.frozen = ""
+        self._recent: deque[str] = deque(maxlen=RECENT)
         self._in_order = in_order
         self._lock = threading.Lock()
         self._pending: list[Any] = []
         self._known: Any = None
 
-    def entered(self, work: Any, is_collective: bool = True) -> None:
+    def entered(self, work: Any, name: str, is_collective: bool = True) -> None:
         """Note that this rank has entered a collective."""
         with self._lock:
-            self.collectives += is_collective
+            if is_collective:
+                self.collectives += 1
+                self._recent.append(name)
             kept = [] if self._in_order else _incomplete(self._pending)
             self._pending = kept if work is None else [*kept, work]
 
@@ -62,6 +70,11 @@ class Watch:
         """Note that the next collective compares a change of what models train, which all ranks have to make here."""
         with self._lock:
             self.compared = (self.compared[0] + 1, self.collectives + 1, change)
+
+    def count(self) -> tuple[int, tuple[str, ...]]:
+        """How many collectives have been entered, and the names of the last of them, the newest last."""
+        with self._lock:
+            return self.collectives, tuple(self._recent)
 
     def is_waiting(self) -> bool:
         """Whether something that was entered is not complete. What has come up since the last look does not count."""
@@ -103,7 +116,7 @@ class WatchedGroup(dist.ProcessGroup):
 def _handing_on(name: str, is_collective: bool) -> Callable[..., Any]:
     def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> Any:
         work = getattr(self._inner, name)(*args, **kwargs)
-        self._watch.entered(work, is_collective)
+        self._watch.entered(work, name, is_collective)
         return work
 
     call.__name__ = name

@@ -11,7 +11,7 @@ import torch
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.fault_points import Point
-from spark_elastic.protocol.messages import Activity, CommitId, FormWorld, Member
+from spark_elastic.protocol.messages import COMMIT, Activity, CommitId, FormWorld, Member
 from spark_elastic.worker import faults
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.group import build_on_thread
@@ -98,7 +98,7 @@ class World:
             work = self.group.gloo.allgather([list(everybody.unbind())], [mine])
         except RuntimeError as error:
             raise self.lost(error) from error
-        self.group.entered(work)
+        self.group.entered(work, COMMIT)
         self._pending = (work, everybody)
 
     def finish_exchange(self) -> list[list[int]] | None:
@@ -154,6 +154,10 @@ class World:
     def compares(self, change: str) -> None:
         """Have the driver know of a change of what a model trains, ahead of the collective in which ranks compare it."""
         self.group.compares(change)
+
+    def froze(self, model: str) -> None:
+        """Have the driver know that nothing of the model that was called last requires a gradient; empty where something does."""
+        self.group.froze(model)
 
     def can_restore(self) -> bool:
         """Whether this rank can go back to the commit that it holds."""

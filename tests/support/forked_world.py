@@ -84,6 +84,7 @@ def world(
         is_broken=lambda: False,
         lost=lambda error: WorkerLostError(str(error)),
         compares=lambda change: None,
+        froze=lambda model: None,
     )
     _groups.append(dist.group.WORLD)
     try:

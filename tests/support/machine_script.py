@@ -37,6 +37,8 @@ class Process:
     waiting: bool = False
     moved: int = 0
     silent: int = 0
+    recent: tuple[str, ...] = ()
+    frozen: str = ""
     beats: int = 0
     told_to_end: bool = False
     # Still alive, but the machine was told that it is gone, or has fenced it itself.
@@ -196,7 +198,14 @@ class Script:
         members = self.living if self.worlds else []
         others = [self.processes[other] for other in members if self.processes[other].phase == "training"]
         waiting = process.waiting or process.collectives > min((other.collectives for other in others), default=10**9)
-        activity = Activity(process.collectives, waiting, process.moved, process.silent)
+        activity = Activity(
+            process.collectives,
+            waiting,
+            process.moved,
+            process.silent,
+            recent=process.recent,
+            frozen=process.frozen,
+        )
         self.send(ev.WorkerHeard(worker, process.generation, activity, process.beats, process.commit))
 
     def come_back(self, *workers: int, reason: str = "a peer was lost") -> None:

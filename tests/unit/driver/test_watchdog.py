@@ -10,7 +10,7 @@ from machine_script import Script, reform, running, wait_in_collectives
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.errors import RanksDifferError, StateLostError, TrainingFailedError
-from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.messages import COMMIT, Activity, CommitId
 from spark_elastic.protocol.records import StateLost
 
 
@@ -314,6 +314,59 @@ def test_a_rank_that_computes_while_others_wait_for_it_is_blamed_though_others_w
     script.processes[2].waiting = False
     told = script.since(lambda: script.pass_time(52))
     assert told.of(do.KillWorker) == [do.KillWorker(2, 2)]
+
+
+def wait_in(script: Script, *recent: tuple[str, ...], frozen: dict[int, str] | None = None) -> None:
+    """All members wait; these are the last collectives that each has entered, and in ``frozen`` nothing requires a gradient."""
+    wait_in_collectives(script, *(5 for _ in recent))
+    for worker, names in zip(script.living, recent, strict=True):
+        script.processes[worker].recent = names
+        script.processes[worker].frozen = (frozen or {}).get(worker, "")
+
+
+ADRIFT = (("broadcast", "allreduce", "allreduce"), ("broadcast", "allreduce", COMMIT))
+
+
+@pytest.mark.parametrize("frozen", [{}, {0: "Net"}, {0: "Net", 1: "Net"}])
+def test_ranks_that_wait_in_different_collectives_are_named(frozen: dict[int, str]) -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    wait_in(script, *ADRIFT, frozen=frozen)
+    (abort,) = script.since(lambda: script.pass_time(52)).of(do.AbortWorld)
+    assert (
+        "different collectives for 50 s (hang_timeout): allreduce on ranks [0], state.commit() on ranks [1]"
+        in abort.reason
+    )
+
+
+def test_a_rank_that_went_on_because_it_alone_has_frozen_all_ends_the_job_and_is_named() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    wait_in(script, *ADRIFT, frozen={1: "Net"})
+    script.pass_time(52)
+    assert isinstance(script.error, RanksDifferError)
+    assert "nothing of Net requires a gradient on ranks [1] only, of 2" in str(script.error)
+
+
+@pytest.mark.parametrize("recent", [(("a", "b"), ("a", "b")), (("b",), ("a", "b")), ((), ("a",))])
+def test_ranks_that_wait_in_the_same_collective_as_far_as_is_known_are_not_told_apart(recent: Any) -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    wait_in(script, *recent)
+    (abort,) = script.since(lambda: script.pass_time(52)).of(do.AbortWorld)
+    assert "all ranks had entered a collective" in abort.reason
+
+
+def test_ranks_that_commit_a_little_in_each_world_and_then_wait_in_different_collectives_end_the_job() -> None:
+    script = running("a", "b", hang_timeout=50)
+    for _ in range(3):
+        script.commit()
+        wait_in(script, *ADRIFT)
+        script.pass_time(52)
+        if script.outcome is None:
+            reform(script)
+    assert isinstance(script.error, TrainingFailedError)
+    assert "3 worlds in a row got stuck; in the last one ranks had waited in different collectives" in str(script.error)
 
 
 def compare_change(script: Script, *entered: int, changed: set[int]) -> None:

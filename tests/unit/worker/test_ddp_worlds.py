@@ -250,3 +250,34 @@ def test_the_driver_is_told_what_has_changed_ahead_of_the_collective_that_compar
         "parameters of Sequential were removed",
     ]
     assert on_ranks(2, change_what_trains) == [told] * 2
+
+
+def become_double(folder: Path, rank: int) -> tuple[list[str], list[float]]:
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    told: list[str] = []
+    with world(folder, rank, 2, [model]) as formed:
+        formed.compares = told.append
+        model(torch.ones(1, 2)).sum().backward()
+        model.double()
+        model.zero_grad()
+        model(torch.full((1, 2), float(rank), dtype=torch.float64)).sum().backward()
+        return told, model.module.weight.grad.flatten().tolist()
+
+
+def test_parameters_that_stay_the_same_objects_and_get_another_dtype_are_reduced() -> None:
+    assert on_ranks(2, become_double) == [(["Linear.weight became torch.float64"], [0.5, 0.5])] * 2
+
+
+def freeze_and_unfreeze(folder: Path, rank: int) -> list[str]:
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    noted: list[str] = []
+    with world(folder, rank, 2, [model]) as formed:
+        formed.froze = noted.append
+        for is_trained in (True, False, True):
+            model.module.requires_grad_(is_trained)
+            model(torch.ones(1, 2))
+    return noted
+
+
+def test_the_driver_is_told_of_a_model_of_which_nothing_requires_a_gradient_as_long_as_that_is_so() -> None:
+    assert on_ranks(2, freeze_and_unfreeze) == [["", "Linear", ""]] * 2

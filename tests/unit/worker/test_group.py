@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import WorkerLostError
+from spark_elastic.protocol.messages import COMMIT
 from spark_elastic.worker.backends import BACKENDS, find_backend
 from spark_elastic.worker.backends.gloo import Gloo
 from spark_elastic.worker.backends.nccl import Nccl
@@ -86,7 +87,7 @@ def test_a_closed_group_forgets_what_its_groups_of_user_code_wait_for(
     monkeypatch.setattr(Gloo, "subgroup", lambda *args: None)
     monkeypatch.setattr(Group, "_watched", lambda *args: args[-1])
     watch: Any = group.subgroup(SimpleNamespace(store=dist.HashStore(), group_rank=0, group_size=1))
-    watch.entered(SimpleNamespace(is_completed=lambda: False))
+    watch.entered(SimpleNamespace(is_completed=lambda: False), "allreduce")
     group.close()
     watch.is_waiting()  # what it sees for the first time is news
     assert not watch.is_waiting()
@@ -107,3 +108,11 @@ def test_a_job_may_name_every_library_in_the_table(name: str) -> None:
 def test_torch_tells_libraries_apart_by_their_kinds() -> None:
     kinds = [find_backend(name).kind for name in BACKENDS]
     assert len(set(kinds)) == len(kinds)
+
+
+def test_the_driver_is_told_what_was_entered_last_and_that_a_model_is_frozen(group: Group) -> None:
+    for name in ("allreduce", COMMIT):
+        group.entered(None, name)
+    group.froze("Net")
+    activity = group.activity()
+    assert (activity.collectives, activity.recent, activity.frozen) == (2, ("allreduce", COMMIT), "Net")

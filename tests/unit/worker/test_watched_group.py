@@ -62,7 +62,7 @@ def test_who_is_alone_in_a_collective_waits_until_the_other_has_come(pair: Any) 
 def test_ranks_in_different_collectives_both_wait_though_both_have_entered_as_many(pair: Any) -> None:
     (one, of_one), (other, of_other) = pair
     works = [one.allreduce([torch.ones(2)]), other.barrier()]
-    assert (of_one.collectives, of_other.collectives) == (1, 1)
+    assert (of_one.count(), of_other.count()) == ((1, ("allreduce",)), (1, ("barrier",)))
     assert of_one.is_waiting()
     assert of_other.is_waiting()
     assert not any(work.is_completed() for work in works)
@@ -100,8 +100,8 @@ class Kernel:
 def test_a_gpu_is_asked_only_about_its_newest_work_and_only_once_that_is_no_news() -> None:
     watch = Watch(in_order=True)
     old, new = Kernel(), Kernel()
-    watch.entered(old)
-    watch.entered(new)
+    watch.entered(old, "allreduce")
+    watch.entered(new, "allreduce")
     assert not watch.is_waiting()
     assert (old.asked, new.asked) == (0, 0)
     assert watch.is_waiting()
@@ -113,9 +113,9 @@ def test_a_gpu_is_asked_only_about_its_newest_work_and_only_once_that_is_no_news
 def test_a_change_that_ranks_compare_is_known_by_the_collective_in_which_they_do() -> None:
     watch = Watch(in_order=False)
     assert watch.compared == (0, 0, "")
-    watch.entered(None)
+    watch.entered(None, "allreduce")
     watch.compares("a.bias began to require a gradient")
-    watch.entered(None)
+    watch.entered(None, "allreduce")
     assert (watch.collectives, watch.compared) == (2, (1, 2, "a.bias began to require a gradient"))
 
 
@@ -123,6 +123,6 @@ def test_what_is_complete_is_not_kept() -> None:
     watch = Watch(in_order=False)
     for _ in range(5):
         work = SimpleNamespace(is_completed=lambda: True)
-        watch.entered(work)
-    watch.entered(None)
+        watch.entered(work, "allreduce")
+    watch.entered(None, "allreduce")
     assert watch._pending == []
