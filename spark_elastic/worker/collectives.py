@@ -1,4 +1,4 @@
-"""The small collectives for user code: over all ranks of the present generation, a loss raised as ``WorkerLostError``."""
+"""Small collectives for user code, over all ranks of the present generation. They raise a loss as ``WorkerLostError``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
 
 
 def allgather_object(obj: Any) -> list[Any]:
-    """Return every rank's ``obj``, in rank order. Objects travel by pickle between the workers, which are one job's."""
+    """Return every rank's ``obj``, in rank order. Objects travel by pickle, as all workers belong to one job."""
     world = current_world()
     if world is None or world.size == 1:
         return [obj]

@@ -1,4 +1,4 @@
-"""A communication hook of DDP's that outlives generations."""
+"""A communication hook for DDP that outlives generations."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
-# Changes with the generation, and is found anew where it is None.
+# The attribute of a state that changes with the generation. Torch's hooks look the group up anew where it is None.
 _GROUP = "process_group"
 
 
 class CommHook:
-    """What ``register_comm_hook`` was given, to be registered with each wrapper that torch makes.
+    """What ``register_comm_hook`` was given, to be registered with the wrapper of each generation.
 
     ``state`` is handed to the hook. A function (a class, a ``functools.partial``) is called in each world and returns the
-    state. A state of torch's own hooks, such as ``PowerSGDState``, begins anew each time as it was given, so that survivors
-    and newcomers hold the same. All else is handed on as it is.
+    state. A state of torch's own hooks, such as ``PowerSGDState``, begins in each world as it was when it was given, so that
+    survivors and newcomers hold the same. Anything else is handed on as it is.
     """
 
     def __init__(self, state: Any, hook: Callable[..., Any]) -> None:

@@ -33,7 +33,7 @@ def current_world() -> World | None:
 
 
 def rank() -> int:
-    """This worker's rank in its world, from 0 on; 0 outside a job. Raises ``NotInWorldError`` (so do the others below)."""
+    """This worker's rank in its world, from 0 on; 0 outside a job. Like all below, raises ``NotInWorldError`` in no world."""
     world = current_world()
     return 0 if world is None else world.rank
 

@@ -37,7 +37,7 @@ class GenerationOverError(WorkerLostError):
 class ControlledWorld(Protocol):
     """The world that is being formed or used, as the control thread sees it. Nothing here may block.
 
-    What the methods do here is right between two worlds, where there is nothing to abort and nobody waits.
+    The methods below are those of a worker between two worlds, which has nothing to abort and waits for nobody.
     """
 
     def abort(self, generation: int) -> None:
@@ -62,11 +62,11 @@ class ControlledWorld(Protocol):
 
 
 class NoWorld(ControlledWorld):
-    """What there is between two worlds."""
+    """Stands for the world of a worker between two worlds."""
 
 
 class ControlClient:
-    """Speaks with the driver. Public methods are for user threads; they may block, and say on what."""
+    """Speaks with the driver. Public methods are for user threads; those that may block say on what."""
 
     def __init__(self, ticket: Ticket, worker: int, token: str, system: System = REAL_SYSTEM) -> None:
         self._system = system
@@ -99,7 +99,7 @@ class ControlClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the driver to take the result, or the error. It may be paused; if it is gone, this process ends with it."""
+        """Wait, also for a paused driver, until it has taken the result or the error. Without a driver this process ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._said_goodbye or not self._ending)
 
@@ -145,12 +145,12 @@ class ControlClient:
         self._send(m.Reported(self.generation, report))
 
     def claim_fault(self, fault: int) -> bool:
-        """Ask the driver whether this injected fault is still to strike, here."""
+        """Ask the driver whether this injected fault is to strike here, or has struck often enough."""
         number = next(self._numbers)
         return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
 
     def beat(self) -> None:
-        """Say that this worker gets on, without a collective."""
+        """Say that this worker gets on, although it enters no collective."""
         self.beats += 1
 
     # ------------------------------------------------------------------ worlds
@@ -162,7 +162,7 @@ class ControlClient:
             self._send(m.WorkerReady(last, self.commit, reason))
             self._changed.wait_for(lambda: self._form is not None and self._form.generation > last)
             assert self._form is not None
-            # First: a heartbeat of the new generation must not tell what was done in the old one.
+            # In this order: a heartbeat of the new generation must not tell what was done in the old world.
             self._world = NoWorld()
             self.generation = self._form.generation
             return self._form
@@ -176,11 +176,11 @@ class ControlClient:
         self._world = NoWorld()
 
     def formed(self) -> None:
-        """Acknowledge that the group of the present generation is complete."""
+        """Tell the driver that this rank is connected to all others of the present generation."""
         self._send(m.WorldFormed(self.generation))
 
     def vote(self) -> None:
-        """Say that this worker left the elastic function, and wait until all have. Raise ``WorkerLostError`` if not."""
+        """Say that this worker has left the elastic function, and wait until all have. A loss raises ``WorkerLostError``."""
         with self._changed:
             self._send(m.WorkerReturned(self.generation, self.commit))
             self._changed.wait_for(lambda: self._finished == self.generation or self.is_aborted(self.generation))
@@ -202,7 +202,7 @@ class ControlClient:
         return self._interrupted == self.generation
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until ``condition`` holds; it is looked at whenever the driver has said something, or ``notify`` was called."""
+        """Wait until ``condition`` holds. It is checked whenever the driver has said something, or ``notify`` was called."""
         with self._changed:
             return bool(self._changed.wait_for(condition, seconds))
 
@@ -253,7 +253,7 @@ class ControlClient:
         try:
             self._loop.run_until_complete(self._converse())
         finally:
-            # Whatever ended the conversation: without the driver there is no job. Descendants are the warm parent's to end.
+            # Whatever ended the conversation, there is no job without the driver. The warm parent ends what this process started.
             self._system.exit(0 if self._said_goodbye else 1)
 
     async def _converse(self) -> None:
@@ -282,7 +282,7 @@ class ControlClient:
         beating.cancel()
         if not self._ending:
             return
-        # The main thread runs its exit handlers now; it ends the process.
+        # The main thread runs its exit handlers now, and then ends the process.
         await asyncio.sleep(GOODBYE_SECONDS)
 
     def _obey(self, message: m.Message, connection: Connection) -> None:
@@ -316,5 +316,5 @@ class ControlClient:
 
 
 def _sendable(text: str) -> str:
-    """Messages of exceptions may hold what is not Unicode (undecodable file names)."""
+    """Replace what is not Unicode: messages of exceptions may hold file names that cannot be decoded."""
     return text.encode("utf-8", "replace").decode()

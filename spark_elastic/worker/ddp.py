@@ -33,7 +33,7 @@ _Torchs = nn.parallel.DistributedDataParallel
 # Torch 2.6 always broadcasts the parameters, which are equal already; that costs a reset some milliseconds a megabyte.
 _ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
 _NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
-# What else torch's wrapper has, and why ours has not.
+# Attributes of torch's wrapper that ours does not have, and why.
 _MISSING = {
     "join": "the loaders of a State give all ranks equally many batches, some of weight 0 where rows are short",
     "_register_builtin_comm_hook": "call register_comm_hook with fp16_compress_hook of torch.distributed.algorithms",
@@ -52,12 +52,13 @@ class _Inner(nn.parallel.DistributedDataParallel):
 
 
 class _RowsByHand:
-    """What ``set_rows`` said, and the sum over all ranks, which is under way."""
+    """What ``set_rows`` was given, and the sum of that over all ranks, which is under way."""
 
     def __init__(self, rows: float, world: World) -> None:
         self.rows, self._size = rows, world.size
         self._total = torch.tensor([rows], dtype=torch.float64)
-        # Whether a backward pass has used it: a later call, which may come after the next forward, is then that forward's.
+        # Whether a backward pass has used these rows: the next ``set_rows`` is then meant for the next forward, even if it comes
+        # after that forward.
         self.was_used = False
         try:
             self._work = dist.all_reduce(self._total, async_op=True)
@@ -73,7 +74,7 @@ class _RowsByHand:
 
 
 class _Content:
-    """What requires gradients in a module, and a quick look whether that is still so."""
+    """What requires gradients in a module, and a quick check whether that has changed."""
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [place for part in module.modules() for place in (part._parameters, part._modules)]
@@ -107,7 +108,7 @@ class _Content:
 
 
 class _Agreement:
-    """Which parameters of some models require gradients, as all ranks say. To make it is a collective."""
+    """Compares between all ranks which parameters of some models require gradients. Making one is a collective."""
 
     def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
         self._world = world
@@ -167,7 +168,7 @@ def _describe_change(module: nn.Module, reduced: _Content | None) -> str:
 
 
 class _Call:
-    """One forward of a wrapped model: which share of a global batch it works on, and the reduction that it is part of."""
+    """One forward of a wrapped model: its share of a global batch, and the reduction that its backward belongs to."""
 
     def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
         by_hand: _RowsByHand | None = model._by_hand
@@ -194,7 +195,7 @@ class _Call:
         return by_hand.weight()
 
     def enter_backward(self) -> None:
-        """Have torch reduce in each pass: by itself it does so in the first after a forward only."""
+        """Have torch reduce gradients in this pass: by itself torch does so only in the first pass after a forward."""
         model, task = self._model, torch._C._current_graph_task_id()
         if not self._syncs or model._pass == task or self._ddp is not model._ddp:
             return
@@ -244,13 +245,13 @@ class DistributedDataParallel(nn.Module):
         self._leave()
         job = current_job()
         if job is not None:
-            _leave_out_of_graphs()  # once a process, here where nobody waits for it
+            _leave_out_of_graphs()  # takes time once a process, and here no rank waits for another
             job.add_model(self)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
-            # Who opens a checkpoint gets the weights without ``module.``.
+            # Marked so that whoever opens a checkpoint gets the weights without ``module.``.
             destination._metadata[prefix[:-1]][WRAPPER_MARK] = True
 
     def attach(self, world: World) -> None:
@@ -273,7 +274,7 @@ class DistributedDataParallel(nn.Module):
                 model._keep(_agreement=agreement)
 
     def detach(self) -> None:
-        """Drop torch's wrapper: after a failed backward it is of no use, and it holds the old process group."""
+        """Drop torch's wrapper, which holds the old process group, and is of no use after a failed backward."""
         self._leave()
         weighting.clear()
 
@@ -294,7 +295,7 @@ class DistributedDataParallel(nn.Module):
             self._keep(_by_hand=_RowsByHand(float(rows), world))
 
     def forget_rows(self) -> None:
-        """A step is over; called by the State at each commit."""
+        """Forget what ``set_rows`` said, as a step is over. Called by the State at each commit."""
         self._keep(_by_hand=None)
         weighting.forget()
 
@@ -358,14 +359,14 @@ class DistributedDataParallel(nn.Module):
         return _mark(outputs, call, True)
 
     def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
-        """Begin a forward that gradients may come back through; None where there are none."""
+        """Begin a forward that gradients may come back through. Return None where none can."""
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
         if not self._content.is_current():
             self._keep(_content=_Content(self.module))
             if self._content.trainable and not self._content.is_reduced_as(self._reduced):
-                # Said ahead of the collective, into which a rank without this change would not come.
+                # Said ahead of the collective, which a rank without this change would not enter.
                 world.compares(_describe_change(self.module, self._reduced))
                 self._build()
                 self.compare([self])
@@ -404,7 +405,7 @@ class DistributedDataParallel(nn.Module):
         )
 
     def _leave(self) -> None:
-        # How many rows the tensors had that the last forward for gradients was given; empty where that is not known.
+        # The numbers of rows of the tensors that the last forward with gradients was given; empty where there was none.
         self._keep(rows_given=set())
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _agreement=None, _pass=-1)
 
@@ -425,7 +426,7 @@ class DistributedDataParallel(nn.Module):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the module, and nothing of the world."""
+        """Leave everything of the world out of copies and pickles, which hold the module."""
         outside: dict[str, Any] = {
             "_ddp": None,
             "_world": None,
@@ -441,7 +442,7 @@ class DistributedDataParallel(nn.Module):
 
 @functools.cache
 def _leave_out_of_graphs() -> None:
-    """Have ``torch.compile`` trace what our code calls, and none of our code, which holds the generation's weight and group."""
+    """Keep ``torch.compile`` from tracing this package, whose weights and groups change. What it calls is compiled."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "spark_elastic":
             continue
@@ -460,7 +461,7 @@ def _skip(code: types.CodeType) -> None:
 
 
 def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:
-    """Put the border of a forward at the tensors in ``values`` that gradients come back through."""
+    """Mark the border of a forward at the tensors in ``values`` that gradients come back through."""
 
     def mark(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

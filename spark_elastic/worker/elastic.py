@@ -23,13 +23,12 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     """Make ``function(state, *args, **kwargs)`` survive losses and arrivals of workers.
 
     When a worker is lost the state goes back to the last commit; when workers come or leave as planned it has just been
-    committed. Then the world is formed anew, the state synced, reset callbacks run on all ranks, and ``function`` is
-    entered again; so it has to go on from what the state says. The call returns when all ranks have left ``function``, with
-    this rank's value; a loss before that enters it again. It blocks while fewer than ``min_np`` workers are there.
+    committed. Then the world is formed anew, the state is synced, reset callbacks run on all ranks, and ``function`` is
+    entered again, so ``function`` has to go on from what the state says. When all ranks have left ``function``, the call returns
+    this rank's value; a loss before that enters ``function`` again. The call blocks while fewer than ``min_np`` workers are left.
 
-    In a job there is one elastic function, called once. Outside a job the function is simply called. Under
-    ``run(elastic=False)`` it is called once, from the newest durable checkpoint if there is one: a loss runs all of the job's
-    function again.
+    A job has one elastic function, called once. Outside a job the function is simply called. Under ``run(elastic=False)`` it is
+    called once, with the state of the newest durable checkpoint if there is one, and a loss runs all of the job's function again.
     """
     if not callable(function):
         raise TypeError(f"elastic takes a function, not {function!r}")
@@ -78,14 +77,14 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             return value
         if job.world is not None:
             job.world.rest()
-        # Also after a planned interrupt: gradients, and what code ran on the way out, belong to no commit.
+        # After a planned interrupt, too: gradients, and changes that code made on its way out, belong to no commit.
         state.restore()
 
 
 def _find_change(error: BaseException, job: Job) -> WorldChanged | None:
-    """Tell whether an exception comes from a change of the world.
+    """Return the change of the world that an exception comes from; None if it has another cause.
 
-    User code may wrap ours in one of its own, and errors of collectives in a broken world are plain ``RuntimeError``s.
+    User code may wrap our exceptions in its own, and errors of collectives in a broken world are plain ``RuntimeError``s.
     """
     for link in _chain(error):
         if isinstance(link, WorldChanged):

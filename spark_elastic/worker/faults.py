@@ -42,7 +42,7 @@ _injector: Callable[[Point, int | None, int | None, int | None], None] = _no_fau
 
 
 def arm(injector: Callable[[Point, int | None, int | None, int | None], None] = _no_faults) -> None:
-    """Say what strikes in this process from here on; without an argument nothing does."""
+    """Set what strikes in this process from now on; without an argument nothing does."""
     global _injector
     _injector = injector
 
@@ -71,7 +71,7 @@ def _strike(fault: Fault) -> None:
             psutil.Process().parents()[1].kill()
             threading.Event().wait()
         case Action.DRAIN | Action.GIVE_BACK:
-            pass  # the driver drains the host of whoever claims this, or starts another
+            pass  # the driver drains the host of the worker that claims this, or has the cluster give a seat back
         case Action.TAKE_AWAY:
             if fault.grace <= 0:
                 threading.Event().wait()

@@ -6,17 +6,17 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-# How deep and how much is looked at on each machine, and how many names a warning has.
+# How many folders down and how many files are looked at on each machine, and how many names a warning has.
 DEPTH = 2
 MOST_ENTRIES = 5_000
 MOST_NAMES = 3
 
 
 def files_since(folder: str, named: Sequence[str], since: float) -> list[str] | None:
-    """List files written since a time, in the present folder and at the paths that the script was given, as it names them.
+    """List files written since a time, in the script's folder and at the paths among its arguments, as the script names them.
 
-    ``folder`` is where the script works if it is there, else the present folder. Hidden files and what lies deep is left out.
-    None where there is too much to look at.
+    The script works in ``folder`` if this machine has it, else in the present folder. Hidden files, and files more than ``DEPTH``
+    folders down, are left out. Returns None where there is too much to look at.
     """
     base = folder if folder and os.path.isdir(folder) else os.getcwd()
     found: set[str] = set()
@@ -55,7 +55,7 @@ def _files(path: str, depth: int) -> Iterator[str]:
 
 
 def describe_scattered(found: Mapping[str, Sequence[str] | None]) -> str:
-    """Say which files only some places have; empty where all have the same. ``found``: the files of each place, None: unknown."""
+    """Say which files only some places have; empty where all have the same. ``found``: files by place, None if unknown."""
     known = {place: names for place, names in found.items() if names is not None}
     if len(known) < len(found):
         return ""

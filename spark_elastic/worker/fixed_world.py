@@ -43,7 +43,7 @@ def call_in_fixed_world(job: Job, call: Callable[[], T]) -> T:
     except BaseException as error:
         if not isinstance(error, WorldChanged) and (job.world is None or not job.world.is_broken()):
             raise
-        # What user code makes of a collective that has failed says nothing of its own.
+        # The world is broken, so whatever user code has made of a failed collective is not the code's own error.
         job.control.ready(str(error) or type(error).__name__)
         raise
     job.finish()
@@ -52,7 +52,7 @@ def call_in_fixed_world(job: Job, call: Callable[[], T]) -> T:
 
 
 def _accept_init_process_group(world: World) -> None:
-    """Let ``init_process_group()``, with which functions for TorchDistributor begin, find the group that is there."""
+    """Let ``init_process_group()``, with which functions for TorchDistributor begin, find the group that exists already."""
     of_torch = dist.init_process_group
 
     @functools.wraps(of_torch)

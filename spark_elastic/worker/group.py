@@ -3,7 +3,7 @@
 Torch's own ``init_process_group("gloo")`` would build the group on the calling thread, where a peer that dies while it
 connects could hold it. Here the group is built first, on a thread that can be left behind, and then handed to
 ``init_process_group`` through torch's interface for third-party backends. So ``torch.distributed`` calls, DDP, SyncBatchNorm
-and ``new_group`` work in user code as ever.
+and ``new_group`` work in user code as usual.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from spark_elastic.worker.watched_group import Watch, WatchedGroup
 
 logger = logging.getLogger("spark_elastic")
 
-# How long torch is kept from going on while the device's group is aborted.
+# How long ``close`` waits for the abort of the device's group before torch destroys it.
 ABORT_SECONDS = 2.0
-# Ahead of a backend's name it is what torch calls ours.
+# Torch knows our backends by this prefix and the library's name.
 PREFIX = "elastic_"
 
 
@@ -54,7 +54,7 @@ class Group:
             self._backends[backend] = self._device = library(store, rank, size, address, timeout)
         self._in_order = library.in_order
         self._watch = Watch(self._in_order)
-        # Those of the groups of user code, which torch and the user hold.
+        # The watches of the groups that user code has made, which torch and the user hold.
         self._others: list[weakref.ref[Watch]] = []
         # Whether the host goes on before a collective has succeeded.
         self.runs_ahead = library.runs_ahead
@@ -88,9 +88,9 @@ class Group:
         )
 
     def subgroup(self, options: Any) -> WatchedGroup:
-        """Make a ``new_group`` of user code, in a way that an abort reaches it, and that what waits in it is known to wait.
+        """Make a ``new_group`` of user code that an abort reaches, and of which one can tell whether something waits in it.
 
-        Its collectives are not counted: not all ranks take part in them.
+        The collectives of such a group are not counted, because not all ranks take part in them.
         """
         rank, size = options.group_rank, options.group_size
         backends = {
@@ -105,7 +105,7 @@ class Group:
 
     @property
     def _devices(self) -> dict[str, str]:
-        """The backend that takes the tensors of a device, by name: the last that does."""
+        """The name of the library that takes the tensors of each device: of several, the last."""
         return {device: name for name, backend in self._backends.items() for device in backend.devices}
 
     def _watched(self, store: Any, rank: int, size: int, groups: Mapping[str, Any], watch: Watch) -> WatchedGroup:
@@ -129,11 +129,11 @@ class Group:
         dist.broadcast(tensor, src=source)
 
     def send(self, tensor: torch.Tensor, receiver: int) -> Any:
-        """Begin to send to one rank; what is returned has ``wait``."""
+        """Begin to send to one rank. Returns an object that has ``wait``."""
         return dist.isend(tensor, receiver)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Block until ``source`` has sent what the tensor gets."""
+        """Fill the tensor with what ``source`` sends; blocks until that has arrived."""
         dist.recv(tensor, source)
 
     def activity(self) -> Activity:
@@ -148,11 +148,11 @@ class Group:
         )
 
     def _watches(self) -> list[Watch]:
-        """The default group's, and those of the groups of user code that are still there."""
+        """The watch of the default group, and those of user code's groups that still exist."""
         return [self._watch, *(watch for watch in (other() for other in self._others) if watch is not None)]
 
     def is_broken(self) -> bool:
-        """Whether a peer is gone, as far as this process can see without asking anybody."""
+        """Whether a peer is gone, as far as this process can tell by itself."""
         return self._aborted.is_set() or self._host.sockets.is_broken()
 
     def abort(self) -> None:
@@ -161,11 +161,11 @@ class Group:
         self._host.abort()
 
     def abort_device(self) -> list[threading.Thread]:
-        """End those of the device's group, where there is one. Return the threads that are still about it."""
+        """End the collectives of the device's group, if there is one. Return the threads that are still busy with that."""
         return [] if self._device is None else self._device.abort()
 
     def give_up(self) -> list[threading.Thread]:
-        """Abort both, where no other rank may still have something to complete. Return what ``abort_device`` does."""
+        """Abort both groups, once no rank has anything left to complete. Return what ``abort_device`` does."""
         self.abort()
         return self.abort_device()
 
@@ -181,10 +181,10 @@ class Group:
             backend.close()
 
     def drop(self) -> threading.Thread:
-        """Free what a closed group holds, on a thread of its own, which is returned: backends may block.
+        """Free what a closed group holds. Return the thread that does so, because backends may block.
 
-        This is called a generation after ``close``: callbacks of a communication hook, which may be the last to know the
-        group, have then failed and are gone.
+        This is called a generation after ``close``. By then callbacks of a communication hook, which may be the last to hold the
+        group, have failed and are gone.
         """
 
         def free() -> None:
@@ -240,7 +240,7 @@ def _creator(backend: str) -> Callable[[Any, Any], Any]:
     def create(options: Any, backend_options: Any) -> Any:
         assert _offered is not None, "the backend is registered for spark_elastic's own use"
         if backend not in _default_taken:
-            _default_taken.update(BACKENDS)  # it serves all devices, and torch asks for no other
+            _default_taken.update(BACKENDS)  # this group serves all devices, so torch needs no other as its default
             return _offered.watched
         return _offered.subgroup(options)
 

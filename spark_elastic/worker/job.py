@@ -36,7 +36,7 @@ class Job:
         runtime: Runtime = REAL_RUNTIME,
     ) -> None:
         self.control = control
-        # Whether one world is around the whole of the user's function, run(elastic=False).
+        # Whether one world spans the whole of the user's function, as under run(elastic=False).
         self.is_fixed = is_fixed
         self.reporter = Reporter(control.report, runtime.clock)
         self.checkpoints = checkpoints
@@ -50,7 +50,7 @@ class Job:
         self._form_timeout = form_timeout
         self._runtime = runtime
         self._entered = False
-        # In the order in which they were made, which is the same on all ranks.
+        # The wrapped models in the order in which they were made, which is the same on all ranks.
         self._models: list[weakref.ref[DistributedDataParallel]] = []
 
     @property
@@ -73,9 +73,9 @@ class Job:
         faults.reached(Point.READY)
 
     def next_world(self, reason: str) -> World:
-        """Wait for the next generation and connect. Raises ``WorkerLostError`` when it is over before it has begun.
+        """Wait for the next generation and connect. Raises ``WorkerLostError`` if that generation is over before it has begun.
 
-        ``reason`` says why the last one ended; empty after a planned interrupt and at the beginning.
+        ``reason`` says why the last generation ended; it is empty after a planned interrupt and at the beginning.
         """
         order = self.control.ready(reason)
         self.leave_world()
@@ -100,7 +100,7 @@ class Job:
         return [model for model in (ref() for ref in self._models) if model is not None]
 
     def finish(self) -> None:
-        """All ranks have left the elastic function: they go their own ways, and models are called as they are."""
+        """Note that all ranks have left the elastic function: from now on each calls its models alone, without a world."""
         self.finished = True
         for model in self.models:
             model.detach()
@@ -144,11 +144,11 @@ def current_job() -> Job | None:
 
 
 def present_world() -> World | None:
-    """The world of this process's job, until that is over; None outside a job and before its first generation."""
+    """The world of this process's job; None outside a job, before its first generation, and once the job is over."""
     return None if _job is None or _job.finished else _job.world
 
 
 def enter_job(job: Job | None) -> None:
-    """Make ``job`` this process's; None: it has none any more. A worker process has one in its life, to its end."""
+    """Make ``job`` the job of this process; None takes it away again. A worker process keeps one job to its end."""
     global _job
     _job = job

@@ -59,8 +59,8 @@ def _call(control: ControlClient, payload: Payload) -> int:
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
     except BaseException as error:
-        # In a fixed world the others wait in vain for a rank that has raised. Nor does another try help where the error is one
-        # of these.
+        # In a fixed world the others would wait in vain for a rank that has raised. Another try would not help against these
+        # errors, either.
         control.failed(error, fatal=not payload.elastic or isinstance(error, (NotInWorldError, ScriptFailedError)))
         return 1
     world = job.world
@@ -92,7 +92,7 @@ def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...]
 
 
 def _pin(control: ControlClient, key: str, make: Callable[[], bytes]) -> bytes:
-    """Let one worker's value be the whole job's: the first to arrive makes it, newcomers while others train."""
+    """Return the value that the whole job agrees on, which the first workers to ask make. Newcomers get it while others train."""
     name = f"pinned/{key}"
     if control.store("check", (name,), generation=WHOLE_JOB).amount:
         return control.store("get", (name,), generation=WHOLE_JOB).values[0]

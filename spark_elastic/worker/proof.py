@@ -1,8 +1,8 @@
 """Ranks prove to each other, over the connections that they have just made, that they are the members of the generation.
 
-Gloo takes whoever connects first for the rank that it expects. So before a group counts as formed, each rank sends each other
-one a code that only somebody can compute who knows a secret out of the control store, which serves members alone. A code is
-bound to generation, group, sender and receiver: those that a stranger was sent are of no use to it.
+Gloo takes whoever connects first for the rank that it expects. So before a group counts as formed, each rank sends every other
+rank a code that only a holder of the group's secret can compute. The secret comes from the control store, which serves members
+alone. A code is bound to generation, group, sender and receiver, so a stranger has no use for the codes that it is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CODE_BYTES = 32
 def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
     """Exchange codes with every rank, each over its own connection. A collective of all ranks.
 
-    Returns what is wrong, and nothing where all is well. It does not raise: an error's frames would keep the group alive.
+    Returns what is wrong; an empty string if nothing is. Does not raise, because an error's frames would keep the group alive.
     """
     if size == 1:
         return ""
@@ -33,12 +33,12 @@ def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
 
 
 def codes(secret: bytes, group: str, size: int, *, sender: int) -> bytes:
-    """What a rank sends to all others, one after the other; its own part is among them."""
+    """Return what a rank sends to all ranks, in their order; a part for itself is included."""
     return b"".join(_code(secret, group, sender, receiver) for receiver in range(size))
 
 
 def check(received: bytes, rank: int, size: int, secret: bytes, group: str) -> str:
-    """Say who has not sent its code for this rank; nothing where all have."""
+    """Say which rank has not sent its code for this one; an empty string if all have."""
     for sender in range(size):
         found = received[sender * CODE_BYTES : (sender + 1) * CODE_BYTES]
         if not hmac.compare_digest(found, _code(secret, group, sender, rank)):

@@ -1,4 +1,4 @@
-"""Reporter: what a worker tells the job's event log and progress line, few enough messages that no step feels them."""
+"""Reporter: what a worker tells the job's event log and progress line, in so few messages that no step feels them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, S
 
 # Rank 0 says how far the job is no more often than this.
 PROGRESS_SECONDS = 0.5
-# A rank's metrics: so many reports at once, so many a second on and on. What comes in between is merged, the newest value
-# of each name.
+# A rank may send so many reports of metrics at once, and so many a second in the long run. What comes in between is merged: of
+# each name the newest value counts.
 BURST = 20
 REPORTS_PER_SECOND = 4.0
 
@@ -32,7 +32,7 @@ class Reporter:
     def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note that this rank is about to enter the user's function in a new generation.
 
-        ``progress(step)`` tells how far the data is; here and below it is given on the one rank that speaks for all.
+        ``progress(step)`` tells how far the data is. Here and below only the rank that speaks for all is given one.
         """
         now = self._clock()
         self._send(Entered(step, None if self._active_at is None else round(now - self._active_at, 4)))
@@ -54,14 +54,14 @@ class Reporter:
             self.metrics(step, {})
 
     def finished(self, step: int, progress: Callable[[int], Progress] | None) -> None:
-        """Send what is left: this rank has left the user's function."""
+        """Send what is left, as this rank has left the user's function."""
         if progress is not None:
             self._send(progress(step))
         if self._waiting:
             self._send_metrics(step)
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
-        """Send metrics, at once or with the next ones. Raises ``TypeError`` for what is no number, tensor of one, or string."""
+        """Send metrics, at once or with the next ones. Raises ``TypeError`` unless each is a number, tensor of one or string."""
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now
@@ -71,13 +71,13 @@ class Reporter:
             self._send_metrics(step)
 
     def _send_metrics(self, step: int) -> None:
-        # A tensor becomes a number only now: on a GPU that waits for what computes it.
+        # A tensor becomes a number only here, because a GPU has to finish computing it first.
         waiting, self._waiting = self._waiting, {}
         self._send(Metrics({"step": step, **{name: _plain(value) for name, value in waiting.items()}}))
 
 
 def _kept(name: str, value: Any) -> Any:
-    """Check a metric; let go of what hangs on it, such as the graph of a loss, and of later changes in place."""
+    """Check a metric, and copy it: the copy keeps no graph alive, and changes in place that come later do not reach it."""
     if isinstance(value, (str, int, float)):
         return _plain(value)
     if hasattr(value, "detach") and value.numel() == 1:

@@ -1,4 +1,4 @@
-"""Runtime: all that a worker takes from outside: its system, and what is made of it.
+"""Runtime: everything that a worker takes from outside.
 
 The defaults are the real things. Whatever a worker asks of the world outside goes through here, so that the simulation can
 pass in its own.
@@ -25,7 +25,7 @@ logger = logging.getLogger("spark_elastic")
 
 
 def prepare_process() -> None:
-    """Make a worker of a process that has just been forked."""
+    """Turn a process that has just been forked into a worker."""
     _reseed()
     _allow_all_descriptors()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
@@ -38,7 +38,7 @@ def _reseed() -> None:
 
 
 def _allow_all_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one: each peer takes four, user code and its files the rest."""
+    """Raise the soft limit of open files to the hard one: each peer takes four of them, and user code opens files, too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -50,12 +50,12 @@ def _allow_all_descriptors() -> None:
 class Runtime(System):
     """What one worker runs on."""
 
-    # Makes a worker of the process.
+    # Turns the process into a worker.
     prepare: Callable[[], None] = prepare_process
     # The connection to the driver, and the process group of a generation.
     control: Callable[..., ControlClient] = ControlClient
     group: Callable[..., Group] = Group
-    # The store of durable checkpoints, and what the whole job agrees on about its data.
+    # The writer of durable checkpoints, and how loaders learn what the whole job has agreed on about its data.
     checkpoints: Callable[..., CheckpointWriter] = CheckpointWriter
     set_pin: Callable[..., None] = set_pin
     # What strikes at the named points of the protocol.

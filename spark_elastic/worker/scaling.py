@@ -16,8 +16,8 @@ _EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
 # Where optimizers and schedulers keep rates; not all of them have all.
 _IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 _IN_SCHEDULERS = ("base_lrs", "max_lrs")
-# In the first parameter group, as (factor, steps): what the rates have still to be multiplied by, in how many steps. Optimizers
-# save their groups with commits, and newcomers get them, so a warm-up survives as exactly as the weights do.
+# The key in the first parameter group of (factor, steps): what the rates are still to be multiplied by, and in how many steps.
+# Commits hold an optimizer's groups, and newcomers get them, so a warm-up survives as exactly as the weights do.
 _LEFT = "lr_change_left"
 
 
@@ -28,11 +28,12 @@ def scale_learning_rate(
 
         state.register_reset_callbacks([scale_learning_rate(optimizer, scheduler, warmup_steps=100)])
 
-    For ``batch_size=`` per worker, where the global batch grows with the world; with ``global_batch_size=`` there is nothing to
-    scale. The rate that the optimizer is made with is that of the first generation. ``rule`` multiplies it by new / old
-    size ("linear") or by the root of that ("sqrt"), at once, or in even parts over the next ``warmup_steps`` optimizer steps; a
-    reset within them starts from where they were. The bases of ``scheduler`` and of those that it is made of are scaled
-    along, so that its course stays what it was. Call it once for each optimizer; optimizer and scheduler belong into the State.
+    This is for ``batch_size=`` per worker, where the global batch grows with the world; with ``global_batch_size=`` there is
+    nothing to scale. The rate that the optimizer is made with is that of the first generation. ``rule`` multiplies the rate by
+    new / old size ("linear") or by the root of that ("sqrt"), at once or in even parts over the next ``warmup_steps`` optimizer
+    steps. A reset within these starts from the rate reached by then. The base rates of ``scheduler`` and of the schedulers in it
+    are scaled along, so that their course stays what it was. Call this once for each optimizer; optimizer and scheduler belong
+    into the State.
     """
     if rule not in _EXPONENTS:
         raise ValueError(f'rule must be "linear" or "sqrt", not {rule!r}')
