@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ SETTINGS = {
     "spark.kubernetes.allocation.batch.delay": "500ms",
     "spark.ui.enabled": "false",
 }
+
+
+@dataclass(frozen=True)
+class World:
+    """A generation, and its workers' processes by rank."""
+
+    generation: int
+    workers: dict[int, int]
 
 
 class Application:
@@ -74,7 +83,7 @@ class Application:
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             assert self.process.poll() is None, f"the application ended:\n{self.log()[-6000:]}"
-            assert time.monotonic() < deadline, f"not after {seconds} s: {self.events()[-10:]}\n{self.log()[-3000:]}"
+            assert time.monotonic() < deadline, f"not after {seconds} s:\n{self.log()[-6000:]}"
             time.sleep(LOOK_SECONDS)
         return value
 
@@ -101,8 +110,8 @@ class Training(Application):
         noted = [step for path in self.folder.glob("steps-*") for step in _lines(path)]
         return sorted(noted, key=lambda step: step["time"])
 
-    def wait_for_size(self, size: int, *, after: int = 0) -> dict[str, int]:
-        """Wait until all of a world of this size have stepped in a later generation; return it and their processes by rank."""
+    def wait_for_size(self, size: int, *, after: int = 0) -> World:
+        """Wait until all of a world of this size, later than the given generation, have stepped."""
 
         def look() -> dict[int, dict[int, int]] | None:
             worlds: dict[int, dict[int, int]] = {}
@@ -130,14 +139,6 @@ class Training(Application):
     def leave(self) -> int:
         (self.folder / "leave").touch()
         return self.finish()
-
-
-class World:
-    """A generation, and its workers' processes by rank."""
-
-    def __init__(self, generation: int, workers: dict[int, int]) -> None:
-        self.generation = generation
-        self.workers = workers
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

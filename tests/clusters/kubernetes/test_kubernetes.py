@@ -119,6 +119,23 @@ def test_slots_that_wait_bring_as_many_executors_as_are_wanted_and_none_goes_bef
 
 
 @pytest.mark.long
+def test_executors_that_no_slot_needs_are_released_while_the_job_trains_on(
+    kubernetes: Any, submitted: Any, tmp_path: Path
+) -> None:
+    cluster = kubernetes(node=3)
+    settings = {**DECOMMISSIONED, "spark.dynamicAllocation.initialExecutors": "3"}
+    job = submitted(Training(cluster, tmp_path / "job", conf=settings, num_proc=1, min_np=1, max_np=1))
+    cluster.wait_for(lambda pods: [pod.phase for pod in pods] == ["Running"] * 3)
+    world = job.wait_for_size(1)
+    cluster.wait_for(lambda pods: len(pods) == 1)
+    assert [pod.name for pod in cluster.pods()] == [cluster.pod_of(world.workers[0])]
+    (result,) = job.enough()
+    assert job.steps()[-1]["generation"] == world.generation, "the job was disturbed"
+    assert result["step"] > 0
+    assert job.leave() == 0
+
+
+@pytest.mark.long
 def test_without_decommissioning_an_evicted_pod_does_not_use_its_grace(
     kubernetes: Any, submitted: Any, tmp_path: Path
 ) -> None:
@@ -133,6 +150,23 @@ def test_without_decommissioning_an_evicted_pod_does_not_use_its_grace(
     assert gone.pod.code == 143
     assert gone.time - deleted.time < 10, "Spark's executors wait for their tasks now: let the worker drain"
     assert job.events("world_broken")
+    job.enough()
+    assert job.leave() == 0
+
+
+@pytest.mark.long
+def test_a_lost_node_is_survived_at_once_and_replaced_when_its_pods_are_forgotten(
+    kubernetes: Any, submitted: Any, tmp_path: Path
+) -> None:
+    cluster = kubernetes(first=1, second=1)
+    job = submitted(Training(cluster, tmp_path / "job", min_np=1, max_np=2))
+    world = job.wait_for_size(2)
+    (lost,) = cluster.lose_node(cluster.node_of(cluster.pod_of(world.workers[1])))
+    smaller = job.wait_for_size(1, after=world.generation)
+    cluster.set_room("third", 1)
+    assert [pod.phase for pod in cluster.pods()] == ["Running"] * 2, "Spark hears of lost nodes"
+    cluster.forget(lost)
+    job.wait_for_size(2, after=smaller.generation)
     job.enough()
     assert job.leave() == 0
 

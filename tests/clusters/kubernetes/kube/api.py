@@ -22,20 +22,21 @@ def make_api(store: Store, delete: Callable[[str, Object, int | None], None]) ->
     """Return the server's application; ``delete(plural, object, seconds of grace)`` does what deletion entails."""
     api = Api(store, delete)
     application = web.Application(client_max_size=LARGEST_REQUEST)
-    collection, single = "/api/v1/namespaces/{namespace}/{plural}", "/api/v1/namespaces/{namespace}/{plural}/{name}"
-    application.add_routes(
-        [
-            web.get("/version", api.version),
-            web.post(collection, api.create),
-            web.get(collection, api.list),
-            web.delete(collection, api.delete_all),
-            web.get(single, api.get),
-            web.patch(single, api.patch),
-            web.put(single, api.replace),
-            web.delete(single, api.delete),
-            web.route("*", "/{rest:.*}", api.unknown),
-        ]
-    )
+    for interface in ("/api/v1", "/apis/networking.k8s.io/v1"):
+        collection = interface + "/namespaces/{namespace}/{plural}"
+        single = collection + "/{name}"
+        application.add_routes(
+            [
+                web.post(collection, api.create),
+                web.get(collection, api.list),
+                web.delete(collection, api.delete_all),
+                web.get(single, api.get),
+                web.patch(single, api.patch),
+                web.put(single, api.replace),
+                web.delete(single, api.delete),
+            ]
+        )
+    application.add_routes([web.get("/version", api.version), web.route("*", "/{rest:.*}", api.unknown)])
     return application
 
 
@@ -63,8 +64,8 @@ class Api:
             return await self._watch(request, query)
         return web.json_response(
             {
-                "kind": f"{KINDS[query.plural]}List",
-                "apiVersion": "v1",
+                "kind": f"{KINDS[query.plural][1]}List",
+                "apiVersion": KINDS[query.plural][0],
                 "metadata": {"resourceVersion": str(self._store.version)},
                 "items": self._store.find(query),
             }

@@ -6,6 +6,7 @@ What a pod mounts lies in its folder, and paths below a mount in its arguments a
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pyspark
 from kube.store import Object
 
 SPARK_HOME = Path(pyspark.__file__).parent
+JAVA = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
 # In the environment of all processes of a pod, wherever they were re-parented to: a real one has a cgroup.
 POD = "KUBE_POD_UID"
 # Handed on from the tests, which look for what they have left behind.
@@ -77,6 +79,7 @@ def make_container(pod: Object, ip: str, folder: Path, hosts: Path, config_maps:
         "PYTHONPATH": str(hosts.parent / "site"),
         "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djdk.net.hosts.file={hosts}",
         "TMPDIR": str(folder / "tmp"),
+        "JAVA_HOME": str(Path(str(JAVA)).resolve().parents[1]),
         "SPARK_HOME": str(SPARK_HOME),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": ip,  # a pod has its host name for this
@@ -104,10 +107,13 @@ def _make_mounts(pod: Object, spec: Object, folder: Path, config_maps: dict[str,
         mount.folder.mkdir(parents=True)
         volume = volumes[mount.folder.name]
         if "configMap" in volume:
-            for name, text in (config_maps[volume["configMap"]["name"]].get("data") or {}).items():
+            data = config_maps[volume["configMap"]["name"]].get("data") or {}
+            items = volume["configMap"].get("items") or [{"key": name, "path": name} for name in data]
+            for item in items:
+                text = data[item["key"]]
                 for other in mounts:  # Spark's settings name files of its other mounts
                     text = text.replace(f"{other.path}/", f"{other.folder}/")
-                (mount.folder / name).write_text(text)
+                (mount.folder / item["path"]).write_text(text)
         else:
             assert "emptyDir" in volume, f"the stand-in has no volumes like {volume}"
     return mounts
@@ -140,7 +146,7 @@ def _entry_point(arguments: list[str], environment: dict[str, str]) -> list[str]
         "podName": "SPARK_EXECUTOR_POD_NAME",
     }
     return [
-        "java", *(option for _, option in options), f"-Xms{memory}", f"-Xmx{memory}",
+        str(JAVA), *(option for _, option in options), f"-Xms{memory}", f"-Xmx{memory}",
         "-cp", f"{environment['SPARK_CONF_DIR']}:{SPARK_HOME}/jars/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         *(part for name, variable in given.items() for part in (f"--{name}", environment[variable])),

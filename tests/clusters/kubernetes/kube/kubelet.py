@@ -165,7 +165,10 @@ class Kubelets:
     def delete(self, plural: str, obj: Object, grace: int | None = None) -> None:
         """Take an object away, and what it owns; a pod that runs gets its grace first, whoever deletes it."""
         pod = self.pods.get(obj["metadata"]["name"]) if plural == "pods" else None
-        if pod is None or pod.obj is not obj or pod.ended.is_set() or grace == 0:
+        if pod is not None and pod.is_cut_off and grace != 0:
+            obj["metadata"].setdefault("deletionTimestamp", now())  # and nobody is there who does it
+            self._store.modified("pods", obj)
+        elif pod is None or pod.obj is not obj or pod.ended.is_set() or grace == 0:
             if pod is not None and not pod.ended.is_set():
                 self._spawn(self.kill(pod, "Error"))
             self._remove(plural, obj)
