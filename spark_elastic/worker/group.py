@@ -138,11 +138,12 @@ class Group:
 
     def activity(self) -> Activity:
         """What this rank has entered and waits for, and what its connections do."""
-        # Ahead of what was compared: who counts the collective of a comparison has noted that before.
+        # Read before ``compared``: a rank notes a comparison ahead of the collective that makes it.
         collectives, recent = self._watch.count()
         changes, compared_in, change = self._watch.compared
         moved, silent = self._host.sockets.traffic()
-        waiting = [watch.is_waiting() for watch in self._watches()]  # all are asked, as they remember what is news
+        # Every watch is asked, because each remembers what was news to it.
+        waiting = [watch.is_waiting() for watch in self._watches()]
         return Activity(
             collectives, any(waiting), moved, silent, changes, compared_in, change, recent, self._watch.frozen
         )

@@ -1,7 +1,7 @@
-"""Runs scripts that know nothing of us: a process of its own in each worker, started anew whenever the world changes.
+"""Runs scripts that know nothing of this package, each as a process below its worker, started anew whenever the world changes.
 
-What torchrun does for its workers: ranks and a meeting point are in the environment, ``init_process_group()`` finds them, and
-the script goes on from its own checkpoints. The store at which scripts meet is served by the worker of rank 0.
+A script finds what torchrun gives its workers: ranks and a meeting point are in the environment, ``init_process_group()`` uses
+them, and the script goes on from its own checkpoints. The worker of rank 0 serves the store at which scripts meet.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger("spark_elastic")
 
 # A script has so long to end by itself after SIGTERM.
 TERM_SECONDS = 5.0
-# A script that fails may have lost a peer that the driver is about to name: it takes so long to be called its own fault.
+# A script may fail because a peer was lost, which the driver is about to say. After so long the failure counts as the script's.
 BLAME_SECONDS = 3.0
 BEAT_SECONDS = 1.0
 # Starts after failures, unless --max-restarts says otherwise.
 MAX_RESTARTS = 3
 BACKOFF_LIMIT_SECONDS = 30.0
-# Of the error that a script has written down.
+# So many bytes are read of the error that a script has written down.
 ERROR_BYTES = 64 * 1024
 
 _MAIN = "import pickle, sys; pickle.load(open(int(sys.argv[1]), 'rb'))()"
@@ -55,7 +55,7 @@ class RestartOnChange:
     """Called in a worker; ``call`` is a pickled callable without arguments, run in a fresh interpreter per generation.
 
     max_restarts: starts that failures of the script may cause; changes of the world do not count. folder: where the script
-    works, if a machine has it. named: its arguments; those that are paths are looked at.
+    works, on machines that have it. named: the script's arguments; files at those that are paths are compared between machines.
     """
 
     call: bytes
@@ -77,7 +77,7 @@ class RestartOnChange:
 
 
 def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
-    """Run the script once in this world. Returns when it has ended well; raises when it has not, or the world changes."""
+    """Run the script once in this world. Returns when the script has ended well; raises when it fails or the world changes."""
     control = job.control
 
     def is_over() -> bool:
@@ -107,9 +107,10 @@ def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
 def _find_fault(
     world: World, plan: RestartOnChange, record: _Record, code: int, error_file: int, is_over: Callable[[], bool]
 ) -> None:
-    """Tell whether the script has failed by itself, and raise then. Returns when the world is over for another reason.
+    """Raise if the script has failed by itself. Returns when the world is over for another reason.
 
-    All fail when one does. The first to say so is to blame, unless a worker was lost, which the driver tells soon.
+    When one script fails, all do. The first rank to say so has the script to blame, unless a worker was lost, as the driver
+    would soon tell.
     """
     control, mine = record.control, str(world.rank).encode()
     reply = control.store("set_default", ("script/failed",), (mine,), generation=world.generation)
@@ -127,7 +128,7 @@ def _find_fault(
 
 
 class _Record:
-    """What the whole job knows of its scripts: when the first began, how often one has failed, and in which world last."""
+    """What the whole job knows of its scripts: when the first one began, how often they failed, and in which world last."""
 
     def __init__(self, control: ControlClient) -> None:
         self.control = control
@@ -151,7 +152,7 @@ class _Record:
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait ahead of a start: what has failed at once would fail at once again."""
+    """Return how long to wait before a start, since a script that has failed at once is likely to do so again."""
     return min(2.0 ** (failures - 1), BACKOFF_LIMIT_SECONDS) if failures else 0.0
 
 
@@ -171,7 +172,7 @@ def _wait(
     seconds: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Wait for a condition, and have nobody think that this worker hangs. Return whether it holds."""
+    """Wait for a condition, with heartbeats, so that this worker is not taken to hang. Return whether the condition holds."""
     deadline = None if seconds is None else now() + seconds
     while True:
         left = BEAT_SECONDS if deadline is None else min(BEAT_SECONDS, deadline - now())
@@ -187,7 +188,7 @@ def _wait(
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where scripts find their store, and this machine's own address on that network."""
+    """Where scripts find their store, and this machine's address on the same network."""
 
     host: str
     port: int
@@ -216,14 +217,14 @@ def _meeting_point(world: World, address: str) -> Iterator[Meeting]:
 
 
 def choose_host(address: str, *, is_one_machine: bool) -> str:
-    """Where rank 0 serves the store: no further than the scripts reach."""
+    """Return the address at which rank 0 serves the store: loopback if all scripts run on one machine."""
     if not is_one_machine:
         return address
     return "::1" if ":" in address else "127.0.0.1"
 
 
 def environment(world: World, meeting: Meeting, run_id: str, max_restarts: int) -> dict[str, str]:
-    """What torchrun tells its workers."""
+    """Return the environment variables that torchrun sets for its workers."""
     return {
         **rank_variables(world),
         "MASTER_ADDR": meeting.host,
@@ -238,7 +239,7 @@ def environment(world: World, meeting: Meeting, run_id: str, max_restarts: int) 
 
 
 def interfaces(meeting: Meeting) -> dict[str, str]:
-    """Have Gloo and NCCL in the script use the same network as everything else; torch would look the host's name up."""
+    """Return variables that have Gloo and NCCL in the script use the job's network; torch would look the host's name up."""
     name = interface_of(meeting.own)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
@@ -260,9 +261,9 @@ def _compare_files(world: World, plan: RestartOnChange, since: float) -> None:
 
 @contextmanager
 def _running(call: bytes, environment: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A process that runs the call, and the file for its error; afterwards nothing of it is left.
+    """Run the call in a process, and yield that with the file for its error. Nothing of the process is left afterwards.
 
-    Its code comes from memory and its error goes there, so no file is left, either.
+    The process reads the call from memory and writes its error to memory, so no file is left, either.
     """
     spare = psutil.Process().children()
     processes.adopt_orphans()
@@ -288,7 +289,7 @@ def _running(call: bytes, environment: Mapping[str, str]) -> Iterator[tuple[subp
 
 
 def read_error(descriptor: int) -> tuple[str, str]:
-    """Read what ``@record`` of torch's has written down of an error: message and traceback, empty where there is none."""
+    """Read what torch's ``@record`` has written down of an error: message and traceback, empty where there is none."""
     try:
         told = json.loads(os.pread(descriptor, ERROR_BYTES, 0))["message"]
         if isinstance(told, str):

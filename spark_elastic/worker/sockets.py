@@ -1,15 +1,15 @@
 """The sockets of one generation's Gloo group: found exactly, watched for breakage, and shut at once.
 
-Gloo has no working abort: after the death of a peer only its ring neighbours get an error, everybody else hangs until the
-group's timeout. Shutting the sockets under it ends every pending collective within milliseconds, also when the peer is
+Gloo has no working abort: after the death of a peer only its neighbours in the ring get an error, and everybody else hangs until
+the group's timeout. Shutting the sockets under Gloo ends every pending collective within milliseconds, also when the peer is
 stopped rather than dead. Only the receiving side is shut: Gloo's loop then reads the end of the connection and fails all
-that is pending on it, whereas an operation that fails to *write* (the other side shut, or closed) is sometimes never woken.
+operations on it, whereas an operation that fails to *write* (the other side shut, or closed) is sometimes never woken.
 
-User code opens sockets, too, so the group's are told by address: each rank publishes the one that its Gloo device listens
-on, and a connection belongs to the group if its own or its peer's address is among those.
+User code opens sockets, too, so those of the group are recognized by address: each rank publishes the address that its Gloo
+device listens on, and a connection belongs to the group if its own or its peer's address is among the published ones.
 
-Gloo goes on listening when its ranks are connected, and keeps a descriptor of whoever comes, for good: at the limit it ends
-the process. So the kernel turns callers away in that time (``Door``).
+Gloo goes on listening when its ranks are connected, and keeps a descriptor for good of everybody who connects. At the limit of
+descriptors it ends the process. So the kernel turns callers away in that time (``Door``).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Address = tuple[str, int]
 
 # Of the kernel's struct tcp_info: tcpi_retransmits, tcpi_probes, tcpi_bytes_acked, tcpi_bytes_received.
 _TCP_INFO = struct.Struct("=2xBB116xQQ")
-# A connection is silent when so much was sent again without an answer: a second or two in a local network.
+# A connection is silent when something was sent again so often without an answer, a second or two in a local network.
 SILENT_TRIES = 3
 
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
-# Of Linux's asm-generic/socket.h; the module socket does not have them.
+# From Linux's asm-generic/socket.h; the module socket does not have them.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 # A program of one instruction for the kernel's packet filter: accept no byte of any packet, which drops it.
 _BPF_RET = 0x06
@@ -49,7 +49,8 @@ class GroupSockets:
     """The connections among the ranks of one group, as seen by this process.
 
     Methods may be called from any thread. ``capture`` keeps duplicates of the descriptors, so that ``is_broken`` costs a
-    single system call; forked children close theirs and Gloo's, or a killed worker's peers would not see its end.
+    single system call. Forked children close these duplicates and Gloo's descriptors: otherwise a killed worker's peers would not
+    see its end.
     """
 
     def __init__(self) -> None:
@@ -80,9 +81,9 @@ class GroupSockets:
             return self._shut  # another thread is asking at this moment
 
     def traffic(self) -> tuple[int, int]:
-        """Return how many bytes have come, or have arrived at the other end, and how many connections are silent.
+        """Return how many bytes have arrived, here and at the other ends, and how many connections are silent.
 
-        A silent one has sent something again and again, and its other end does not answer.
+        A silent connection has sent something again and again, and its other end does not answer.
         """
         moved = silent = 0
         with self._lock:
@@ -120,7 +121,7 @@ class GroupSockets:
             self._kept.clear()
 
     def close_in_child(self) -> None:
-        """In a forked child: close the duplicates and Gloo's own descriptors, which are told by inode."""
+        """In a forked child, close the duplicates, and Gloo's own descriptors, which are recognized by inode."""
         kept = {duplicate.fileno() for duplicate in self._kept}
         for descriptor in _descriptors():
             try:
@@ -156,10 +157,11 @@ class GroupSockets:
 
 
 class Door:
-    """The listening sockets of a group's Gloo device. Shut, the kernel drops what arrives there: nobody can connect any more.
+    """The listening sockets of a group's Gloo device. While the door is shut the kernel drops what arrives there.
 
-    Connections that are made already have sockets of their own and are not touched. It is opened while user code makes a
-    group on the same device (``new_group``). Where the kernel does not allow filters, it says so and stays open.
+    So nobody can connect any more; connections that exist already have sockets of their own and are not touched. The door is
+    open while user code makes a group on the same device (``new_group``). Where the kernel does not allow filters, a warning is
+    logged and the door stays open.
     """
 
     def __init__(self, inodes: Collection[int]) -> None:
@@ -175,7 +177,7 @@ class Door:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Let peers connect. They come when this rank has published its address, which is to be done in here."""
+        """Let peers connect. They do so once this rank has published its address, which it has to do inside this context."""
         with self._lock:
             self._guests += 1
             self._each(_accept_connections)
@@ -214,19 +216,19 @@ def _accept_connections(listener: socket.socket) -> None:
     try:
         listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, struct.pack("i", 0))
     except OSError:
-        pass  # there is none
+        pass  # the socket has no filter
 
 
 _has_warned = False
 
 
 def is_published(address: Address, content: bytes) -> bool:
-    """Whether what a Gloo device publishes of itself names this address, as C has it: port, then host."""
+    """Whether what a Gloo device publishes of itself contains this address as C lays it out: port, then host."""
     host, port = address
     number = port.to_bytes(2, "big")
     if ":" not in host:
         return number + socket.inet_aton(host) in content
-    flow = b"\0" * 4  # stands between the two in IPv6
+    flow = b"\0" * 4  # lies between port and host in IPv6
     return number + flow + socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) in content
 
 
@@ -287,7 +289,7 @@ def _shutdown(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RD)
     except OSError:
-        pass  # it has ended already
+        pass  # the connection has ended already
 
 
 _all: weakref.WeakSet[GroupSockets] = weakref.WeakSet()
@@ -295,7 +297,7 @@ _private: set[int] = set()
 
 
 def keep_from_children(descriptor: int) -> None:
-    """Have forked children close this descriptor: its peer is to see the end of this process at once."""
+    """Have forked children close this descriptor, so that its peer sees the end of this process at once."""
     _private.add(descriptor)
 
 

@@ -17,7 +17,7 @@ from spark_elastic.worker.sockets import keep_from_children
 
 
 async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: Any) -> Connection:
-    """Connect to the driver, over the one control connection that a worker has in its life."""
+    """Connect to the driver. A worker has this one control connection in its life."""
     connection = await connect(addresses, credentials, expected)
     keep_from_children(connection.descriptor)
     return connection
@@ -29,7 +29,7 @@ class System:
 
     # Seconds that only grow.
     clock: Callable[[], float] = time.monotonic
-    # What has ``Thread``, ``Condition`` and ``Event``, and how one thread hands a result over to another.
+    # A module with ``Thread``, ``Condition`` and ``Event``, and what one thread hands a result over to another by.
     threads: Any = threading
     future: Callable[[], concurrent.futures.Future[Any]] = concurrent.futures.Future
     # The control thread's event loop, and how other threads call into it.

@@ -1,6 +1,6 @@
-"""The control store of one generation, as torch's process groups want it.
+"""The control store of one generation, with the interface that torch's process groups ask for.
 
-Torch calls it from threads of its own; every call is one round trip over the worker's authenticated connection.
+Torch calls it from threads of its own. Every call is one round trip over the worker's authenticated connection.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WorldStore(Store):
         return self._control.store("get", (key,), generation=self._generation).values[0]
 
     def gather(self, key: str, value: bytes, size: int) -> tuple[bytes, ...]:
-        """Bring a value and get all of them, in any order, once ``size`` ranks have brought theirs."""
+        """Bring a value, and return those of all ranks, in any order, once ``size`` ranks have brought one."""
         (packed,) = self._control.store("gather", (key,), (value,), size, generation=self._generation).values
         return unpack(packed)
 
@@ -63,15 +63,16 @@ class WorldStore(Store):
         return bool(self._control.store("delete", (key,), generation=self._generation).amount)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Part of torch's interface; the driver's timeouts hold instead."""
+        """Do nothing: torch asks for the method, but the driver's timeouts apply here."""
 
 
 class MeshStore(Store):
     """What Gloo asks of a store while it connects all ranks, in one round trip instead of two for each peer.
 
-    Every rank sets one key, its number last, and gets those of all others. So a ``set`` waits for all ranks' and keeps them.
-    ``addresses``, where each rank's device listens, travel along, and so does ``secret``: 16 random bytes of rank 0's, which
-    only members of the generation can know. ``address`` is this rank's: of those that it may be, the one that Gloo publishes.
+    Gloo has every rank set one key, which ends with its rank, and get the keys of all others. So a ``set`` waits for the values
+    of all ranks, and keeps them. Along with them travel ``addresses``, where the ranks' devices listen, and ``secret``, 16 random
+    bytes from rank 0 that only members of the generation can know. ``address`` is this rank's own: of several candidates, the one
+    that Gloo publishes.
     """
 
     def __init__(self, store: WorldStore, rank: int, size: int, may_be: Sequence[Address]) -> None:
@@ -89,7 +90,7 @@ class MeshStore(Store):
         value = value.encode() if isinstance(value, str) else bytes(value)
         if len(self._may_be) > 1:  # user code has opened a listener meanwhile
             self.address = next((one for one in self._may_be if is_published(one, value)), self.address)
-        # The value comes last: it ends alike on all ranks, which ``pack`` makes use of.
+        # The value comes last because all ranks' values end alike, which ``pack`` makes use of.
         mine = msgspec.msgpack.encode((key, self.address, self._mine, value))
         for entry in self._store.gather(key.rstrip("0123456789"), mine, self._size):
             published, address, secret, content = msgspec.msgpack.decode(entry, type=tuple[str, Address, bytes, bytes])
@@ -101,7 +102,7 @@ class MeshStore(Store):
         return self._values[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """What the others set came with our own."""
+        """Return at once: the values of the others came with this rank's own."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Part of torch's interface; the driver's timeouts hold instead."""
+        """Do nothing: torch asks for the method, but the driver's timeouts apply here."""

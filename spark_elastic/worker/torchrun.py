@@ -1,4 +1,4 @@
-"""What torchrun tells its workers in their environment, here for scripts and for functions in a fixed world."""
+"""The environment that torchrun gives its workers, for scripts and for functions in a fixed world."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_elastic.worker.world import World
 
 
 def rank_variables(world: World) -> dict[str, str]:
-    """Where this worker stands. One that has a GPU sees only that one, so it is the first of its node's."""
+    """Return the variables for this worker's rank. A worker that has a GPU sees no other, and so its local rank is 0."""
     me = world.me
     local_rank, local_size = (0, 1) if DEVICE_VARIABLE in os.environ else (me.local_rank, me.local_size)
     return {

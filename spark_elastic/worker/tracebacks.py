@@ -1,4 +1,4 @@
-"""Tracebacks of user code, without those frames of ours that only led there."""
+"""Tracebacks of user code, without the frames of this package that only led there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def format_for_user(error: BaseException) -> str:
-    """Format an exception and its causes. Frames of ours stay where they are the innermost: the error arose in them."""
+    """Format an exception and its causes. Innermost frames of this package stay, because the error arose in them."""
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part is not None:
@@ -19,7 +19,7 @@ def format_for_user(error: BaseException) -> str:
 
 
 def find_line(error: BaseException) -> str:
-    """Return file name and line where an exception was raised; empty where it was not."""
+    """Return the file name and line where an exception was raised; an empty string if it was never raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 

@@ -1,9 +1,9 @@
 """The warm parent: a process that has imported torch, forks training workers on request, and is their guardian.
 
-A fork of it is ready to train in milliseconds, where a fresh interpreter takes seconds. It runs no thread and touches no
-CUDA, so forking is safe. It adopts whatever a worker leaves behind, and ends, with everything below it, when the task that
-started it ends: by the end of its socket, or by a signal from the kernel should that be held open elsewhere. What the two
-tell each other is in ``task/packets.py``.
+Its fork is ready to train in milliseconds, where a fresh interpreter takes seconds. The parent runs no thread and does not touch
+CUDA, so forking is safe. It adopts whatever a worker leaves behind. When the task that started it ends, so does the parent, with
+everything below it: it notices the end of its socket or, should another process hold that open, gets a signal from the kernel.
+``task/packets.py`` has what the two tell each other.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def main(descriptor: int, task_pid: int) -> None:
     try:
         import_everything()
     except Exception as error:
-        failure = error  # the workers raise it: they, and not this process, speak with the driver
+        failure = error  # raised by the workers, because they speak with the driver and this process does not
     _Guardian(connection, failure).serve()
 
 
 def import_everything() -> None:
     """Import what every worker needs, so that a newcomer does not have to. DDP and optimizers pull in torch._dynamo.
 
-    Without the garbage collector this takes a quarter less: it would look through all that the imports make, and find nothing.
+    The garbage collector is off meanwhile, which saves a quarter of the time: it would look through all that the imports make,
+    and find nothing.
     """
     gc.disable()
     try:
@@ -71,7 +72,7 @@ class _Guardian:
         self._worker: int | None = None
         self._pid = 0
         self._pidfd = -1
-        # Workers that are to be started when the present one is gone, each with the files that it is to write to.
+        # Workers to start when the present one is gone, each with the descriptors for its output.
         self._pending: list[tuple[packets.Start, list[int]]] = []
 
     def serve(self) -> None:
@@ -89,7 +90,7 @@ class _Guardian:
                     _end()
 
     def _obey(self) -> bool:
-        """Carry out the task's next order. Returns whether there was one: the task is gone otherwise."""
+        """Carry out the task's next order. Return False if there is none because the task is gone."""
         order, descriptors = packets.receive_order(self._connection)
         match order:
             case None:
@@ -122,7 +123,7 @@ class _Guardian:
         packets.send(self._connection, packets.Started(order.worker, pid), [self._pidfd])
 
     def _become_worker(self, order: packets.Start, output: list[int], parent: int) -> int:
-        """In the child: shed what belongs to the guardian and run the worker. Returns its exit code."""
+        """In the child, drop what belongs to the guardian and run the worker. Return the worker's exit code."""
         processes.die_with_parent(signal.SIGKILL, parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -155,7 +156,7 @@ def _run(ticket: Ticket, worker: int, token: str) -> int:
 
 
 def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
-    """Be a worker that raises what the imports raised."""
+    """Play a worker that raises the error of the imports."""
     with ControlClient(ticket, worker, token) as control:
         control.payload()
         control.failed(failure)
@@ -163,7 +164,7 @@ def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
 
 
 def _end() -> NoReturn:
-    """Take everything below along. Also called from the signal handler, hence no clean-up that needs the main loop."""
+    """End this process and everything below it. The signal handler calls this, too, so it must not need the main loop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes.kill_descendants()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""WatchedGroup: torch's default group of a generation, and those of user code, of which one can tell whether they wait.
+"""WatchedGroup: a process group that can tell whether anything waits in it. Torch gets such groups for all of user code.
 
-No library says which of its collectives are not complete, and a rank that waits in one for ever looks like one that computes
-for long. So torch gets a group of ours: it hands each call on to the real one and keeps what comes back until it is complete.
+No library says which of its collectives are incomplete, and a rank that waits in a collective for ever looks like one that
+computes for long. So torch gets a group that hands each call on to the real one, and keeps what comes back until that completes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# What all ranks have to call, in the same order; and what only some do, which is not counted.
+# What all ranks have to call in the same order. TRANSFERS are for some ranks alone, and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
     "allreduce_coalesced",
@@ -34,15 +34,15 @@ COLLECTIVES = (
     "barrier",
 )
 TRANSFERS = ("send", "recv", "recv_anysource")
-# So many of the last collectives are known by name: as many as a rank may be ahead of another that it waits for.
+# So many of the last collectives are known by name, since a rank may be so far ahead of another that it waits for.
 RECENT = 16
 
 
 class Watch:
-    """What a rank has entered, and what of it is not complete. May be used from any thread.
+    """What a rank has entered, and what of that is not complete. May be used from any thread.
 
-    ``in_order`` says that nothing completes before what was entered ahead of it: then only the newest is kept, and asked about
-    only once it is no news, as GPUs must not be asked while a graph of kernels is captured.
+    ``in_order``: nothing completes before what was entered ahead of it. Then only the newest work is kept, and ``is_waiting``
+    asks about a work only from the second call on, because GPUs must not be asked while a graph of kernels is captured.
     """
 
     def __init__(self, in_order: bool) -> None:
@@ -77,7 +77,7 @@ class Watch:
             return self.collectives, tuple(self._recent)
 
     def is_waiting(self) -> bool:
-        """Whether something that was entered is not complete. What has come up since the last look does not count."""
+        """Whether something that was entered is incomplete. With ``in_order`` what is new since the last call does not count."""
         with self._lock:
             newest = self._pending[-1] if self._pending else None
             known, self._known = self._known, newest
@@ -87,7 +87,7 @@ class Watch:
             return bool(self._pending)
 
     def forget(self) -> None:
-        """Drop the works, and with them what they hold."""
+        """Drop the works, which hold tensors."""
         with self._lock:
             self._pending, self._known = [], None
 
@@ -97,9 +97,9 @@ def _incomplete(works: list[Any]) -> list[Any]:
 
 
 class WatchedGroup(dist.ProcessGroup):
-    """Hands all calls on to ``backends``, by the device of their tensors. Torch's C++ (DDP's reducer) comes this way, too.
+    """Hands all calls on to ``backends``, by the device of their tensors; calls from torch's C++ (DDP's reducer), too.
 
-    For each device ``backends`` has what torch takes the group for, and the group.
+    ``backends`` has, by device, the kind of library that torch takes the group for, and the group.
     """
 
     def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, tuple[Any, Any]], watch: Watch) -> None:

@@ -1,13 +1,13 @@
 """How a rank's gradients come to weigh as much as its rows: a parameter's gradient is multiplied on its way into ``.grad``.
 
 The mean over ranks is the mean over rows if each rank's loss is multiplied by its share of the rows, times the number of
-ranks. So all gradients of a backward pass are, by hooks at the parameters, with the weight of the forward that the pass came to
-first. Chains of models, parameters that several models have, losses on anything that a module keeps, and gradients with
+ranks. So hooks at the parameters multiply all gradients of a backward pass by the weight of the forward that the pass reached
+first. Chains of models, parameters that several models share, losses on anything that a module keeps, and gradients with
 respect to inputs come out right by themselves.
 
-Where a pass goes back through forwards of different weights (a labelled and an unlabelled batch in one loss), what flows into
-a forward is multiplied besides by its weight relative to the pass's, and what flows out of it, into a model that came
-before, is divided by that again.
+A pass may go back through forwards of different weights (a labelled and an unlabelled batch in one loss). Then what flows into a
+forward is also multiplied by the weight of this forward relative to that of the pass, and what flows out of the forward, into a
+model that came before, is divided by the same number.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 
 from spark_elastic.data.deliveries import deliveries
 
-# Stands for a weight of zero, which could not be divided by: the gradient of a repeated batch vanishes beside the others'.
+# Stands for a weight of zero, by which nothing can be divided. The gradient of a repeated batch vanishes beside the others.
 TINY = 2.0**-60
 
 
 class Forward(Protocol):
-    """One call of a wrapped model, whose batch has a share."""
+    """One call of a wrapped model, with a batch of a certain weight."""
 
     @property
     def weight(self) -> float:
-        """What this rank's gradient weighs in the mean over ranks."""
+        """The weight of this rank's gradient in the mean over ranks."""
         ...
 
     def enter_backward(self) -> None:
-        """Called when a backward pass comes to this forward; several times where it has several outputs."""
+        """Note that a backward pass has reached this forward. Called several times if the forward has several outputs."""
         ...
 
 
@@ -44,34 +44,34 @@ class Weighting:
         self._latest: Forward | None = None
         self._pass = -1
         self._weight: float | None = None
-        # The last pass that has added to gradients.
+        # The number of the last pass that has added to gradients.
         self.accumulated = -1
 
     def hook(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Weight the gradients of these parameters from now on, once each."""
+        """Weight the gradients of these parameters from now on. A parameter that is given again gets no second hook."""
         for parameter in parameters:
             if id(parameter) not in self._hooks:
-                # The parameter is kept beside its hook, so that its id stays its own.
+                # The parameter is kept beside its hook, so that no other object gets its id.
                 self._hooks[id(parameter)] = parameter, parameter.register_hook(self._weigh)
 
     def clear(self) -> None:
-        """Leave gradients as they are."""
+        """Remove the hooks, so that gradients are left as they are."""
         for _, hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
         self.forget()
 
     def forget(self) -> None:
-        """A step is over: what comes without a forward of its own is not weighted as this step's."""
+        """Note the end of a step: a pass that comes to no forward is no longer weighted as one of this step."""
         self._latest = self._weight = None
         self._pass = -1
 
     def begin(self, forward: Forward) -> None:
-        """A wrapped model is called."""
+        """Note that a wrapped model is called."""
         self._latest, self._weight, self._pass = forward, None, -1
 
     def relative(self, forward: Forward) -> float:
-        """Return the weight of a forward, to which the present backward pass has come, relative to the pass's."""
+        """Return the weight of a forward that the present backward pass has reached, relative to the weight of the pass."""
         weight = forward.weight or TINY
         task = torch._C._current_graph_task_id()
         if self._weight is None or task != self._pass:
@@ -87,10 +87,10 @@ class Weighting:
 
 
 class Boundary(torch.autograd.Function):
-    """Passes a tensor across the border of a forward; weights what flows back, in gradients of gradients, too.
+    """Passes a tensor across the border of a forward, and weights what flows back, in gradients of gradients, too.
 
-    ``factor`` is what the value itself is multiplied by. It is 1 in a forward. A gradient, which is a value to those who take
-    gradients of gradients, carries the relative weight that it was given on its way in until it leaves.
+    ``factor`` is what the value itself is multiplied by: 1 in a forward. For whoever takes gradients of gradients a gradient is a
+    value, too. It carries the relative weight from where it flows into the forward to where it flows out.
     """
 
     @staticmethod
@@ -110,5 +110,5 @@ class Boundary(torch.autograd.Function):
         return weighted, None, None, None
 
 
-# The one of this process, as torch's default group is.
+# There is one for each process, as there is one default group of torch's.
 weighting = Weighting()

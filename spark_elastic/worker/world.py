@@ -19,13 +19,13 @@ from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
-# int64s that every rank adds to the control collective of a commit: ours, then those of the loader.
+# The numbers of int64 that every rank adds to the control collective of a commit: the world's own, then those of the loader.
 OWN_FIELDS = 4
 LOADER_FIELDS = 4
 
 
 class World:
-    """One formed generation. Made by ``form``; the control thread calls what ``ControlledWorld`` has, the user's all else.
+    """One generation, connected by ``form``. The control thread calls the methods of ``ControlledWorld``, the user's all others.
 
     ``members`` are in rank order, with the commit that each held when the generation was formed.
     """
@@ -115,22 +115,22 @@ class World:
         return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
 
     def watch(self, copy: PendingCopy) -> None:
-        """Have the control thread look whether this copy, of the newest commit, is complete before any rank aborts."""
+        """Have the control thread check, before any rank aborts, whether this copy of the newest commit is complete."""
         self._copy = copy
 
     def wait_for(self, copy: PendingCopy) -> bool:
-        """Block until this copy is made. Return whether it is whole: it was complete when the generation ended, if it has."""
+        """Block until this copy is made. Return whether it is whole: complete before the generation ended, if that has ended."""
         with self._waiting():
             copy.wait()
         if not self.group.runs_ahead:
-            return True  # the reductions before it had succeeded before the host went on
+            return True  # the reductions before the copy had succeeded before the host went on
         if copy.was_made is not None:
             return copy.was_made
-        # The end that came ahead of ``watch`` has not been looked at.
+        # If the generation ended before ``watch``, nobody has checked the copy.
         return not self._control.is_aborted(self.generation)
 
     def rest(self) -> None:
-        """Block until the GPU has done all that it was given: what is left of a failed step must not come after the restore."""
+        """Block until the GPU has done all that it was given, so that nothing of a failed step runs after the restore."""
         if torch.cuda.is_initialized():
             with self._waiting():
                 torch.cuda.synchronize()
@@ -144,7 +144,7 @@ class World:
             self._is_waiting = False
 
     def is_stuck(self) -> bool:
-        """Whether the user's thread may wait for what only an abort sets free: a reduction on the GPU with a lost rank."""
+        """Whether the user's thread may wait for a reduction on the GPU with a lost rank, which only an abort ends."""
         return self._is_waiting and self.group.is_broken()
 
     def activity(self) -> Activity:
@@ -152,7 +152,7 @@ class World:
         return self.group.activity()
 
     def compares(self, change: str) -> None:
-        """Have the driver know of a change of what a model trains, ahead of the collective in which ranks compare it."""
+        """Tell the driver of a change of what a model trains, ahead of the collective in which ranks compare that change."""
         self.group.compares(change)
 
     def froze(self, model: str) -> None:
@@ -164,11 +164,11 @@ class World:
         return self._can_restore()
 
     def can_restore_if(self, condition: Callable[[], bool]) -> None:
-        """Have the state say, from the control thread, whether it can go back to its last commit."""
+        """Have the control thread ask ``condition`` whether the state can go back to its last commit."""
         self._can_restore = condition
 
     def lost(self, error: BaseException) -> WorkerLostError:
-        """Make the error of a failed collective into ours."""
+        """Turn the error of a failed collective into a ``WorkerLostError`` that tells why the generation is broken."""
         reason = self._control.abort_reason if self._control.is_aborted(self.generation) else str(error)
         return WorkerLostError(f"generation {self.generation} is broken: {reason}")
 
@@ -183,7 +183,7 @@ class World:
         self.group.drop()
 
     def abort(self, generation: int) -> None:
-        """Look which commit is complete, then end what is pending, if ``generation`` is this one or a later one."""
+        """Check whether the newest commit is complete, then end what is pending, if ``generation`` is this one or a later one."""
         if generation >= self.generation:
             if self._copy is not None:
                 self._copy.look()
