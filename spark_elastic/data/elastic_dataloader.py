@@ -1,7 +1,7 @@
 """`ElasticDataLoader`: torch's DataLoader over a map-style dataset, each item once an epoch in any world.
 
-A Sampler alone cannot do this: it sees what worker processes prefetch, not what was delivered. Here the position
-advances when a batch is yielded, and after a reset a new DataLoader is given the indices that are left.
+A Sampler alone cannot do this, because it sees what worker processes prefetch and not what was delivered. Here the position
+advances when a batch is yielded, and after a reset a new DataLoader gets the indices that are left.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
             generator = torch.Generator()
             place = [tracker.spec.seed, tracker.epoch, tracker.position, tracker.rank]
             generator.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1)))
-        # Three walks along the same steps: the sampler's runs ahead with the workers, the last is what was delivered.
+        # Two walks go along the same steps: the sampler's runs ahead with the workers, the one below tells the step of a batch.
         batches = _Batches(tracker, self._order())
         loader = DataLoader(self.dataset, batch_sampler=batches, **{**self._kwargs, "generator": generator})
         iterator = iter(loader)

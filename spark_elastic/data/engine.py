@@ -1,4 +1,4 @@
-"""The seam between a loader and what reads row groups for it, and the table of those who can."""
+"""The interface between a loader and the engine that reads row groups for it, and the table of engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spark_elastic.data.filters import RowFilter
     from spark_elastic.data.manifest import Manifest
 
-# Engines by name, and the modules whose ``open_engine(reading)`` makes one. They are imported when they are asked for.
+# Engines by name, and the modules whose ``open_engine(reading)`` makes one. A module is imported when its engine is asked for.
 ENGINES: Mapping[str, str] = {
     "arrow": "spark_elastic.data.arrow_engine",
     "petastorm": "spark_elastic.data.petastorm_engine",
@@ -24,8 +24,8 @@ ENGINES: Mapping[str, str] = {
 class Reading:
     """What an engine is to read.
 
-    columns: names, or None for all that can become tensors. row_filter: rows that do not pass it are not there. transform: the
-    user's; each engine says what it takes. options: of this engine alone. storage_options: for the library that opens files.
+    columns: names, or None for all that can become tensors. row_filter: rows that do not pass it count as absent. transform: the
+    user's; each engine says what it takes. options: for this engine alone. storage_options: for the library that opens files.
     """
 
     manifest: Manifest
@@ -38,27 +38,27 @@ class Reading:
 
 
 class Engine(Protocol):
-    """Reads decoded rows of row groups, named by their index in the manifest.
+    """Reads decoded rows of row groups, which are named by their index in the manifest.
 
     Used by one thread at a time. Failures of any kind are DataErrors that name the file.
     """
 
     @property
     def row_bytes(self) -> float:
-        """The bytes of a decoded row, where the dataset's schema tells them; else 0."""
+        """The bytes of a decoded row, if the dataset's schema tells; else 0."""
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
         """Yield rows [start, stop) of a row group in their order, about `chunk` at a time.
 
-        start, stop count the rows that pass the filters. Holds no more than a few chunks in memory, where the
-        format allows it. The iterator may be abandoned.
+        start, stop: count the rows that pass the filters. An engine holds no more than a few chunks in memory, if the format
+        allows that. The iterator may be abandoned before its end.
         """
 
     def expect(self, group: int) -> None:
-        """Hear that a row group will be needed soon; may start reading it."""
+        """Note that a row group will be needed soon, and perhaps begin to read it."""
 
     def close(self) -> None:
-        """Close files and helpers; `read` opens what it needs again."""
+        """Close files and helpers. `read` may be called again, and opens what it needs."""
 
 
 def open_engine(name: str, reading: Reading) -> Engine:

@@ -17,13 +17,13 @@ T = TypeVar("T")
 Part = TypeVar("Part")
 
 _VERSION = 1
-# Loaders that are being iterated outside a State, as a rule for validation. One that is iterated while an optimizer steps
+# Loaders that are being iterated outside a State, as a rule for validation. A loader that is iterated while an optimizer steps
 # feeds the training, and belongs into the State.
 iterated_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class TakesWorld(Protocol):
-    """Takes its share of the data. A state tells all such objects in it, wherever they are."""
+    """Takes its share of the data. A state tells all such objects in it of a new world, wherever in the state they are."""
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world, after the position was restored or synced; ends the iteration under way."""
@@ -31,7 +31,7 @@ class TakesWorld(Protocol):
 
 
 class RowSource(Protocol):
-    """Knows how many rows of the present global batch each rank has. Wrapped models weigh gradients by it."""
+    """Knows how many rows of the present global batch each rank has, by which wrapped models weight gradients."""
 
     @property
     def batch_rows(self) -> Sequence[int]:
@@ -40,7 +40,7 @@ class RowSource(Protocol):
 
 
 class Accountable(Protocol):
-    """Lets all ranks check at each commit that together they were given every row once."""
+    """Lets all ranks check at each commit that together they have been given every row once."""
 
     def report(self) -> Report:
         """Return four int64 to be gathered from all ranks at this commit."""
@@ -71,9 +71,9 @@ class Countable(Protocol):
 
 
 def has_part(value: object, part: type[Part]) -> TypeGuard[Part]:
-    """Whether an object has what one of the Protocols above asks, by itself or by way of ``__getattr__``.
+    """Whether an object has what one of the Protocols above asks for, by itself or by way of ``__getattr__``.
 
-    ``isinstance`` does not see the latter from Python 3.12 on, and a wrapper around a loader hands on its attributes so.
+    From Python 3.12 on ``isinstance`` does not see the latter, by which a wrapper around a loader hands on its attributes.
     """
     return all(hasattr(value, name) for name in vars(part) if not name.startswith("_"))
 
@@ -82,9 +82,9 @@ def has_part(value: object, part: type[Part]) -> TypeGuard[Part]:
 class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
     """The seam between a loader and the state that it is part of.
 
-    A batch counts as processed once it was yielded, also if nobody used it; what no commit came after is undone by a
-    restore or a reset. `state_dict()` taken at a commit includes every batch yielded so far. All of these cost microseconds.
-    A loader of another library may have a part of it, and is asked for no more than that.
+    A batch counts as processed once it was yielded, even if nobody used it, and a restore or a reset undoes what was yielded
+    after the last commit. A `state_dict()` taken at a commit includes every batch yielded so far. Each method costs
+    microseconds. A loader of another library may have some of these methods, and is asked for no others.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,17 +97,20 @@ class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
 
 
 class PositionedLoader(Generic[T]):
-    """Iteration by position. Subclasses open a stream of (step, ticket sum, batch) from the tracker's position.
+    """Iteration by position. A subclass implements `_open`.
 
-    In a state (once `set_world` was called) iteration goes on from the last delivered batch. Outside one, each `iter`
-    starts at row 0, except the first after `load_state_dict`. `shard` is a (rank, size) to be used outside a state:
-    that rank's part of each batch, without repeated batches.
+    In a state (once `set_world` was called) iteration goes on from the last delivered batch. Outside a state each `iter`
+    starts at row 0, except the first after `load_state_dict`.
+
+    tracker: knows how many rows there are, in which order they come, and which are this rank's. identity: names what a saved
+    position is a position in; "kind", "dataset" and "rows" say which rows, and "order", if given, is `describe(spec)`. shard: a
+    (rank, size) to be used outside a state: that rank's part of each batch, without repeated batches.
     """
 
     def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, Any], shard: tuple[int, int] | None) -> None:
         self._tracker = tracker
         self._identity = dict(identity)
-        # The order that this loader gives to its epochs. One that was begun with another batch size keeps the order that it had.
+        # The order of this loader's own epochs. An epoch that was begun with another batch size keeps the order that it had.
         self._own_spec = tracker.spec
         self._shard = shard
         self._in_state = False
@@ -120,11 +123,12 @@ class PositionedLoader(Generic[T]):
         self.batch_rows: tuple[int, ...] = (0,) * tracker.size
 
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
-        """Return a context manager over the deliveries from the tracker's position to the end of the epoch."""
-        raise NotImplementedError
+        """Return a context manager over (step, ticket sum, batch), from the tracker's position to the end of the epoch.
 
-    def _moved(self) -> None:
-        """React to a new position, epoch or world: what was read ahead may be of no use."""
+        The steps are those of `tracker.upcoming`, one after the other. `draw` says which rows of a step are this rank's, and
+        their ticket sum, by which all ranks check at a commit that every row was given once. Batches are yielded as they are.
+        """
+        raise NotImplementedError
 
     @property
     def epoch(self) -> int:
@@ -151,7 +155,7 @@ class PositionedLoader(Generic[T]):
         return self._tracker.plan.steps(self._tracker.total, self._tracker.size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch at row 0; for the current one do nothing, wherever it stands."""
+        """Start an epoch at row 0. For the current epoch do nothing, whatever its position."""
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be a whole number from 0 on, not {epoch!r}")
         if epoch != self._tracker.epoch:
@@ -160,7 +164,6 @@ class PositionedLoader(Generic[T]):
             self._tracker.seek(epoch, 0)
             self._empty_iterations = 0
             self._restored = False
-            self._moved()
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
@@ -170,7 +173,6 @@ class PositionedLoader(Generic[T]):
         self._tracker.set_world(rank, size)
         self.batch_rows = (0,) * size
         deliveries.forget(self)
-        self._moved()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what it is a position in: a few plain values, whatever the size of the dataset."""
@@ -207,7 +209,6 @@ class PositionedLoader(Generic[T]):
         self._tracker.seek(state["epoch"], state["position"])
         self._empty_iterations = 0
         self._restored = True
-        self._moved()
 
     def report(self) -> Report:
         """Return what this rank has been given since its last report; see `ElasticLoader`."""

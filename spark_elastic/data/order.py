@@ -44,12 +44,12 @@ class OrderSpec:
 
 
 def describe(spec: OrderSpec) -> str:
-    """Say what of a spec depends on more than the seed, for a loader's saved position."""
+    """Describe what of a spec depends on more than the seed, for a loader's saved position."""
     return f"{spec.lanes} lanes, windows of {spec.window} rows{', mixed' if spec.mix else ''}"
 
 
 def as_described(spec: OrderSpec, text: object) -> OrderSpec | None:
-    """Return the spec with what a description says; None for what is none."""
+    """Return the spec with the lanes and windows that a description gives; None if the text is no description."""
     found = re.fullmatch(r"([1-9]\d*) lanes, windows of ([1-9]\d*) rows(, mixed)?", str(text))
     if found is None:
         return None

@@ -1,9 +1,9 @@
-"""Knows which rows of an epoch have been processed, whose turn the rest is, and whether all ranks agree on it.
+"""Knows which rows of an epoch have been processed, which rank gets the rest, and whether all ranks agree on that.
 
-Because rows are consumed in one order that does not depend on the world, what has been processed is (epoch, position):
-two integers for a billion rows. A reset needs no negotiation: each rank computes its new share from the position. What
-is exchanged at every commit is not needed to know the position but to prove it: each rank reports how many rows it
-really delivered and the sum of their tickets, and all ranks check that the reports add up to what the steps held.
+Because rows are consumed in one order that does not depend on the world, (epoch, position) says what has been processed: two
+integers for a billion rows. A reset needs no negotiation, because each rank computes its new share from the position. What the
+ranks exchange at every commit serves not to know the position but to prove it: each rank reports how many rows it really
+delivered and the sum of their tickets, and all ranks check that the reports add up to what the steps held.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Report = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A row group that is not done: its index in the manifest, and its rows processed and in all."""
+    """A row group that is not done: its index in the manifest, how many of its rows are processed, and how many it has."""
 
     group: int
     processed: int
@@ -84,7 +84,7 @@ class RowGroupTracker:
         self._awaited.clear()
 
     def seek(self, epoch: int, position: int) -> None:
-        """Go to a position in an epoch. What was delivered but not reported stays to be reported."""
+        """Go to a position in an epoch. Rows that were delivered but not reported will still be reported."""
         if epoch < 0 or not 0 <= position <= self.total:
             raise ValueError(f"epoch={epoch}, position={position}: not within {self.total} rows")
         self.epoch, self.position = epoch, position
@@ -115,7 +115,7 @@ class RowGroupTracker:
     def report(self) -> Report:
         """Return (epoch, position, rows delivered here, sum of their tickets), the last two since the last report.
 
-        Every report is to be followed by one `confirm` with the reports that all ranks made at the same commit.
+        Each report has to be followed by one `confirm` with the reports that all ranks made at the same commit.
         """
         interval, self._interval = self._interval, _Interval()
         expected = (self.epoch, self.position, interval.expected_rows, interval.expected_tickets % _MODULUS)

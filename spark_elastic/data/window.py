@@ -1,7 +1,7 @@
 """The rows that a reader holds: one window for each lane that it reads, side by side in one array for each column.
 
-One array a column lets a block of batches be gathered with one indexed copy, whatever number of lanes it draws from. Rows are
-shuffled when their window is read, while it is in the processor's cache: a block then copies runs of neighbours.
+With one array for each column, one indexed copy gathers a block of batches, whatever the number of lanes that it draws from. Rows
+are shuffled when their window is read, while they are in the processor's cache, so that a block copies runs of neighbours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLOTS = 4
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where a lane is being read: the open iterator, the group and the next row of it, and rows read but not placed."""
+    """Where a lane is being read: the open iterator, its row group, the next row in that, and rows read but not placed."""
 
     rows: Iterator[Rows]
     group: int
@@ -70,7 +70,7 @@ class WindowStore:
         return sum(column.nbytes for column in self._columns.values())
 
     def keep(self, lanes: Iterable[int]) -> None:
-        """Drop the rows of all other lanes: they moved away."""
+        """Drop the rows of all other lanes, which other ranks read now."""
         for lane in self._lanes.keys() - set(lanes):
             self._free.append(self._lanes.pop(lane).slot)
             self.resident[lane] = -1
@@ -163,7 +163,7 @@ class WindowStore:
         return found
 
     def _check(self, parts: list[Rows], lane: int, window: int, count: int) -> None:
-        """Compare the rows that were read with those that the order assigns: a difference is never silent."""
+        """Compare the rows that were read with those that the order assigns, so that a difference is never silent."""
         place = self.order.place
         got = [part.index + place[part.group] for part in parts]
         first = int(self.order.cuts[lane]) + self.order.window_bounds(lane, window)[0]

@@ -1,4 +1,4 @@
-"""What a launcher gets and what it owes."""
+"""The interfaces of a launcher: what the driver asks of it, and what it tells the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_elastic.protocol.ticket import Ticket
 
 @dataclass(frozen=True)
 class SlotListener:
-    """Whom slots tell what becomes of them; called on a thread of theirs.
+    """What slots call, on a thread of their own, to tell what happens to them.
 
     on_stopped: the job cannot go on, for this reason. on_draining: the platform is about to take away the place where this
     slot's task runs. on_given_up: this slot ended, for this reason, before its task had registered.
@@ -24,7 +24,7 @@ class SlotListener:
 
 
 class Slots(AbstractContextManager["Slots"], Protocol):
-    """Keeps one task alive per slot, from ``__enter__`` to ``__exit__``; then nothing of them is left.
+    """Keeps one task alive for each slot, from ``__enter__`` to ``__exit__``, and leaves no task behind.
 
     A task calls ``spark_elastic.task.service.run_task`` with the ticket and its place. A slot whose task ends is started
     again, after a pause that grows while it fails. All methods may be called from any thread, and none blocks.
@@ -40,14 +40,14 @@ class Slots(AbstractContextManager["Slots"], Protocol):
         """Note that the job is over: tasks are about to end, and are not to be started again."""
 
     def find_end(self) -> str:
-        """Say how the platform, or somebody by way of it, has ended the job; empty if it goes on."""
+        """Say how the platform, or somebody by way of the platform, has ended the job; an empty string if the job goes on."""
 
 
 class Launcher(AbstractContextManager["Launcher"], Protocol):
     """Finds the platform on ``__enter__`` and leaves it as it was on ``__exit__``.
 
-    Made with what the user gave as ``spark`` or ``local``. Raises ``TypeError`` where it cannot do with that, and on entry
-    ``ValueError`` for a platform whose settings no worker could run with.
+    A launcher is made with what the user gave as ``spark`` or ``local``, and raises ``TypeError`` if that is of the wrong kind.
+    On entry it raises ``ValueError`` for a platform with whose settings no worker could run.
     """
 
     @property
@@ -70,7 +70,7 @@ class Launcher(AbstractContextManager["Launcher"], Protocol):
         """Return where tasks reach a driver that listens on ``port``; they try one after the other."""
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
-        """Fill in what is None from what the platform has; return ``min_np``, ``num_proc``, ``max_np``."""
+        """Fill in sizes that are None by what the platform has. Return ``min_np``, ``num_proc`` and ``max_np``."""
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> Slots:
-        """Make as many slots, for tasks that join the ticket's job. Nothing runs before they are entered."""
+        """Make ``slots`` slots, for tasks that join the ticket's job. Nothing runs before they are entered."""

@@ -14,7 +14,7 @@ logger = logging.getLogger("spark_elastic")
 
 @dataclass(slots=True)
 class Slot:
-    """A slot, by its number. Launchers add what they start it with."""
+    """One slot. Launchers add what they start its task with."""
 
     number: int
     start_at: float = 0.0
@@ -22,14 +22,14 @@ class Slot:
     registered: bool = False
 
     def register(self) -> None:
-        """Note that its task has registered at the driver: its next start need not wait."""
+        """Note that the slot's task has registered at the driver, so that its next start need not wait."""
         self.failures = 0
         self.registered = True
 
     def failed(self, sentence: str, reason: str, listener: SlotListener) -> None:
-        """Note that its task has ended, for this reason: it starts again after a pause that grows while it fails.
+        """Note why the slot's task has ended. It starts again after a pause that grows with each failure in a row.
 
-        The listener hears of it where the task had not registered. ``sentence`` logs it, with number, reason and pause.
+        If the task had not registered, the listener is told. ``sentence`` is logged with the slot's number, reason and pause.
         """
         self.failures += 1
         pause = pause_after(self.failures)
