@@ -68,8 +68,9 @@ def test_slots_bring_as_many_executors_as_are_wanted_and_none_is_released_before
     assert sizes[0] < 4, "it began before all executors were there"
 
 
-def test_workers_leave_a_node_that_is_drained_without_a_lost_step(yarn: Yarn, tmp_path: Path) -> None:
-    submitted = yarn.submit(JOB, str(tmp_path), "1", "4")
+@pytest.mark.parametrize("mode", ["client", "cluster"])
+def test_workers_leave_a_node_that_is_drained_without_a_lost_step(yarn: Yarn, tmp_path: Path, mode: str) -> None:
+    submitted = yarn.submit(JOB, str(tmp_path), "1", "4", mode=mode)
     world = wait_for_world(tmp_path, 4)
     before = len(events(tmp_path))
     host = host_without_master(yarn)
