@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-# Test modules that run at a time, each worker of pytest-xdist with a Spark session of its own.
+# Tests that run at a time, each worker of pytest-xdist with a Spark session of its own. One that has done its share takes
+# half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
 .PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos lint bench java clean
@@ -28,8 +29,8 @@ demo: java setup
 	$(BIN)/python examples/flights_demo.py
 
 test: java setup $(PETASTORM)/.installed
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
-	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile tests/petastorm tests/unit/data
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/petastorm tests/unit/data
 
 # Whole jobs on stand-ins of YARN and Kubernetes; make test has only the short ones.
 test-clusters: java setup
