@@ -24,6 +24,7 @@ from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, share
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import RanksDifferError, SparkElasticError, WorkerLostError
+from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.weighting import Boundary, weighting
@@ -376,6 +377,8 @@ class DistributedDataParallel(nn.Module):
             return None
         self._keep(rows_given={len(value) for value in inputs if value.dim()})
         call = _Call(self, inputs, world)
+        if call.delivery is None:
+            same_inputs.note(inputs)
         weighting.begin(call)
         return call
 

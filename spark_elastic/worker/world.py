@@ -20,7 +20,7 @@ from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
 # The numbers of int64 that every rank adds to the control collective of a commit: the world's own, then those of the loader.
-OWN_FIELDS = 4
+OWN_FIELDS = 5
 LOADER_FIELDS = 4
 
 

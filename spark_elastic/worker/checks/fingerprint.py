@@ -31,6 +31,7 @@ import torch
 
 from spark_elastic.errors import RanksDifferError
 from spark_elastic.protocol.messages import CommitId
+from spark_elastic.worker.checks.unsupported import why_unsupported
 
 # Elements of a tensor that a fingerprint looks at, but for its bits where all of it is asked for.
 PIECE = 16_384
@@ -109,6 +110,13 @@ def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
     words = len(flat) - len(flat) % a_word
     rest = flat[words:].view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
     return flat[:words].view(torch.int64).sum() + rest
+
+
+def digest_of_bits(tensor: torch.Tensor) -> int:
+    """A number that is the same where the first elements of tensors are; 0 for tensors that are not dense."""
+    if why_unsupported(tensor) is not None:
+        return 0
+    return int(_sum_of_bits(_flat(tensor.detach())[:PIECE]))
 
 
 def machine_kind(on_gpu: bool) -> str:

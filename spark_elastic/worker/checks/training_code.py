@@ -23,6 +23,7 @@ from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
+from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.job import current_job
 
 # So many steps without a commit are worth a word: a loss now takes all of them back.
@@ -50,6 +51,9 @@ class TrainingChecks:
         self._is_pending = False
         self._probes: list[Any] = []
         self._warned: set[str] = set()
+        # Whether it has been said that every rank gets all rows.
+        self._is_told_of_rows = False
+        same_inputs.start()
         # Batches that a loader outside the State had given at an optimizer's step, and how often that went on.
         self._alone: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
 
@@ -61,6 +65,7 @@ class TrainingChecks:
         self._checked.clear()
         self._steps = 0
         self._is_pending = False
+        same_inputs.begin()
         if self._plain_loaders is not None:
             self._plain_loaders.begin()
         for probe in self._probes:
@@ -189,7 +194,8 @@ class TrainingChecks:
         if not any(id(p) in wrapped for group in optimizer.param_groups for p in group["params"]):
             return
         self._plain_loaders = None
-        if not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):
+        if not self._is_told_of_rows and not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):
+            self._is_told_of_rows = True
             self._warn(
                 "a DataLoader of torch's that was made above the elastic function may train a model: every rank gets all of "
                 "its rows, so each row would count once a rank, and after a reset it begins anew. Write loader = "
@@ -219,6 +225,17 @@ class TrainingChecks:
                 "optimizer.step(); gradients that are not wanted are dropped by optimizer.zero_grad() before the commit"
             )
         self._is_pending = False
+
+    def inputs_compared(self, everybody: Sequence[int]) -> None:
+        """Warn where all ranks train with the same inputs, and that has not been said yet."""
+        if not same_inputs.read(everybody) or self._job.is_fixed or self._is_told_of_rows:
+            return
+        self._is_told_of_rows = True
+        self._warn(
+            f"all ranks gave their models the same inputs at {ENOUGH} commits: each row counts once a rank then, and more "
+            "workers make nothing faster. Write loader = se.data.ElasticDataLoader(dataset, global_batch_size=…) and state = "
+            f"se.TorchState(…, {self._free_name('loader')}=loader), or divide the rows by se.rank() and se.size()"
+        )
 
     def before_return(self) -> None:
         """Warn of what only shows when the elastic function returns."""

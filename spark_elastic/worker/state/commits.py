@@ -21,6 +21,7 @@ from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import Progress
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
+from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
@@ -138,7 +139,8 @@ class Commits:
             fingerprint = self._comparison.report(commit, state._compared, is_commit)
             loader = self._accountable(state)
             report = _NO_LOADER if loader is None else loader.report()
-            world.start_exchange([job.control.is_interrupted, self.index, *fingerprint, *report])
+            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report()]
+            world.start_exchange([*mine, *report])
         return self._is_interrupted
 
     def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
@@ -157,6 +159,8 @@ class Commits:
         self._is_interrupted = any(values[0] for values in everybody)
         assert self._comparison is not None
         self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
+        if state._checks is not None:
+            state._checks.inputs_compared([values[4] for values in everybody])
 
     def _accountable(self, state: State) -> Accountable | None:
         """The state's loader, if it reports; that is found out once, because that takes a microsecond."""

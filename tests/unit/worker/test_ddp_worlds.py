@@ -16,6 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from spark_elastic import DistributedDataParallel, RanksDifferError, SparkElasticError
+from spark_elastic.data.deliveries import deliveries
+from spark_elastic.worker.checks.same_inputs import same_inputs
 
 STEPS = 4
 
@@ -281,3 +283,23 @@ def freeze_and_unfreeze(folder: Path, rank: int) -> list[str]:
 
 def test_the_driver_is_told_of_a_model_of_which_nothing_requires_a_gradient_as_long_as_that_is_so() -> None:
     assert on_ranks(2, freeze_and_unfreeze) == [["", "Linear", ""]] * 2
+
+
+def say_what_models_were_given(folder: Path, rank: int) -> list[int]:
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    given: list[int] = []
+    with world(folder, rank, 2, [model]):
+        for rows in (torch.ones(2, 2), torch.full((2, 2), float(rank))):
+            model(rows)
+            given.append(same_inputs.report())
+        with torch.no_grad():
+            model(torch.ones(2, 2))
+        deliveries.note(object(), [rows], (2, 2), rank)
+        model(rows)
+        return [*given, same_inputs.report()]
+
+
+def test_what_models_are_given_for_gradients_without_a_loader_of_the_state_is_compared() -> None:
+    one, other = on_ranks(2, say_what_models_were_given)
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, True]
+    assert (one[0] != 0, one[-1]) == (True, 0)

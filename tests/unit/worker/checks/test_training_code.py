@@ -18,6 +18,7 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks import plain_loaders, training_code
+from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -367,6 +368,21 @@ def test_a_loader_of_torchs_that_gives_all_rows_to_every_rank_and_trains_is_warn
         train_through(stage, plain(**settings))
     assert len(warned) == 1
     assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_ranks_that_train_with_the_same_inputs_are_warned_of_once(stage: Stage, above: bool) -> None:
+    loader = plain() if above else [torch.ones(4, 2)] * 6  # of one from above is warned, too
+
+    def given() -> Iterator[torch.Tensor]:
+        for number, batch in enumerate(loader):
+            same_inputs.note([batch * number])
+            yield batch
+
+    with pytest.warns(UserWarning, match="each row (would )?count(s)? once a rank") as warned:
+        train_through(stage, given())
+    assert len(warned) == 1
+    assert "divide the rows by se.rank()" in str(warned[0].message) or above
 
 
 class Rows(IterableDataset[torch.Tensor]):
