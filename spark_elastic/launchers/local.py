@@ -1,7 +1,7 @@
-"""Slots from this machine, without Spark or Java: a process for each, as long as the job wants it.
+"""Slots from this machine, without Spark or Java: a process for each slot, for as long as the job wants that.
 
-The slots' processes are forked from one that has imported torch for all of them; they end with it, and it ends with the driver,
-however that ends.
+The slots' processes are forked from one process that has imported torch for all of them. They end with that process, which ends
+with the driver, however the driver ends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from spark_elastic.protocol.ticket import Ticket
 logger = logging.getLogger("spark_elastic")
 
 LOOPBACK = "127.0.0.1"
-# Processes end within this once the driver has released them; the service has waited for them before.
+# Processes that the driver has released end within this time. The driver's service has waited for them before.
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
-# All slots run in one environment: what has failed so often in a row, before any slot has registered, will fail again.
+# All slots run in one environment, so a slot that has failed so often in a row, before any has registered, will fail again.
 HOPELESS_FAILURES = 3
 
 
@@ -68,7 +68,7 @@ class LocalLauncher:
 
     @property
     def bind_address(self) -> str:
-        """The loopback interface, which nobody else reaches."""
+        """The loopback interface, which other machines cannot reach."""
         return LOOPBACK
 
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
@@ -76,7 +76,7 @@ class LocalLauncher:
         return ((LOOPBACK, port),)
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
-        """Fill in what is None from the slots that there are; return ``min_np``, ``num_proc``, ``max_np``."""
+        """Fill in sizes that are None by the slots that there are. Return ``min_np``, ``num_proc`` and ``max_np``."""
         low, start, high = fill_sizes(self._present(), num_proc, min_np, max_np)
         if self._gpus and high > len(self._gpus):
             raise ValueError(

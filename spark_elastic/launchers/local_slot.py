@@ -1,4 +1,4 @@
-"""What a slot of this machine does, in a process forked from ``slot_parent``."""
+"""What the process of a slot on this machine does, once ``slot_parent`` has forked it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spark_elastic.task.supervisor import WorkerSupervisor, start_warm_parent
 
 
 def run_slot(order: Order, parent: int) -> None:
-    """Be a host until the driver says that the job is over, or is gone."""
+    """Be a host until the driver is gone, or says that the job is over."""
     processes.die_with_parent(signal.SIGKILL, parent)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # others are forked from the same state
-    # This process is executor and task in one, and only one process above it belongs to us.
+        sys.modules["numpy"].random.seed()  # other slots are forked with the same random state
+    # This process is executor and task in one, and the only process of the job above it is the one that it was forked from.
     runtime = replace(
         REAL_RUNTIME,
         facts=partial(gather_facts, executor_pid=os.getpid()),
@@ -40,20 +40,20 @@ class ForkedProcess:
     pid: int
 
     def wait(self) -> int:
-        """Wait until it has ended."""
+        """Wait until the process has ended, and return its exit code."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def kill(self) -> None:
-        """SIGKILL it."""
+        """Send the process SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
 
 def fork_warm_parent(
     place: TaskPlace, descriptor: int, environment: Mapping[str, str]
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Fork the warm parent from this process, which has imported all that it needs.
+    """Fork the warm parent from this process, which has imported all that a worker needs.
 
-    Where the user gives variables in ``env`` it is a fresh interpreter: they may be such that are read when a process starts.
+    If the user gives variables in ``env``, start a fresh interpreter instead: some variables are read only when a process starts.
     """
     usual = worker_environment(os.environ, {}, place.gpus, place.cpus, sys.path)
     if {**usual, EXECUTOR_VARIABLE: str(os.getpid())} != environment:
@@ -72,4 +72,4 @@ def _become_warm_parent(descriptor: int, environment: Mapping[str, str], task: i
     os.environ.update(environment)
     processes.close_descriptors({0, 1, 2, descriptor})
     warm_parent.main(descriptor, task)
-    return 1  # it ends by itself
+    return 1  # not reached: the warm parent ends its own process

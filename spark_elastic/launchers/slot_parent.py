@@ -1,9 +1,9 @@
-"""The process that the slots of this machine are forked from: it imports torch once for all of them.
+"""The process that the slots of this machine are forked from, which imports torch once for all of them.
 
-A slot forked from it is there in milliseconds, and so is its warm parent. It runs no thread and touches no CUDA, so forking is
-safe. For each slot the driver sends an order with two descriptors: where the slot writes what it prints, and one end of a
-connection. When the slot has ended its exit code comes back over that; when the driver closes its end the slot is killed.
-This process ends with the driver, and its slots with it.
+A slot that is forked here starts in milliseconds, and so does its warm parent. The process runs no thread and does not touch
+CUDA, so forking is safe. For each slot the driver sends an order with two descriptors: one that the slot prints to, and one end
+of a connection. When the slot has ended, its exit code comes back over the connection; when the driver closes its end, the slot
+is killed. This process ends with the driver, and its slots with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 PACKET_BYTES = 128 * 1024
-# What a slot prints to, and its end of the connection.
+# The descriptor that a slot prints to, and its end of the connection.
 ORDER_DESCRIPTORS = 2
 
 
@@ -66,7 +66,7 @@ class _Parent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(orders, selectors.EVENT_READ)
         self._selector.register(driver, selectors.EVENT_READ)
-        # Given up while an order is received: those that come with it would be lost if this process had too many open.
+        # Descriptors that are closed while an order is received: those in the order would be lost if too many were open.
         self._spare: list[int] = []
         self._reserve()
 
@@ -78,7 +78,7 @@ class _Parent:
                 elif key.fileobj == self._driver:
                     return
                 elif key.data not in self._slots:
-                    pass  # it was reaped for the key before this one
+                    pass  # the slot was reaped for the key before this one
                 elif key.fileobj is key.data.driver:
                     self._selector.unregister(key.data.driver)
                     signal.pidfd_send_signal(key.data.pidfd, signal.SIGKILL)
@@ -93,7 +93,7 @@ class _Parent:
             output, driver = descriptors
             self._try_to_fork(msgspec.json.decode(data, type=Order), output, socket.socket(fileno=driver))
         else:
-            self._selector.unregister(self._orders)  # the driver has started another process in our place
+            self._selector.unregister(self._orders)  # the driver has started another process in place of this one
         self._reserve()
 
     def _reserve(self) -> None:
@@ -139,7 +139,7 @@ class _Parent:
 
     @staticmethod
     def _become_slot(order: Order, output: int, parent: int) -> int:
-        """In the child: shed what belongs to the parent and be the slot. Returns its exit code."""
+        """In the child, drop what belongs to the parent and run the slot. Return its exit code."""
         from spark_elastic.launchers.local_slot import run_slot
 
         os.dup2(output, 1)
@@ -150,5 +150,5 @@ class _Parent:
 
 
 def _tell_exit(driver: socket.socket, code: int) -> None:
-    with driver, suppress(BrokenPipeError):  # the driver has asked for its end, and is gone itself
+    with driver, suppress(BrokenPipeError):  # the driver may have had the slot killed, and be gone itself
         driver.send(str(code).encode())

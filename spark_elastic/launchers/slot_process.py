@@ -1,4 +1,4 @@
-"""The driver's side of processes on this machine: the one that slots are forked from, and those of slots."""
+"""The driver's side of the processes on this machine: the process that slots are forked from, and those of the slots."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from spark_elastic.task.facts import worker_environment
 from spark_elastic.task.service import TaskPlace
 
 READ_BYTES = 64 * 1024
-# Of what a process has written, for the reason why it ended.
+# How much of what a process has written is told as the reason for its end.
 TAIL_BYTES = 8 * 1024
 TAIL_LINES = 20
-# Changes with each test of pytest's, and is nothing to a process of ours.
+# Changes with each test that pytest runs, and does not concern these processes.
 _IGNORED = "PYTEST_CURRENT_TEST"
 
 
 class SlotParent:
-    """A process that slots are forked from.
-
-    It is a fresh interpreter, since the driver has threads, with the environment that workers have.
-    """
+    """A process that slots are forked from: a fresh interpreter, as the driver has threads, with the environment of workers."""
 
     def __init__(self, cpus: int) -> None:
         self._setting = _setting(cpus)
@@ -54,11 +51,11 @@ class SlotParent:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The number of the process."""
         return self._process.pid
 
     def fits(self, cpus: int) -> bool:
-        """Whether it lives, and has what a process that is started now would have."""
+        """Whether the process lives, and has the environment and folder that one started now would have."""
         return self._process.poll() is None and self._setting == _setting(cpus)
 
     def fork(self, ticket: Ticket, place: TaskPlace) -> SlotProcess:
@@ -70,7 +67,7 @@ class SlotParent:
             try:
                 socket.send_fds(self._orders, [order], [writing, theirs.fileno()])
             except BrokenPipeError:
-                pass  # it has just ended, which closes the other end of what the slot is heard by
+                pass  # the process has just ended, and the slot's connection with it, which the caller sees
         except OSError:
             mine.close()
             os.close(reading)
@@ -86,21 +83,21 @@ class SlotParent:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """SIGKILL it; all that it has forked is killed, too."""
+        """Send the process SIGKILL, which ends all that it has forked, too."""
         self._process.kill()
 
     def end(self) -> None:
-        """End it, with all that it has forked."""
+        """End the process, with all that it has forked, and wait for that."""
         self.kill()
         self.story()
         self._orders.close()
 
     def story(self) -> str:
-        """Wait until it has ended, and say how."""
+        """Wait until the process has ended, and say how."""
         with self._lock:
             if not self._story:
                 code, output = self._process.wait(), os.pread(self._output, os.fstat(self._output).st_size, 0)
@@ -110,18 +107,18 @@ class SlotParent:
 
 
 class SlotProcess:
-    """A process of a slot, which may not have been forked yet."""
+    """The process of a slot, which may not have been forked yet."""
 
     def __init__(self, parent: SlotParent, connection: socket.socket, output: int) -> None:
         self._parent = parent
-        # Has something to say when the process has ended.
+        # Becomes readable when the process has ended.
         self.connection = connection
         self.output = output
         os.set_blocking(output, False)
         self._tail = b""
 
     def read(self) -> bool:
-        """Take note of what it has written. Returns whether there may be more."""
+        """Take note of what the process has written. Return whether there may be more."""
         try:
             data = os.read(self.output, READ_BYTES)
         except BlockingIOError:
@@ -130,18 +127,18 @@ class SlotProcess:
         return bool(data)
 
     def kill(self) -> None:
-        """SIGKILL it; its warm parent sees that, and ends with all that is below it. Harmless when done twice."""
+        """Have the process killed. Its warm parent notices, and ends with all that is below it. Harmless when done twice."""
         try:
             self.connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has ended
+            pass  # the process has ended
 
     def kill_parent(self) -> None:
-        """SIGKILL what it was forked from, and with it all slots of this."""
+        """Kill the process that this one was forked from, and with it all slots that were forked there."""
         self._parent.kill()
 
     def close(self) -> str:
-        """Let go of it when it has ended, and say how it has."""
+        """Close what the driver holds of a process that has ended, and say how it ended."""
         with self.connection:
             try:
                 code = self.connection.recv(READ_BYTES)
@@ -153,7 +150,7 @@ class SlotProcess:
 
 
 def _setting(cpus: int) -> tuple[dict[str, str], str]:
-    """What a process that is started now gets from this one: the environment and the folder."""
+    """Return the environment and the folder that a process started now gets from this one."""
     environment = {name: value for name, value in os.environ.items() if name != _IGNORED}
     return worker_environment(environment, {}, (), cpus, sys.path), os.getcwd()
 
