@@ -67,8 +67,9 @@ def _accept_init_process_group(world: World) -> None:
                 )
         if backend in BACKENDS and backend not in (HOST_BACKEND, world.backend):
             raise ValueError(
-                f"init_process_group({backend!r}) was called, but run() has formed this world with {world.backend!r}, as not "
-                "every worker has a GPU of its own; have Spark give each task one, or call init_process_group('gloo')"
+                f"init_process_group({backend!r}) was called, but run() has formed this world with {world.backend!r}. Call "
+                f"init_process_group('gloo'), or give run(backend={backend!r}). Without backend= run() takes nccl where every "
+                "worker has a GPU of its own: have Spark give each task one"
             )
 
     dist.init_process_group = init_process_group

@@ -97,7 +97,7 @@ def test_an_early_init_process_group_finds_the_group_that_is_there(monkeypatch: 
     call(lambda: dist.init_process_group("gloo", rank=1, world_size=2))
     with pytest.raises(ValueError, match=r"world_size=3\) was called, but this world has world_size=2; leave it out"):
         call(lambda: dist.init_process_group("gloo", world_size=3))
-    with pytest.raises(ValueError, match="formed this world with 'gloo'"):
+    with pytest.raises(ValueError, match=r"formed this world with 'gloo'.*give run\(backend='nccl'\)"):
         call(lambda: dist.init_process_group("nccl"))
 
 
