@@ -6,8 +6,11 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.files import ArrowFiles, as_mounted
@@ -15,7 +18,6 @@ from spark_elastic.estimator.files import ArrowFiles, as_mounted
 
 @pytest.fixture(params=["plain", "file", "memory"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    pytest.importorskip("fsspec")
     return {"plain": f"{tmp_path}/x", "file": f"file://{tmp_path}/x", "memory": f"memory://{secrets.token_hex(4)}/x"}[
         request.param
     ]
@@ -39,12 +41,35 @@ def test_what_is_written_is_listed_read_and_deleted(base: str) -> None:
         files.read(f"{base}/runs/a/run.json")
 
 
-def test_what_others_write_meanwhile_is_seen(base: str) -> None:
-    files, others = ArrowFiles(base), ArrowFiles(base)
-    others.write(f"{base}/one", b"")
-    assert files.names(base) == ["one"]
-    others.write(f"{base}/two", b"")
-    assert files.names(base) == ["one", "two"]
+class Remembering(MemoryFileSystem):
+    """Lists a folder once, as the drivers of object stores do, until it is told to look anew."""
+
+    protocol = "remembering"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._listed: dict[str, Any] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("remembering://", "memory://")))
+
+    def find(self, path: str, **options: Any) -> Any:
+        if path not in self._listed:
+            self._listed[path] = super().find(path, **options)
+        return self._listed[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self._listed.clear()
+
+
+def test_what_others_write_meanwhile_is_seen() -> None:
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    folder = secrets.token_hex(4)
+    files = ArrowFiles(f"remembering://{folder}")
+    for number, name in enumerate(("one", "two"), 1):
+        MemoryFileSystem().pipe_file(f"/{folder}/{name}", b"")
+        assert len(files.names(f"remembering://{folder}")) == number
 
 
 def test_large_files_are_copied_both_ways(base: str, tmp_path: Path) -> None:
