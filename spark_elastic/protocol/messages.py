@@ -1,7 +1,8 @@
 """What driver, tasks and workers say to each other: plain data with a schema.
 
-Requests are in the imperative, facts in the past tense. Whatever concerns a world carries its generation, and a receiver
-refuses what is stale by that number. User code, arguments and results travel as opaque cloudpickle bytes in ``Chunk``.
+The names of requests are in the imperative, those of facts in the past tense. A message that concerns a world carries the number
+of its generation, by which a receiver refuses what is stale. User code, arguments and results travel as opaque cloudpickle bytes
+in ``Chunk``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Names a commit. Ordered by generation first: after a fork of histories indexes alone would not tell who is newer.
+    """Names a commit. The generation comes first in the order: after a loss an index alone would not tell which is newer.
 
     Index 0 is the implicit commit that seals a generation; explicit commits count from 1.
     """
@@ -33,7 +34,7 @@ class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a task knows of the place it runs in. ``torch`` is its version, empty where there is none."""
+    """What a task knows of the place where it runs. ``torch`` is torch's version there, empty if it is not installed."""
 
     name: str
     address: str
@@ -60,7 +61,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stream(Enum):
-    """Which of its two outputs a worker has written to."""
+    """The two outputs that a worker can write to."""
 
     OUT = "stdout"
     ERR = "stderr"
@@ -74,7 +75,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(Message, frozen=True):
-    """Are you there? Answered by ``Pong`` with the same number."""
+    """Ask whether the other end is there, which answers with a ``Pong`` of the same number."""
 
     number: int
 
@@ -110,7 +111,7 @@ class WorkerStarted(Message, frozen=True):
 
 
 class WorkerSeen(Message, frozen=True):
-    """Sent every second: the worker's process is there and is not stopped, whether or not its Python can say so itself."""
+    """Sent every second: the worker's process is there and not stopped, even if its Python is too busy to say so itself."""
 
     worker: int
 
@@ -148,14 +149,14 @@ class TaskFailed(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The task is registered. ``env`` and ``threads`` are for the worker's process."""
+    """The task is registered, as this host. ``env`` has variables for the worker's process."""
 
     host: int
     env: dict[str, str]
 
 
 class StartWorker(Message, frozen=True):
-    """``token`` goes to the worker's process, which proves by it that it is the one that was to be started."""
+    """Start the process of a worker. By ``token`` the process proves to the driver that it is this worker."""
 
     worker: int
     token: str
@@ -189,9 +190,9 @@ class WorkerHello(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """The worker stands at the elastic function and waits for the next world.
+    """The worker has reached the elastic function and waits for the next world.
 
-    ``generation`` is the last one that it was a member of, 0 for a newcomer.
+    ``generation`` is the last generation that the worker was a member of, 0 for a newcomer.
     """
 
     generation: int
@@ -202,7 +203,7 @@ class WorkerReady(Message, frozen=True):
 class WorkerAborted(Message, frozen=True):
     """Answer of the control thread to ``AbortWorld``: Gloo's collectives are aborted.
 
-    ``commit`` is the last one, None where this worker has nothing to go back to.
+    ``commit`` is the commit that this worker can go back to; None if there is none.
     """
 
     generation: int
@@ -223,14 +224,17 @@ class WorldFormed(Message, frozen=True):
 
 
 class WorkerReturned(Message, frozen=True):
-    """The worker left the elastic function: its vote to end."""
+    """The worker has left the elastic function, which is its vote to end."""
 
     generation: int
     commit: CommitId | None
 
 
 class WorkerRaised(Message, frozen=True):
-    """The user's function raised. ``where`` is the innermost frame, file:line; ``kind`` the class of a final error of ours."""
+    """The user's function has raised. ``where``: the innermost frame, as file:line.
+
+    ``kind``: the class of an error of this package's that ends the job; else empty.
+    """
 
     error: str
     where: str
@@ -298,7 +302,7 @@ class Reported(Message, frozen=True):
 
 
 class ClaimFault(Message, frozen=True):
-    """May this injected fault strike? Each does so a limited number of times a job."""
+    """Ask whether this injected fault may strike. Each fault strikes a limited number of times in a job."""
 
     number: int
     fault: int
@@ -308,7 +312,7 @@ class ClaimFault(Message, frozen=True):
 
 
 class FormWorld(Message, frozen=True):
-    """Build the process group of a generation. ``previous_size`` is that of the newest commit's world, 0 for none."""
+    """Build the process group of a generation. ``previous_size``: the size of the newest commit's world, 0 without a commit."""
 
     generation: int
     members: tuple[Member, ...]
@@ -317,16 +321,16 @@ class FormWorld(Message, frozen=True):
 
 
 class AbortWorld(Message, frozen=True):
-    """The generation is over: abort the collectives of the host's group at once, and say which commit is whole."""
+    """Abort the collectives of the host's group at once, as the generation is over, and say which commit is whole."""
 
     generation: int
     reason: str
 
 
 class AbortDevice(Message, frozen=True):
-    """Every rank has answered ``AbortWorld``: abort the collectives of the device's group, where there is one beside Gloo.
+    """Abort the collectives of the device's group, if there is one beside Gloo's. Every rank has answered ``AbortWorld``.
 
-    An abort on one rank can complete the collectives of other ranks, with nonsense.
+    The answers come first because an abort on one rank can complete the collectives of other ranks with nonsense.
     """
 
     generation: int
@@ -339,19 +343,19 @@ class InterruptWorld(Message, frozen=True):
 
 
 class FinishWorld(Message, frozen=True):
-    """All ranks have voted: return from the elastic function. There are no more resets."""
+    """Return from the elastic function, as all ranks have voted. There are no more resets."""
 
     generation: int
 
 
 class LeaveJob(Message, frozen=True):
-    """The worker is no longer needed."""
+    """End, as the worker is no longer needed."""
 
 
 class StoreReply(Message, frozen=True):
     """Answer to ``StoreRequest`` or ``ClaimFault``. ``gone`` says that the generation is over.
 
-    ``error`` is not empty where the request made no sense.
+    ``error`` says what was wrong about the request; it is empty if nothing was.
     """
 
     number: int

@@ -17,7 +17,7 @@ PACKET_BYTES = 128 * 1024
 
 
 class Packet(msgspec.Struct, frozen=True, tag=True):
-    """Anything that is sent either way."""
+    """Base of what the two send."""
 
 
 class Begin(Packet, frozen=True):
@@ -27,7 +27,7 @@ class Begin(Packet, frozen=True):
 
 
 class Start(Packet, frozen=True):
-    """Fork a worker, once the one before it is gone with everything that it started."""
+    """Fork a worker, once the worker before it is gone with everything that it started."""
 
     worker: int
     token: str
@@ -40,7 +40,7 @@ class Kill(Packet, frozen=True):
 
 
 class Started(Packet, frozen=True):
-    """The worker runs as this process."""
+    """The worker runs, as the process with this pid."""
 
     worker: int
     pid: int
