@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, share
 from spark_elastic.data.loader import RowSource
-from spark_elastic.errors import RanksDifferError, SparkElasticError, WorkerLostError
+from spark_elastic.errors import RanksDifferError, SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
@@ -352,6 +352,13 @@ class DistributedDataParallel(nn.Module):
         except RuntimeError as error:
             if world.is_broken():
                 raise world.lost(error) from error
+            if "finished reduction in the prior iteration" in str(error):
+                # It comes in every world but one of a single rank, which the first rank to raise it would leave behind.
+                raise TrainingCodeError(
+                    f"{type(self.module).__name__} has parameters that the last step did not use, so ranks did not reduce their "
+                    "gradients. Write se.DistributedDataParallel(model, find_unused_parameters=True), or have such parameters "
+                    "require no gradients"
+                ) from error
             raise
         if call is None:
             return outputs

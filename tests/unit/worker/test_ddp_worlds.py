@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from spark_elastic import DistributedDataParallel, RanksDifferError, SparkElasticError
 from spark_elastic.data.deliveries import deliveries
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.same_inputs import same_inputs
 
 STEPS = 4
@@ -303,3 +304,24 @@ def test_what_models_are_given_for_gradients_without_a_loader_of_the_state_is_co
     one, other = on_ranks(2, say_what_models_were_given)
     assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, True]
     assert (one[0] != 0, one[-1]) == (True, 0)
+
+
+class WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+def leave_parameters_unused(folder: Path, rank: int) -> None:
+    model = DistributedDataParallel(WithUnused())
+    with world(folder, rank, 2, [model]):
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+
+
+def test_parameters_that_a_step_does_not_use_end_the_job_with_the_line_to_write() -> None:
+    with pytest.raises(TrainingCodeError, match=r"WithUnused has parameters .* find_unused_parameters=True"):
+        on_ranks(2, leave_parameters_unused)
