@@ -47,6 +47,7 @@ def of_task(process: Process, facts: HostFacts, supervisor: Any) -> TaskRuntime:
         environment=lambda *_: {},
         supervisor=supervisor,
         orphaned=_never,
+        leaving=lambda executor: _never(),
     )
 
 

@@ -12,6 +12,8 @@ def event_of_task(host: int, message: object) -> ev.Event | None:
     match message:
         case m.Pong():
             return ev.TaskHeard(host)
+        case m.TaskDraining():
+            return ev.HostDraining(host)
         case m.WorkerSeen(worker):
             return ev.WorkerSeen(worker)
         case m.WorkerDying(worker):

@@ -1,7 +1,6 @@
 """Slots from a session of Spark Connect, which has no SparkContext: one query of one task per slot, each on a thread.
 
-A query runs until its task ends, with a tag by which one that waits for a free core is taken back. Spark Connect tells nothing
-about executors, so their decommissioning is noticed by the loss of what ran there.
+A query runs until its task ends, with a tag by which one that waits for a free core is taken back.
 """
 
 from __future__ import annotations

@@ -38,8 +38,6 @@ WATCH_SECONDS = 0.5
 END_SECONDS = 20.0
 # How often what is left of our Spark jobs is looked at while they end.
 CANCEL_SECONDS = 0.05
-# Attempts of a slot's task that are looked at to find out where it runs now.
-TASKS_OF_A_SLOT = 100
 
 
 class SparkEndedError(Exception):
@@ -96,18 +94,14 @@ class SparkLauncher:
 @dataclass(slots=True)
 class _Slot(Slot):
     future: Any = None
-    # Where its task runs, once that is known.
-    executor: str | None = None
-    draining: bool = False
 
 
 class SparkSlots:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
     The listener hears on that thread that the SparkContext has gone, our Spark jobs were cancelled or executors cannot run us
-    (stopped), that Spark is about to take a slot's executor away, and that it has given up a slot that had not registered.
-    Whatever else goes wrong there (no descriptor or no room on the disk is left for a moment) is tried again after a pause that
-    grows.
+    (stopped), and that Spark has given up a slot that had not registered. Whatever else goes wrong there (no descriptor or no
+    room on the disk is left for a moment) is tried again after a pause that grows.
     """
 
     def __init__(self, context: SparkContext, ticket: Ticket, slots: int, listener: SlotListener) -> None:
@@ -115,7 +109,6 @@ class SparkSlots:
         self._ticket = ticket
         self._slots = [_Slot(number) for number in range(slots)]
         self._listener = listener
-        self._decommissions = self._context.getConf().get("spark.decommission.enabled", "false").lower() == "true"
         self._group = f"spark_elastic-{ticket.run_id}"
         self._wake = threading.Condition()
         self._closing = False
@@ -146,8 +139,6 @@ class SparkSlots:
 
     def slot_registered(self, slot: int) -> None:
         """Note that a slot's task runs: its next submission need not wait."""
-        self._slots[slot].executor = None
-        self._slots[slot].draining = False
         self._slots[slot].register()
         self._has_hosts = True
 
@@ -246,36 +237,6 @@ class SparkSlots:
                 slot.failed(GAVE_UP, reason or never_registered(self._ticket), self._listener)
             if slot.future is None and slot.start_at <= now and not self._closing:
                 slot.future = self._submit(slot.number)
-            # A slot that has just been given back may still register late, without a Spark job of its own.
-            has_task = slot.future is not None and slot.registered
-            if self._decommissions and has_task and not slot.draining and self._is_decommissioned(slot):
-                slot.draining = True
-                self._listener.on_draining(slot.number)
-
-    def _is_decommissioned(self, slot: _Slot) -> bool:
-        """Whether Spark is about to take the slot's executor away: a spot notice, a drained node, a scale-down."""
-        from py4j.protocol import Py4JError
-
-        try:
-            if slot.executor is None:
-                slot.executor = self._executor_of(slot.future)
-            scheduler = self._context._jsc.sc().taskScheduler()
-            return slot.executor is not None and scheduler.getExecutorDecommissionState(slot.executor).isDefined()
-        except Py4JError:
-            logger.debug("Spark does not tell where a slot runs", exc_info=True)
-            return False
-
-    def _executor_of(self, future: Any) -> str | None:
-        """The executor that runs the task of a slot's Spark job; None where Spark does not know yet."""
-        store = self._context._jsc.sc().statusStore()
-        for job in future.jobIds():
-            info = self._context.statusTracker().getJobInfo(job)
-            for stage in info.stageIds if info is not None else ():
-                tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), TASKS_OF_A_SLOT)
-                running = [task for task in map(tasks.apply, range(tasks.size())) if task.status() == "RUNNING"]
-                if running:
-                    return str(running[-1].executorId())
-        return None
 
     def _submit(self, slot: int) -> Any:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")

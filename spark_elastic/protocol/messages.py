@@ -139,6 +139,10 @@ class OutputLines(Message, frozen=True):
     dropped: int = 0
 
 
+class TaskDraining(Message, frozen=True):
+    """The place where the task runs is about to be taken away; what runs there has some time to leave."""
+
+
 class TaskFailed(Message, frozen=True):
     """The host cannot run workers; the task is about to raise."""
 
@@ -372,6 +376,7 @@ ToDriver = (
     | WorkerDying
     | WorkerExited
     | OutputLines
+    | TaskDraining
     | TaskFailed
     | WorkerHello
     | WorkerReady

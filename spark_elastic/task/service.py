@@ -16,6 +16,7 @@ from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
 from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
 from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task.decommission import executor_leaves
 from spark_elastic.task.facts import gather_facts, worker_environment
 from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
 
@@ -72,6 +73,8 @@ class TaskRuntime:
     supervisor: Callable[..., WorkerSupervisor] = WorkerSupervisor
     # Returns when this process is left behind by those that it belongs to.
     orphaned: Callable[[], Coroutine[Any, Any, None]] = ancestors_gone
+    # Returns when the executor that has this pid is being taken away.
+    leaving: Callable[[int], Coroutine[Any, Any, None]] = executor_leaves
 
 
 REAL_RUNTIME = TaskRuntime()
@@ -123,14 +126,17 @@ async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RU
             return
         environment = runtime.environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
         environment[EXECUTOR_VARIABLE] = str(facts.executor_pid)
-        await _Host(ticket, driver, environment, runtime).serve()
+        await _Host(ticket, driver, environment, facts.executor_pid, runtime).serve()
     finally:
         await driver.close()
 
 
 class _Host:
-    def __init__(self, ticket: Ticket, driver: Connection, environment: dict[str, str], runtime: TaskRuntime) -> None:
+    def __init__(
+        self, ticket: Ticket, driver: Connection, environment: dict[str, str], executor: int, runtime: TaskRuntime
+    ) -> None:
         self._runtime = runtime
+        self._executor = executor
         self._ticket = ticket
         self._driver = driver
         self._environment = environment
@@ -139,6 +145,7 @@ class _Host:
         async with self._runtime.supervisor(self._ticket, self._driver, self._environment) as supervisor:
             obeying = asyncio.ensure_future(self._obey(supervisor))
             orphaned = asyncio.ensure_future(self._runtime.orphaned())
+            leaving = asyncio.ensure_future(self._tell_when_leaving())
             try:
                 await asyncio.wait({obeying, supervisor.broken, orphaned}, return_when=asyncio.FIRST_COMPLETED)
                 if supervisor.broken.done():
@@ -150,9 +157,13 @@ class _Host:
             except HostFaultError as error:
                 raise TaskRestartError(str(error)) from error
             finally:
-                for waiting in (obeying, orphaned):
+                for waiting in (obeying, orphaned, leaving):
                     waiting.cancel()
-                await asyncio.gather(obeying, orphaned, return_exceptions=True)
+                await asyncio.gather(obeying, orphaned, leaving, return_exceptions=True)
+
+    async def _tell_when_leaving(self) -> None:
+        await self._runtime.leaving(self._executor)
+        self._driver.send(m.TaskDraining())
 
     async def _obey(self, supervisor: WorkerSupervisor) -> None:
         """Do what the driver says until it releases the task, or is gone."""

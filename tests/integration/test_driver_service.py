@@ -368,11 +368,15 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_no_thread(service: SparkDri
     assert set(threading.enumerate()) <= before
 
 
-def test_events_of_a_drain_reach_the_machine(service: SparkDriverService, log: Log) -> None:
+@pytest.mark.parametrize("teller", ["launcher", "task"])
+def test_events_of_a_drain_reach_the_machine(service: SparkDriverService, log: Log, teller: str) -> None:
     async def scene(task: Any, worker: Any) -> Any:
         host = await task(0)
         await expect(host, m.StartWorker)
-        service.drain_slot(0)
+        if teller == "task":
+            host.send(m.TaskDraining())
+        else:
+            service.drain_slot(0)
         return await expect(host, m.KillWorker)
 
     assert play(service, scene) == m.KillWorker(0)

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import training
+from standalone import executor_of
 from test_faults import check
 
 import spark_elastic
@@ -39,21 +40,42 @@ def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any) -> 
     assert all(old < new for old, new in result.results[0]["resets"])
 
 
-def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(run_on_spark: Any) -> None:
-    pids: dict[int, int] = {}
+def test_workers_leave_ahead_of_decommissions_by_signal_and_by_the_driver_and_no_step_is_lost(
+    spark: Any, run_on_spark: Any
+) -> None:
+    decommissioned: list[int] = []
+    executors: dict[int, psutil.Process] = {}
+    members: list[int] = []
 
     def decommission(event: dict[str, Any]) -> None:
         if event["event"] == "worker_started":
-            pids[event["worker"]] = event["pid"]
-        elif event["event"] == "world_formed" and event["generation"] == 1:
-            parents = psutil.Process(pids[max(pids)]).parents()
-            next(parent for parent in parents if parent.name().startswith("java")).send_signal(signal.SIGPWR)
+            executors[event["worker"]] = executor_of(event["pid"])
+        elif event["event"] == "world_forming":
+            members[:] = event["workers"]
+        elif event["event"] == "world_formed" and event["generation"] <= 2:
+            worker = max(members)
+            decommissioned.append(worker)
+            if event["generation"] == 1:
+                executors[worker].send_signal(signal.SIGPWR)
+            else:
+                decommission_by_driver(spark, executors[worker])
 
-    result = run_on_spark(training.count_steps, 150, 0.05, min_np=1, max_np=2, num_proc=2, on_event=decommission)
-    check(result, 150)
-    assert len(result.of("host_draining")) == 1
-    assert result.sizes[:2] == [2, 1]
+    result = run_on_spark(training.count_steps, 200, 0.05, min_np=1, max_np=3, num_proc=3, on_event=decommission)
+    check(result, 200)
+    assert [event["host"] for event in result.of("host_draining")] == [
+        event["host"] for worker in decommissioned for event in result.of("worker_started") if event["worker"] == worker
+    ]
+    assert result.sizes[:2] == [3, 2]
     assert not result.of("world_broken")
+
+
+def decommission_by_driver(spark: Any, executor: psutil.Process) -> None:
+    """As dynamic allocation does, and managers of clusters that tell Spark's driver of machines that go."""
+    words = executor.cmdline()
+    jvm, backend = spark.sparkContext._jvm, spark.sparkContext._jsc.sc().schedulerBackend()
+    nowhere = getattr(getattr(jvm, "scala.None$"), "MODULE$")
+    why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("for a test", nowhere)
+    assert backend.decommissionExecutor(words[words.index("--executor-id") + 1], why, False, False)
 
 
 def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:

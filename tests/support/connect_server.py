@@ -23,6 +23,7 @@ class ConnectServer:
         port = free_port()
         self.url = f"sc://127.0.0.1:{port}"
         settings = {
+            "spark.decommission.enabled": "true",
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": port,
             "spark.driver.bindAddress": "127.0.0.1",

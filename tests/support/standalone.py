@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyspark
 
 
@@ -46,6 +47,11 @@ class Standalone:
         for process in self._processes:
             process.kill()
             process.wait()
+
+
+def executor_of(worker: int) -> psutil.Process:
+    """The executor's JVM above a worker's process."""
+    return next(parent for parent in psutil.Process(worker).parents() if parent.name().startswith("java"))
 
 
 def free_port(host: str = "127.0.0.1") -> int:
