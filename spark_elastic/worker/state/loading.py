@@ -87,10 +87,14 @@ def _can_be_refilled(present: Any, loaded: Any) -> bool:
     kind = type(loaded)
     if type(present) in _CONTAINERS or isinstance(present, numpy.ndarray):
         alike = type(present) is kind and getattr(present, "maxlen", None) == getattr(loaded, "maxlen", None)
-        return alike and (kind is not numpy.ndarray or (present.shape, present.dtype) == (loaded.shape, loaded.dtype))
+        return alike and (not isinstance(present, numpy.ndarray) or _takes(present, loaded))
     if (type(present).__module__, type(present).__qualname__) != (kind.__module__, kind.__qualname__):
         return False  # a newcomer may have made the class of a function's own anew
     return hasattr(present, "__dict__") and all(_is_all_in_dict(owner) for owner in (type(present), kind))
+
+
+def _takes(array: numpy.ndarray[Any, Any], loaded: numpy.ndarray[Any, Any]) -> bool:
+    return array.flags.writeable and (array.shape, array.dtype) == (loaded.shape, loaded.dtype)
 
 
 def _is_all_in_dict(kind: type) -> bool:

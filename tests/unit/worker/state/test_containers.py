@@ -263,3 +263,11 @@ def test_what_is_not_all_in_its_dict_is_replaced() -> None:
         Kind.FIRST,
         deque([1], 1),
     )
+
+
+def test_an_array_that_cannot_be_written_to_is_replaced() -> None:
+    state = TorchState(weights=numpy.ones(3))
+    state.weights.flags.writeable = False
+    state.commit()
+    state.restore()
+    assert state.weights.tolist() == [1.0, 1.0, 1.0]
