@@ -41,6 +41,7 @@ from spark_elastic.estimator.planning import (
     plan_sizes,
     plan_split,
 )
+from spark_elastic.estimator.row_checks import negative_weight, not_a_class
 from spark_elastic.estimator.runs import (
     VERSION,
     RunRecord,
@@ -52,7 +53,7 @@ from spark_elastic.estimator.runs import (
 )
 from spark_elastic.estimator.sessions import is_local, master_of
 from spark_elastic.estimator.store import Store
-from spark_elastic.estimator.training import not_a_class, train
+from spark_elastic.estimator.training import train
 from spark_elastic.launchers.session import check_gpus, parallelism
 
 
@@ -327,9 +328,9 @@ def _with_dtype(entry: Input, schema: StructType) -> Input:
 
 def _check_facts(schema: StructType, layout: Layout, facts: Mapping[str, Any]) -> None:
     if layout.weight and facts[layout.weight]["min"] < 0:
-        raise ValueError(
-            f"weightCol: column {layout.weight!r} has weights below 0, down to {facts[layout.weight]['min']:g}"
-        )
+        raise ValueError(negative_weight(layout.weight, facts[layout.weight]["min"]))
+    if layout.weight and facts[layout.weight]["max"] == 0:
+        raise ValueError(f"weightCol: all weights of column {layout.weight!r} are 0; give some rows a weight above 0")
     for name, found in facts.items():
         if is_vector(schema[name].dataType) and found["min"] != found["max"]:
             raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")

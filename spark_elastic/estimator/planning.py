@@ -21,8 +21,8 @@ from spark_elastic.estimator.objective import Objective, can_weight
 from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
+from spark_elastic.estimator.row_checks import check_rows
 from spark_elastic.estimator.store import full_url
-from spark_elastic.estimator.training import check_rows
 from spark_elastic.launchers.session import default_sizes
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from torch.optim.lr_scheduler import LRScheduler
 import spark_elastic as se
 from spark_elastic import _saved_names
 from spark_elastic.data import ParquetLoader
-from spark_elastic.errors import SparkElasticError
+from spark_elastic.errors import DataError, SparkElasticError
 from spark_elastic.estimator.callbacks import Callback, EpochContext
-from spark_elastic.estimator.finite import check_finite
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
+from spark_elastic.estimator.row_checks import check_classes, check_rows, check_weights
 from spark_elastic.worker.state.snapshot import constant
 
 _log = logging.getLogger(__name__)
@@ -185,7 +185,11 @@ class Trainer:
         batch = self._prepare(columns)
         rows = self.loader.batch_rows[se.rank()]
         weight = batch[self.plan.layout.weight].float() if self.plan.layout.weight else None
-        amount = float(rows) if weight is None else float(weight.sum()) if rows else 0.0
+        if weight is not None and not rows:
+            weight = torch.zeros_like(
+                weight
+            )  # a repeated batch adds nothing, also where no other rank's rows weigh anything
+        amount = float(rows if weight is None else weight.sum())
         if weight is not None:
             self.model.set_rows(max(amount, TINY))
         with self._precision():
@@ -216,6 +220,21 @@ class Trainer:
             state.report(epoch=state.epoch, **{name: total})
         if self.plan.terminate_on_nan:
             self.not_finite = where
+
+    def _check_weight(self, purpose: str, total: float) -> None:
+        """Raise ``DataError`` where the rows of an epoch weigh nothing together: no mean over them is a number.
+
+        All ranks see the same sum over all of them. Where a fit goes on after losses that are NaN, it only says so.
+        """
+        if total:
+            return
+        sentence = (
+            f"weightCol: all weights of column {self.plan.layout.weight!r} are 0 in the rows of this epoch's {purpose}"
+        )
+        if self.plan.terminate_on_nan:
+            raise DataError(f"{sentence}, so its loss is NaN; give some of these rows a weight above 0")
+        if se.rank() == 0:
+            _log.warning("%s; its loss is NaN", sentence)
 
     def _forward(
         self,
@@ -260,6 +279,7 @@ class Trainer:
         batch = dict(columns)
         if self.plan.data.check:
             check_rows(batch, self.plan.layout.columns, self.loader if loader is None else loader)
+            check_weights(batch, self.plan.layout.weight)
             check_classes(batch, self.plan.class_labels)
         batch = {name: plain(value.to(self.device, non_blocking=True)) for name, value in batch.items()}
         if self.plan.data.transform is not None:
@@ -278,6 +298,8 @@ class Trainer:
 
     def _end_epoch(self, state: FitState) -> None:
         self.model.eval()
+        if state.sums is not None:
+            self._check_weight("training", float(state.sums[-1]))
         metrics: dict[str, Any] = {"epoch": state.epoch, **_means(state.names, state.sums)}
         if self.plan.data.validation_url is not None:
             metrics |= {f"val_{name}": value for name, value in self._validate(state).items()}
@@ -338,6 +360,7 @@ class Trainer:
                     sums += torch.tensor([*(values[name] for name in names[:-1]), 1.0], dtype=torch.float64) * amount
                 state.heartbeat()
         sums = se.allreduce(sums.to(self.device), op="sum")
+        self._check_weight("validation", float(sums[-1]))
         self._look(state, "val_loss", float(sums[0]))
         means = _means(names, sums)
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
@@ -434,25 +457,6 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
     """Make the learning rate scheduler, if there is to be one."""
     return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
-
-
-def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
-    """Raise ``DataError`` for NaN and infinity, naming column and row, and take the ids of the rows out of the batch."""
-    groups, rows = batch.pop("_row_group"), batch.pop("_row")
-    check_finite(batch, names, lambda place: f"row {int(rows[place])} of {loader.manifest.where(int(groups[place]))}")
-
-
-def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``DataError`` for fractions in columns of class indexes, naming column and value."""
-    for name in names:
-        values = batch[name]
-        if values.dim() == 1 and values.is_floating_point() and bool((found := values % 1 != 0).any()):
-            raise se.DataError(not_a_class(name, float(values[found][0])))
-
-
-def not_a_class(name: str, value: float) -> str:
-    """Return what to say of a label that is no class index."""
-    return f"column {name!r} has the label {value:g}; the loss takes class indexes, which are whole numbers from 0 on"
 
 
 def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pyspark.sql.types import StructType
 from torch import nn
 
 import spark_elastic as se
@@ -19,6 +21,7 @@ from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
+from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.persistence import _names, _Pickler, _Unpickler
@@ -59,7 +62,7 @@ def plan(dataset: str, **changes: Any) -> TrainingPlan:
         "use_gpu": None,
         **changes,
     }
-    loading = DataPlan(training_url=dataset, shuffle=True, seed=1, **data)
+    loading = DataPlan(training_url=dataset, **{"shuffle": True, "seed": 1, **data})
     return TrainingPlan(data=loading, steps=StepPlan(**steps), **given)
 
 
@@ -93,6 +96,67 @@ def test_weights_make_the_loss_a_weighted_mean(dataset: str) -> None:
     expected = ((model(x) - 2 * x).square() * weight).sum() / weight.sum()
     assert found.history[0]["loss"] == pytest.approx(expected.item(), rel=1e-4)
     assert found.history[0]["val_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.fixture
+def weigh(tmp_path: Path) -> Any:
+    """Write 20 rows with these weights."""
+
+    def write(name: str, weights: list[float]) -> str:
+        x = np.linspace(-1, 1, len(weights))
+        pq.write_table(pa.table({"x": x, "y": 2 * x, "w": weights}), tmp_path / f"{name}.parquet")
+        return (tmp_path / f"{name}.parquet").as_uri()
+
+    return write
+
+
+def test_rows_that_weigh_nothing_together_are_an_error_that_names_the_column(weigh: Any, caplog: Any) -> None:
+    ones, zeros = weigh("ones", [1.0] * 20), weigh("zeros", [0.0] * 20)
+    with pytest.raises(
+        DataError, match="weightCol: all weights of column 'w' are 0 in the rows of this epoch's training"
+    ):
+        train(plan(zeros, weight="w"))
+    data = {"validation_url": zeros}
+    with pytest.raises(DataError, match="column 'w' are 0 in the rows of this epoch's validation"):
+        train(plan(ones, weight="w", data=data))
+    found = train(plan(ones, weight="w", data=data, terminate_on_nan=False))
+    assert found is not None
+    assert np.isnan(found.history[-1]["val_loss"])
+    assert "column 'w' are 0 in the rows of this epoch's validation; its loss is NaN" in caplog.text
+
+
+def test_a_batch_that_weighs_nothing_changes_nothing(weigh: Any) -> None:
+    one = {"shuffle": False, "validation_url": None}
+    some = train(plan(weigh("some", [1.0] * 10 + [0.0] * 10), weight="w", epochs=1, data=one))
+    alone = train(plan(weigh("alone", [1.0] * 10 + [0.0] * 10), weight="w", epochs=1, steps_per_epoch=1, data=one))
+    assert some is not None
+    assert alone is not None
+    assert torch.equal(some.weights["weight"], alone.weights["weight"])
+    assert some.history[0]["loss"] == alone.history[0]["loss"]
+
+
+def test_a_repeated_batch_adds_nothing_where_the_others_weigh_nothing(dataset: str, monkeypatch: Any) -> None:
+    trainer = Trainer(plan(dataset, weight="w"))
+    monkeypatch.setattr("spark_elastic.estimator.training.se.rank", lambda: 0)
+    monkeypatch.setattr("spark_elastic.estimator.training.se.size", lambda: 1)
+    monkeypatch.setattr(trainer, "loader", SimpleNamespace(batch_rows=(0,)))
+    monkeypatch.setattr(trainer, "model", trainer.model.module)
+    monkeypatch.setattr(nn.Module, "set_rows", lambda *_: None, raising=False)
+    batch = {name: torch.ones(3) for name in "xyw"}
+    sums = trainer._backward(SimpleNamespace(names=[]), batch, 1)
+    assert sums.tolist() == [0.0, 0.0]
+    assert [parameter.grad.abs().max().item() for parameter in trainer.model.parameters()] == [0.0, 0.0]
+
+
+def test_a_column_of_weights_that_are_all_0_is_an_error_before_training() -> None:
+    facts = {"w": {"min": 0.0, "max": 0.0}}
+    with pytest.raises(ValueError, match="weightCol: all weights of column 'w' are 0"):
+        _check_facts(StructType(), Layout((), (), "w"), facts)
+
+
+def test_negative_weights_in_existing_data_name_the_column(weigh: Any) -> None:
+    with pytest.raises(DataError, match="weightCol: column 'w' has weights below 0, down to -1"):
+        train(plan(weigh("negative", [1.0] * 19 + [-1.0]), weight="w", data={"check": True}))
 
 
 def test_accumulated_passes_make_the_steps_of_a_larger_batch(dataset: str) -> None:

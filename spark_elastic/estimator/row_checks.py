@@ -1,0 +1,41 @@
+"""Finds values that rows to train on must not have: no finite numbers, classes with fractions, weights below 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from spark_elastic.data import ParquetLoader
+from spark_elastic.errors import DataError
+from spark_elastic.estimator.finite import check_finite
+
+
+def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
+    """Raise ``DataError`` for NaN and infinity, naming column and row, and take the ids of the rows out of the batch."""
+    groups, rows = batch.pop("_row_group"), batch.pop("_row")
+    check_finite(batch, names, lambda place: f"row {int(rows[place])} of {loader.manifest.where(int(groups[place]))}")
+
+
+def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``DataError`` for fractions in columns of class indexes, naming column and value."""
+    for name in names:
+        values = batch[name]
+        if values.dim() == 1 and values.is_floating_point() and bool((found := values % 1 != 0).any()):
+            raise DataError(not_a_class(name, float(values[found][0])))
+
+
+def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
+    """Raise ``DataError`` for a weight below 0, naming column and value."""
+    if name is not None and bool((batch[name] < 0).any()):
+        raise DataError(negative_weight(name, float(batch[name].min())))
+
+
+def negative_weight(name: str, least: float) -> str:
+    """Return what to say of a column of weights that go below 0."""
+    return f"weightCol: column {name!r} has weights below 0, down to {least:g}"
+
+
+def not_a_class(name: str, value: float) -> str:
+    """Return what to say of a label that is no class index."""
+    return f"column {name!r} has the label {value:g}; the loss takes class indexes, which are whole numbers from 0 on"
