@@ -171,7 +171,8 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
         yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
         yield _find_stuck(seen, world, inside, limit)
-    elif not world.progressed:
+    elif not any(worker.has_progressed for worker in inside):
+        # A rank that has committed before may be in the same long code as at the loss that it went back from.
         yield Pointless(
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
             f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "

@@ -255,6 +255,24 @@ def test_long_code_on_all_ranks_without_a_collective_breaks_nothing() -> None:
     assert script.since(lambda: script.pass_time(5000)).commands == []
 
 
+def test_long_code_on_all_ranks_that_a_loss_sent_back_to_its_beginning_breaks_nothing() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.commit()
+    script.kill(1)
+    script.come_back()
+    script.acknowledge()
+    script.pass_time(300)
+    assert script.error is None
+    assert script.ranks == [0]
+
+
+def test_a_first_world_in_which_nobody_commits_ends_the_job_and_is_told_what_to_call() -> None:
+    script = running("a", "b", hang_timeout=50)
+    script.pass_time(110)
+    assert isinstance(script.error, TrainingFailedError)
+    assert "no worker reached a commit" in str(script.error)
+
+
 def test_a_slow_collective_whose_bytes_come_is_waited_for() -> None:
     script = running("a", "b", hang_timeout=50)
     script.commit()
