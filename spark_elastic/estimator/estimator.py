@@ -41,6 +41,7 @@ from spark_elastic.estimator.planning import (
     plan_sizes,
     plan_split,
 )
+from spark_elastic.estimator.preflight import widths_of
 from spark_elastic.estimator.row_checks import negative_weight, not_a_class
 from spark_elastic.estimator.runs import (
     VERSION,
@@ -214,10 +215,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         layout = recipe.layout
         with own_randomness(0), torch.no_grad():
             outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
-        widths = [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
-        self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths)
+        self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths_of(outputs))
         model.clear(
             model.useGpu
         )  # useGpu says where the estimator trains; where its model scores is for the model to say

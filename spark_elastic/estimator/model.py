@@ -18,10 +18,11 @@ from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
 from spark_elastic.estimator.frame import column
-from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
+from spark_elastic.estimator.unfitted import learn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +33,8 @@ _STRUCT = "__spark_elastic_prediction"
 
 class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, ElasticModelAccessors):
     """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses say what they make of outputs.
+
+    A network that was trained elsewhere can be given, too; the first DataFrame then tells the shapes of its rows.
 
     model: the network, on the CPU. history: a dict for each epoch: epoch, loss, val_loss, metrics, rows, seconds, sizes of the
     world. run_id: the run's name in the store.
@@ -93,12 +96,21 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Raise ValueError where the network's outputs fit neither the Params nor the facts of the training data."""
 
+    def _layout_of_names(self) -> Layout:
+        """The roles of the columns that the Params name, for a network that was trained elsewhere."""
+        raise NotImplementedError
+
     def _metadata(self, name: str) -> dict[str, Any]:
         return {}
 
     # ------------------------------------------------------------------ Spark
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        if self.model is None:
+            raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
+        if not self.layout.inputs:
+            learn(self, self._layout_of_names(), dataset)
+        self._check({})
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
         for name in outputs:
@@ -173,6 +185,16 @@ class TorchModel(ElasticModel, TorchModelAccessors):
         if params.get("featureCols") is not None:
             self._feed(names(params["featureCols"]))
         return super()._set(**params)
+
+    def _layout_of_names(self) -> Layout:
+        features, outputs = self.value("featureCols"), self.value("outputCols")
+        if not features or not outputs:
+            raise ValueError(
+                "give featureCols, a column for each positional argument of forward, and outputCols, one for each output: no "
+                "fit has told them"
+            )
+        inputs = tuple(Input(None, (name,)) for name in features)
+        return Layout(inputs, tuple(self.value("labelCols") or ()), self.value("weightCol"), tuple(outputs))
 
     def _outputs(self) -> dict[str, int]:
         return dict(zip(self.value("outputCols"), self.widths, strict=True))

@@ -28,6 +28,12 @@ class HasPredictorCols(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightC
     """Spark ML's columns of predictors."""
 
 
+def layout_of(params: Predictor | PredictionModel) -> Layout:
+    """Return the roles of the columns that the Params name."""
+    features = Input(None, (params.value("featuresCol"),))
+    return Layout((features,), (params.value("labelCol"),), params.value("weightCol"))
+
+
 class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, PredictorAccessors):
     """Trains on ``featuresCol``, which ``forward`` gets as its one argument, and ``labelCol``."""
 
@@ -40,8 +46,7 @@ class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, P
         return layout
 
     def _layout_of_names(self) -> Layout:
-        features = Input(None, (self.value("featuresCol"),))
-        return Layout((features,), (self.value("labelCol"),), self.value("weightCol"))
+        return layout_of(self)
 
 
 class PredictionModel(ElasticModel, HasPredictorCols):
@@ -52,8 +57,15 @@ class PredictionModel(ElasticModel, HasPredictorCols):
             self._feed([params["featuresCol"]])
         return super()._set(**params)
 
+    def _layout_of_names(self) -> Layout:
+        return layout_of(self)
+
     def predict(self, x: object) -> Any:
         """Predict on the driver. x: the features of one row, a vector or array: a float; or [rows, features]: an array."""
+        if not self.layout.inputs:
+            raise ValueError(
+                "nobody knows the shape of a row yet: call transform first, or take the model that fit returns"
+            )
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
         shape = self.shapes[self.layout.features[0]] or ()
         rows = features.reshape(-1, *shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ def try_model(
     A model that does not take scalars as [rows] gets them as [rows, 1]. Raises ValueError where the model cannot be called
     or its outputs do not fit labels and losses.
     """
-    outputs, layout = _try_layouts(model, layout, batch)
+    outputs, layout = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
     if objective is None:
         return layout, None
@@ -56,7 +56,8 @@ def try_model(
     return layout, replace(objective, count=len(pairs))
 
 
-def _try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[Any, Layout]:
+def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[Any, Layout]:
+    """Call a copy of the model and return what it returns, with the layout by which it could be called."""
     scalar = tuple(
         replace(entry, expand=entry.name is None and batch[entry.columns[0]].dim() == 1) for entry in layout.inputs
     )
@@ -70,6 +71,11 @@ def _try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.
     raise ValueError(
         f"the model cannot be called with these columns: {failure} (columns {', '.join(_of(batch, layout.features))})"
     ) from failure
+
+
+def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:
+    """Return how many numbers a row of each output has; 0 for one number that is no vector."""
+    return [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
 
 
 def _of(batch: Mapping[str, torch.Tensor], names: Any) -> list[str]:

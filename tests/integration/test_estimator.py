@@ -18,7 +18,6 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 
 from spark_elastic.estimator import EarlyStopping, Store, TensorBoard, TorchEstimator, TorchModel
-from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.testing import inject, kill, kill_executor
 
 cloudpickle.register_pickle_by_value(networks)
@@ -197,8 +196,7 @@ def test_lists_of_different_lengths_are_predicted(spark: Any) -> None:
     network = networks.SumOfList()
     torch.nn.init.ones_(network.scale.weight)
     torch.nn.init.zeros_(network.scale.bias)
-    layout = Layout((Input(None, ("values",)),))
-    model = TorchModel(network, outputCols=["sum"]).describe(layout=layout, shapes={"values": None}, widths=[0])
+    model = TorchModel(network, featureCols=["values"], outputCols=["sum"])
     found = model.transform(frame).toPandas()
     assert found["sum"].tolist() == pytest.approx(found["total"].tolist())
 

@@ -11,7 +11,7 @@ import torch
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as f
 
-from spark_elastic.estimator import TorchEstimator, TorchModel
+from spark_elastic.estimator import TorchEstimator, TorchModel, TorchRegressionModel
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.planning import plan_recipe
 
@@ -104,6 +104,39 @@ def test_every_form_of_outputs_is_scored_for_every_shape_of_columns(frame: Any, 
         recipe = recipe.checked_on(sample)
         model = estimator._untrained(recipe, sample).describe(model=recipe.network)
         check(model.transform(data), form)
+
+
+@pytest.mark.parametrize(("columns", "form"), [("one number", "matrix"), ("one array", "vector"), ("all", "dict")])
+def test_a_network_that_was_trained_elsewhere_is_scored(frame: Any, columns: str, form: str) -> None:
+    outputs = ["both"] if form == "vector" else [f"{label}_found" for label in FORMS[form]]
+    labels = {"labelCols": list(FORMS[form])} if form == "dict" else {}
+    model = TorchModel(networks.AnyShapes(form), outputCols=outputs, **INPUTS[columns], **labels)
+    check(model.transform(labelled(frame, INPUTS[columns])), form)
+
+
+def test_a_network_that_nobody_has_fitted_names_what_is_missing(frame: Any) -> None:
+    network = networks.AnyShapes("tuple")
+    for model, error in (
+        (TorchModel(featureCols=["a"], outputCols=["u"]), "TorchModel has no network: give model="),
+        (TorchModel(network, outputCols=["u"]), "give featureCols, a column for each positional argument"),
+        (TorchModel(network, featureCols=["a"]), "and outputCols, one for each output"),
+        (TorchModel(network, featureCols=["z"], outputCols=["u"]), "there is no column 'z'"),
+        (
+            TorchModel(torch.nn.Linear(5, 1), featureCols=["list"], outputCols=["u"]),
+            r"cannot be called.*list \[rows, 3\]",
+        ),
+        (TorchRegressionModel(network, featuresCol="vector"), "a regressor's model gives one number a row"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            model.transform(frame)
+    with pytest.raises(ValueError, match="column 'list' has no list in the first 0 rows"):
+        TorchModel(network, featureCols=["list"], outputCols=["u", "v"]).transform(frame.limit(0))
+    model = TorchModel(network, featureCols=["a"], outputCols=["found"])
+    for _ in range(2):  # what the first call has found out is no reason for another error
+        with pytest.raises(ValueError, match="outputCols must name the model's 2 outputs"):
+            model.transform(frame)
+    with pytest.raises(ValueError, match="call transform first"):
+        TorchRegressionModel(network, featuresCol="vector").predict([1.0, 2.0])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Finds out of a network that was trained elsewhere what fit would know: how it takes its columns, and what it makes of a row."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, IntegralType
+
+from spark_elastic.estimator.frame import check_columns, column, is_vector, row_shape
+from spark_elastic.estimator.layout import Layout, outputs_of
+from spark_elastic.estimator.planning import own_randomness
+from spark_elastic.estimator.preflight import ROWS, try_layouts, widths_of
+
+if TYPE_CHECKING:
+    from spark_elastic.estimator.model import ElasticModel
+
+
+def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
+    """Set a model's layout, shapes and widths by calling its network on zeros in the shapes of the DataFrame's features.
+
+    Reads a few rows where the schema does not tell how long lists are. Raises ValueError where the network cannot be called.
+    """
+    assert model.model is not None
+    check_columns(frame.schema, layout.features, "features")
+    sizes = _sizes(frame, layout.features)
+    batch = {name: _zeros(frame, name, sizes[name]) for name in layout.features}
+    with own_randomness(0), torch.no_grad():
+        network = copy.deepcopy(model.model).cpu().eval()
+        outputs, layout = try_layouts(network, layout, batch)
+    shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
+    model.describe(layout=layout, shapes=shapes, widths=widths_of(outputs_of(outputs, layout)))
+
+
+def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
+    """How many numbers the first rows have in each column; none for a column of numbers."""
+    shapes = {name: row_shape(frame.schema[name]) for name in names}
+    found = {name: list(shape or ()) for name, shape in shapes.items()}
+    unknown = [name for name, shape in shapes.items() if shape is None]
+    if not unknown:
+        return found
+    lists = [
+        vector_to_array(column(name)) if is_vector(frame.schema[name].dataType) else column(name) for name in unknown
+    ]
+    # Spark gives -1 or null for the size of a null, as its settings say.
+    rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()
+    for place, name in enumerate(unknown):
+        found[name] = [row[place] for row in rows if row[place] is not None]
+        if not found[name]:
+            raise ValueError(
+                f"column {name!r} has no list in the first {len(rows)} rows, so that nobody knows how long its lists are; "
+                "transform a DataFrame that has some first"
+            )
+    return found
+
+
+def _zeros(frame: DataFrame, name: str, sizes: Sequence[int]) -> torch.Tensor:
+    kind: Any = frame.schema[name].dataType
+    is_whole = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, IntegralType)
+    dtype = torch.int64 if is_whole else torch.float32
+    if len(set(sizes)) <= 1:
+        return torch.zeros((ROWS, *sizes[:1]), dtype=dtype)
+    rows = [torch.zeros(size, dtype=dtype) for size in itertools.islice(itertools.cycle(sizes), ROWS)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
