@@ -167,6 +167,9 @@ def test_what_is_no_session_is_refused() -> None:
 def frame(session: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Points above and below a line, in a process that pyspark takes for one of Spark Connect, whatever it did before."""
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    # A session that another thread has stopped stays this thread's active one, and pyspark.ml works with that.
+    monkeypatch.setattr(type(session), "_default_session", session)
+    monkeypatch.setattr(type(session)._active_session, "session", session, raising=False)
     places = [(float(number % 23) / 23, float(number % 29) / 29) for number in range(ROWS)]
     rows = [(a, b, float(a > b)) for a, b in places]
     # In one partition: one executor's Python imports torch to score it.
