@@ -27,6 +27,8 @@ GLANCE_SECONDS = 0.02
 WORD_SECONDS = 1.0
 # The warm parent ends within milliseconds once told; a kernel that frees gigabytes may take longer.
 END_SECONDS = 10.0
+# A warm parent that is held (SIGSTOP, a debugger) and owes an answer is given up after so long.
+HELD_SECONDS = 10.0
 # Output that is still in the pipes when a worker has exited is waited for no longer than this.
 LAST_WORDS_SECONDS = 0.5
 
@@ -85,6 +87,7 @@ class WorkerSupervisor:
         self._exit_sign: processes.ExitSign | None = None
         self._glance: asyncio.TimerHandle | None = None
         self._word_due = 0.0
+        self._answer_due: asyncio.TimerHandle | None = None
         self._outputs: list[OutputForwarder] = []
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._quiet = asyncio.Event()
@@ -112,8 +115,11 @@ class WorkerSupervisor:
         loop.remove_reader(self._socket)
         self._socket.close()  # the warm parent takes everything below it along
         self._stop_watching()
+        self._expect_nothing()
         for output in self._outputs:
             output.close()
+        if self._parent_is_held():
+            self._process.kill()
         try:
             await asyncio.wait_for(loop.run_in_executor(None, self._process.wait), END_SECONDS)
         except asyncio.TimeoutError:
@@ -135,24 +141,23 @@ class WorkerSupervisor:
         self._send(packets.Start(worker, token), [output.write_end for output in outputs])
         for output in outputs:
             os.close(output.write_end)
+        self._expect_answer()
 
     def kill(self, worker: int) -> None:
         """SIGKILL the worker and everything that it started; its exit is reported as ever."""
         self._send(packets.Kill(worker))
+        self._expect_answer()
 
     # ------------------------------------------------------------------ what the warm parent says
 
     def _parent_said(self) -> None:
         answer, descriptors = packets.receive_answer(self._socket)
+        self._expect_nothing()
         loop = asyncio.get_running_loop()
         match answer:
             case None:
                 loop.remove_reader(self._socket)
-                assert self._process is not None
-                if not self.broken.done():
-                    self.broken.set_exception(
-                        HostFaultError(f"the warm parent process {self._process.pid} ended; see this executor's stderr")
-                    )
+                self._break("ended; see this executor's stderr")
             case packets.Started(worker, pid):
                 self._worker, self._pidfd = worker, descriptors[0]
                 self._quiet.clear()
@@ -180,6 +185,37 @@ class WorkerSupervisor:
         assert self._worker is not None
         self._report(WorkerDying(self._worker))
         self._stop_watching()
+        self._expect_answer()
+
+    def _expect_answer(self) -> None:
+        """Look after a while whether the warm parent can answer: one that is held neither starts a worker nor reports its end."""
+        if self._answer_due is None:
+            self._answer_due = asyncio.get_running_loop().call_later(HELD_SECONDS, self._answer_is_due)
+
+    def _expect_nothing(self) -> None:
+        if self._answer_due is not None:
+            self._answer_due.cancel()
+            self._answer_due = None
+
+    def _answer_is_due(self) -> None:
+        self._answer_due = None
+        if self._parent_is_held():
+            self._break("is stopped (SIGSTOP or a debugger)")
+        else:
+            self._expect_answer()  # the kernel may take its time with the end of a worker
+
+    def _parent_is_held(self) -> bool:
+        assert self._process is not None
+        sign = processes.ExitSign(self._process.pid)
+        try:
+            return sign.is_stopped()
+        finally:
+            sign.close()
+
+    def _break(self, what: str) -> None:
+        assert self._process is not None
+        if not self.broken.done():
+            self.broken.set_exception(HostFaultError(f"the warm parent process {self._process.pid} {what}"))
 
     def _stop_watching(self) -> None:
         if self._glance is not None:
