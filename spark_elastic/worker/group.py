@@ -198,6 +198,11 @@ class Group:
         return dropping
 
 
+# A machine that has no descriptor or memory left for a moment gets so long before the next world is tried: the driver gives a
+# job up after some worlds in a row.
+SHORTAGE_SECONDS = 3.0
+
+
 def build_on_thread(
     group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool], threads: Any = threading
 ) -> None:
@@ -213,6 +218,8 @@ def build_on_thread(
             group.build()
         except BaseException as error:
             failures.append(error)
+            if isinstance(error, OSError):
+                threads.Event().wait(SHORTAGE_SECONDS)
         finally:
             done.set()
             notify()

@@ -108,7 +108,10 @@ class GroupSockets:
         with self._lock:
             self._shut = True
             self._shut_kept()
-            self._keep_new()
+            try:
+                self._keep_new()
+            except OSError as error:  # no descriptor is left for looking
+                logger.warning("connections of groups that user code has made may stay open: %s", error)
             self._shut_kept()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from spark_elastic.protocol.messages import COMMIT
 from spark_elastic.worker.backends import BACKENDS, find_backend
 from spark_elastic.worker.backends.gloo import Gloo
 from spark_elastic.worker.backends.nccl import Nccl
-from spark_elastic.worker.group import Group
+from spark_elastic.worker.group import SHORTAGE_SECONDS, Group, build_on_thread
 
 
 class OfGpus:
@@ -116,3 +116,32 @@ def test_the_driver_is_told_what_was_entered_last_and_that_a_model_is_frozen(gro
     group.froze("Net")
     activity = group.activity()
     assert (activity.collectives, activity.recent, activity.frozen) == (2, ("allreduce", COMMIT), "Net")
+
+
+@pytest.mark.parametrize(
+    ("error", "pauses"), [(OSError(24, "Too many open files"), [SHORTAGE_SECONDS]), (RuntimeError("refused"), [])]
+)
+def test_a_machine_without_descriptors_gets_a_moment_before_the_next_world_is_tried(
+    error: Exception, pauses: list[float]
+) -> None:
+    paused: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is not None:
+                paused.append(timeout)
+                return False
+            return super().wait()
+
+    class Failing:
+        def build(self) -> None:
+            raise error
+
+        def give_up(self) -> None:
+            pass
+
+    done = threading.Event()
+    threads = SimpleNamespace(Event=Event, Thread=threading.Thread)
+    with pytest.raises(WorkerLostError, match=str(error.args[-1])):
+        build_on_thread(Failing(), done.set, lambda _: done.wait(), threads)  # type: ignore[arg-type]
+    assert paused == pauses

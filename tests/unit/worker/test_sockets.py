@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import socket
 import struct
 import time
@@ -44,6 +46,18 @@ def test_a_peer_does_not_see_the_end_of_a_later_connection_before_the_group_is_c
     assert state_of(theirs) == ESTABLISHED
     sockets.close()
     theirs.close()
+
+
+def test_connections_that_are_known_are_shut_where_no_descriptor_is_left_to_look_for_others(
+    ends: tuple[GroupSockets, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_nothing(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    sockets, mine, _ = ends
+    monkeypatch.setattr(os, "listdir", list_nothing)
+    sockets.shut()
+    assert mine.recv(1) == b""
 
 
 def state_of(connection: socket.socket) -> int:
