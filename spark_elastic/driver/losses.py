@@ -11,6 +11,7 @@ from spark_elastic.driver.phases import WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.watchdog import CollectivesStuck
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
+from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import NewcomersPaused, StateLost, WorkerLost, WorldBroken
 
 # ---------------------------------------------------------------------- a worker
@@ -98,6 +99,19 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
         worker.awaited_since = job.now
     if fresh:
         job.order(do.AbortWorld(world.generation, tuple(worker.worker for worker in fresh), world.broken_by))
+
+
+def note_survivors_commit(job: JobState, commit: CommitId | None) -> None:
+    """Count a world's end as a reset if a commit of a survivor shows that the newcomer which broke the world had trained.
+
+    A second commit in a world takes the first one of every rank; the newcomer's own word of that may never have come.
+    """
+    world = job.world
+    if commit is None or world is None or world.phase is not WorldPhase.BREAKING or world.counts_as_reset:
+        return
+    if commit.generation == world.generation and commit.index > 1:
+        world.counts_as_reset = True
+        job.fail_if(job.setbacks.counts(world.broken_by, job.book.story()))
 
 
 def break_unconnected(job: JobState, reason: str) -> None:

@@ -9,7 +9,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import describe_exit
 from spark_elastic.driver.job_state import JobState
-from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker
+from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker, note_survivors_commit
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.errors import RanksDifferError, TrainingFailedError, WorkerFailure
 from spark_elastic.protocol import records
@@ -115,6 +115,7 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     worker.commit = event.commit
     job.note_commit(worker, event.commit)
     job.record(records.WorkerReady(event.worker, event.generation, str(event.commit)))
+    note_survivors_commit(job, event.commit)
 
 
 def group_formed(job: JobState, event: ev.GroupFormed) -> None:
@@ -147,6 +148,7 @@ def worker_aborted(job: JobState, event: ev.WorkerAborted) -> None:
         if event.commit is not None:
             job.world.holding.add(event.worker)
         job.note_commit(worker, event.commit)
+        note_survivors_commit(job, event.commit)
 
 
 def world_broken(job: JobState, event: ev.WorldBroken) -> None:

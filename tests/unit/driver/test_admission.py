@@ -234,6 +234,22 @@ def test_a_rank_that_feels_the_end_of_a_newcomer_first_ends_nothing_and_the_loss
         assert isinstance(script.error, ResetLimitExceededError) == ends
 
 
+def test_a_newcomer_whose_commit_only_the_others_have_told_of_counts() -> None:
+    for told_by in (ev.WorkerAborted, ev.WorkerReady):
+        for index, ends in ((1, False), (2, True)):
+            script = running("a", "b", max_np=3, reset_limit=0)
+            script.commit()
+            script.register("c")
+            let_in(script, 2)
+            for number in script.ranks:
+                script.send(ev.GroupFormed(number, script.generation))
+            script.kill(2)
+            assert script.error is None
+            reason = () if told_by is ev.WorkerAborted else ("connection closed by peer",)
+            script.send(told_by(0, script.generation, CommitId(script.generation, index), *reason))
+            assert isinstance(script.error, ResetLimitExceededError) == ends
+
+
 def test_newcomers_that_fail_where_the_job_cannot_go_on_without_them_count() -> None:
     script = running("a", "b", min_np=2, max_np=2, reset_limit=2)
     script.commit()
