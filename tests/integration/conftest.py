@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import training
 from descendants import TEMPORARY, descendants
+from jobs import SUPPORT, Run
 from standalone import Standalone
 
 import spark_elastic
@@ -29,7 +30,6 @@ from spark_elastic.protocol.event_format import as_event, read_event
 from spark_elastic.protocol.records import Unknown
 from spark_elastic.testing import Fault, LocalCluster, inject, local_cluster
 
-SUPPORT = Path(__file__).parents[1] / "support"
 EXECUTORS = 4
 # What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
 SETTLE_SECONDS = 10.0
@@ -192,22 +192,3 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
         pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=group)
         start += rows
     return folder.as_uri()
-
-
-class Run:
-    """What came out of a run."""
-
-    def __init__(self, results: list[Any], events: list[dict[str, Any]]) -> None:
-        self.results = results
-        self.events = events
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == kind]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [event["size"] for event in self.of("world_formed")]
-
-    @property
-    def faults(self) -> int:
-        return len(self.of("fault_injected"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import training
-from conftest import Run
+from jobs import Run
 from test_faults import check
 
 import spark_elastic

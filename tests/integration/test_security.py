@@ -16,9 +16,10 @@ import msgspec
 import psutil
 import pytest
 import training
-from conftest import SUPPORT, ours
+from descendants import descendants
 from driver_script import fragments_of
 from fuzzer import BURST, Bomb, Fuzzer
+from jobs import SUPPORT
 from standalone import free_port
 from test_strangers import CALLERS, call
 
@@ -132,7 +133,7 @@ def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
 
 def _supervisors() -> list[psutil.Process]:
     """Warm parents and their tasks, but not the workers below, where Gloo listens."""
-    parents = [process for process in ours() if "warm_parent" in " ".join(process.cmdline())]
+    parents = [process for process in descendants() if "warm_parent" in " ".join(process.cmdline())]
     tops = [parent for parent in parents if parent.parent() not in parents]
     return [*tops, *(task for parent in tops if (task := parent.parent()) is not None)]
 
@@ -151,7 +152,7 @@ def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(
     def visit() -> None:
         try:
             assert formed.wait(60)
-            forked = [process for process in ours() if "warm_parent" in " ".join(process.cmdline())]
+            forked = [process for process in descendants() if "warm_parent" in " ".join(process.cmdline())]
             workers = {process: _listening(process) for process in forked if _listening(process)}
             found["ports"] = [len(places) for places in workers.values()]
             before = {process: process.num_fds() for process in workers}
