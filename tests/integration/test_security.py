@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import subprocess
@@ -20,34 +21,19 @@ from descendants import descendants
 from driver_script import fragments_of
 from fuzzer import BURST, Bomb, Fuzzer
 from jobs import SUPPORT
-from standalone import free_port
 from test_strangers import CALLERS, call
 
-from spark_elastic.driver import run as run_module
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.protocol.credentials import Credentials, create_credentials
+from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets
 
 # FUZZ_FRAMES=… and FUZZ_SEED=… for more and others: `make fuzz`.
-FRAMES = int(os.environ.get("FUZZ_FRAMES", "100000"))
+FRAMES = os.environ.get("FUZZ_FRAMES", "100000")
 SEED = os.environ.get("FUZZ_SEED", "1")
-SLOTS = 5
-GROWTH_LIMIT = 64 * 2**20
-
-
-@pytest.fixture
-def credentials(monkeypatch: pytest.MonkeyPatch) -> list[Credentials]:
-    """The credentials of the jobs that the test runs."""
-    made: list[Credentials] = []
-
-    def create(run_id: str) -> Credentials:
-        made.append(create_credentials(run_id))
-        return made[-1]
-
-    monkeypatch.setattr(run_module, "create_credentials", create)
-    return made
+WORKERS = 4
+GROWTH_LIMIT = 32 * 2**20
 
 
 class Unpickled:
@@ -76,70 +62,25 @@ def watched(unpickled: Unpickled) -> Iterator[list[str]]:
     unpickled.active = False
 
 
-def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(
-    run_on_spark: Any, credentials: list[Credentials], watched: list[str], tmp_path: Path
-) -> None:
-    formed, fuzzed = threading.Event(), threading.Event()
-    port = free_port()
-    memory: list[int] = []
-    listeners: list[Any] = []
-    attack: list[subprocess.CompletedProcess[bytes]] = []
-
-    def strike() -> None:
-        try:
-            assert formed.wait(60)
-            driver = psutil.Process()
-            listeners.extend(process for process in _supervisors() if _listens(process))
-            command = [sys.executable, str(SUPPORT / "fuzzer.py"), "127.0.0.1", str(port), str(SLOTS)]
-            # The first part lets buffers and free lists grow to what they take.
-            for frames in (FRAMES // 4, FRAMES - FRAMES // 4):
-                attack.append(
-                    subprocess.run(
-                        [*command, str(frames), SEED, str(tmp_path / "unpickled")],
-                        input=pickle.dumps(credentials[0]),
-                        capture_output=True,
-                        timeout=600,
-                    )
-                )
-                memory.append(driver.memory_info().rss)
-        finally:
-            (tmp_path / "stop").touch()
-            fuzzed.set()
-
-    def watch(event: dict[str, Any]) -> None:
-        if event["event"] == "world_formed" and event["size"] == SLOTS - 1:
-            formed.set()
-
-    thread = threading.Thread(target=strike)
-    thread.start()
-    result = run_on_spark(
-        training.train_until, str(tmp_path / "stop"), on_event=watch, driver_port=port,
-        min_np=2, num_proc=SLOTS - 1, max_np=SLOTS,
+def test_a_hundred_thousand_frames_of_a_fuzzer_do_not_disturb_the_job_beside_it(tmp_path: Path) -> None:
+    job = subprocess.run(
+        [sys.executable, str(SUPPORT / "fuzzed_job.py"), FRAMES, SEED, str(tmp_path)],
+        capture_output=True, text=True, timeout=1200, cwd=tmp_path,
     )  # fmt: skip
-    thread.join()
-    for part in attack:
-        print(part.stdout.decode())
-        assert part.returncode == 0, part.stderr.decode()[-3000:]
-    assert result.sizes == [SLOTS - 1]
-    assert len({steps for steps, _ in result.results}) == 1
-    assert {generation for _, generation in result.results} == {1}
-    assert not result.of("world_broken")
-    assert not listeners, "tasks have no port of their own"
-    print(f"the driver grew by {(memory[1] - memory[0]) / 2**20:.1f} MiB over the last three quarters")
-    assert memory[1] - memory[0] < GROWTH_LIMIT
+    print(job.stderr)
+    assert job.returncode == 0
+    found = json.loads(job.stdout)
+    assert found["sizes"] == [WORKERS]
+    assert len({steps for steps, _ in found["results"]}) == 1
+    assert {generation for _, generation in found["results"]} == {1}
+    assert found["losses"] == []
+    assert found["supervisors"] >= 2 * WORKERS
+    assert found["listeners"] == [], "tasks have no port of their own"
+    before, after = found["bytes held"]
+    print(f"the driver grew by {(after - before) / 2**20:.1f} MiB over the last three quarters")
+    assert after - before < GROWTH_LIMIT
+    assert found["unpickled"] == []
     assert not (tmp_path / "unpickled").exists()
-    assert watched == []
-
-
-def _supervisors() -> list[psutil.Process]:
-    """Warm parents and their tasks, but not the workers below, where Gloo listens."""
-    parents = [process for process in descendants() if "warm_parent" in " ".join(process.cmdline())]
-    tops = [parent for parent in parents if parent.parent() not in parents]
-    return [*tops, *(task for parent in tops if (task := parent.parent()) is not None)]
-
-
-def _listens(process: psutil.Process) -> bool:
-    return any(entry.status == psutil.CONN_LISTEN for entry in process.net_connections())
 
 
 def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(

@@ -105,10 +105,12 @@ class Fuzzer:
         """Offer every slot: duplicates of the real ones wait, the free one is taken and told to start a worker."""
         count = min(left, self._dice.randint(1, 8) * BURST * 4)
         offers = [await self._offer(slot) for slot in range(self._slots)]
+        waiting = [asyncio.ensure_future(self._first(offer)) for offer in offers]
         try:
-            for waiting in asyncio.as_completed([self._first(offer) for offer in offers], timeout=5):
-                host, start = await waiting
-                break
+            done, _ = await asyncio.wait(waiting, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return  # the slot is still taken by the host before
+            host, start = await done.pop()
             link = await connect([self._address], self._credentials, m.ToWorker)
             link.send(m.WorkerHello(start.worker, 1, start.token))
             try:
@@ -116,9 +118,10 @@ class Fuzzer:
                 await self._stream(link, start.worker, count - count // 2, "worker", self._stale)
             finally:
                 await link.close()
-        except asyncio.TimeoutError:
-            pass  # the slot is still taken by the host before
         finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
             for offer in offers:
                 await offer.close()
 
