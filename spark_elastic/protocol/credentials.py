@@ -1,4 +1,4 @@
-"""A job's identity: one short-lived self-signed certificate that both ends of every control connection present.
+"""A job's identity: one self-signed certificate of its own that both ends of every control connection present.
 
 The private key is made on the driver and travels to the tasks inside Spark's own task closure. Whoever holds it is a
 member of the job; nobody else gets past the TLS handshake. It is never written to disk, put into an environment variable
@@ -19,9 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-# Clocks of a cluster differ, and a job may run for weeks; the key dies with the job's processes long before.
+# A certificate has to have dates; nobody looks at them.
 BACKDATED = datetime.timedelta(days=1)
 VALID_FOR = datetime.timedelta(days=365)
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for. Clocks of a cluster differ, and may jump while a job
+# runs; the certificate is the job's own, and is worth nothing once the job's driver listens no more.
+NO_CHECK_TIME = 0x200000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Credentials:
         # The certificate is the identity. Host names of a cluster prove nothing.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags = ssl.VerifyFlags(context.verify_flags | NO_CHECK_TIME)
         context.load_verify_locations(cadata=self.certificate.decode())
         with _in_memory_file(self.certificate + self.private_key) as path:
             context.load_cert_chain(path)

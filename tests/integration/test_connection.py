@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import random
 import ssl
 import struct
@@ -264,6 +265,19 @@ def test_a_client_that_does_not_speak_tls_is_refused(credentials: Credentials) -
 
 def test_a_client_with_the_jobs_certificate_is_heard(credentials: Credentials) -> None:
     assert _refusal(credentials, credentials.client_context()) == (True, True)
+
+
+@pytest.mark.parametrize("days", [-400, 400], ids=["the client's clock is ahead", "it is behind"])
+def test_a_client_whose_clock_is_a_year_off_is_heard_and_strangers_are_not(
+    days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instead of the clock, the certificate's dates are off by so many days."""
+    off = datetime.timedelta(days=days)
+    monkeypatch.setattr("spark_elastic.protocol.credentials.BACKDATED", -off)
+    monkeypatch.setattr("spark_elastic.protocol.credentials.VALID_FOR", off + datetime.timedelta(days=1))
+    ours, of_another_job = create_credentials("test"), create_credentials("other")
+    assert _refusal(ours, ours.client_context()) == (True, True)
+    assert _refusal(ours, of_another_job.client_context()) == (True, False)
 
 
 def test_a_client_refuses_a_server_of_another_job(credentials: Credentials) -> None:
