@@ -40,12 +40,25 @@ def gather_facts(
 
 
 def interface_address(interface: str) -> str:
-    """Return the address of a network interface. Raises ``ValueError`` naming those that exist."""
+    """Return an address of a network interface, IPv4 if it has one. Raises ``ValueError`` naming those that have an address.
+
+    IPv6 addresses that hold only on one link are left out: they are of no use without the number of the reader's own interface.
+    """
     interfaces = psutil.net_if_addrs()
-    for entry in interfaces.get(interface, ()):
-        if entry.family in (socket.AF_INET, socket.AF_INET6):
-            return str(entry.address.split("%")[0])
-    raise ValueError(f"network_interface={interface!r} does not exist here; there are {', '.join(sorted(interfaces))}")
+    addresses = {
+        name: [
+            entry.address
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for entry in entries
+            if entry.family == family and "%" not in entry.address
+        ]
+        for name, entries in interfaces.items()
+    }
+    if addresses.get(interface):
+        return str(addresses[interface][0])
+    problem = "has no address" if interface in interfaces else "does not exist"
+    usable = ", ".join(sorted(name for name, found in addresses.items() if found))
+    raise ValueError(f"network_interface={interface!r} {problem} here; there are {usable}")
 
 
 def worker_environment(

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
 from spark_elastic.task.facts import interface_address, worker_environment
@@ -20,6 +24,25 @@ def test_the_gpu_that_spark_assigned_is_the_only_one_a_worker_sees() -> None:
     environment = worker_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, {}, ("1",), 1, [])
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert environment["SPARK_ELASTIC_DEVICE"] == "cuda:0"
+
+
+ADDRESSES = {
+    "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")],
+    "both": [(socket.AF_PACKET, "00:11"), (socket.AF_INET6, "2001:db8::1"), (socket.AF_INET, "10.0.0.1")],
+    "sixth": [(socket.AF_PACKET, "00:12"), (socket.AF_INET6, "fe80::2%sixth"), (socket.AF_INET6, "2001:db8::2")],
+    "link": [(socket.AF_PACKET, "00:13"), (socket.AF_INET6, "fe80::3%link")],
+}
+
+
+def test_an_interfaces_address_is_one_that_others_can_connect_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    interfaces = {
+        name: [SimpleNamespace(family=family, address=address) for family, address in entries]
+        for name, entries in ADDRESSES.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    assert (interface_address("both"), interface_address("sixth")) == ("10.0.0.1", "2001:db8::2")
+    with pytest.raises(ValueError, match=r"^network_interface='link' has no address here; there are both, lo, sixth$"):
+        interface_address("link")
 
 
 def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:
