@@ -24,6 +24,14 @@ def find_reason(story: Sequence[str]) -> str:
 
 def find_hopeless(reason: str) -> str:
     """Say what no other try will change where all executors are alike; empty if another try may help."""
+    if versions := re.search(
+        r"Python in worker has different version:? (\S+) than that in driver:? ([\d.]+\d)", reason
+    ):
+        theirs, mine = versions.groups()
+        return (
+            f"executors run Python {theirs}, the driver {mine}: functions cannot travel between them. Set PYSPARK_PYTHON "
+            "(spark.pyspark.python) to the same minor version everywhere"
+        )
     if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
         return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
     return reason if SlotConfigurationError.__name__ in reason else ""

@@ -41,3 +41,19 @@ def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_ag
     assert find_hopeless("spark_elastic.launchers.spark_task.SlotConfigurationError: this task was given 2 GPUs")
     assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
     assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Python in worker has different version: 3.12 than that in driver: 3.11, PySpark cannot run with different",
+        "Python in worker has different version 3.12 than that in driver 3.11, PySpark cannot run with different",
+    ],
+    ids=["Spark 4", "Spark 3.5"],
+)
+def test_another_python_is_hopeless_and_both_versions_are_named(said: str) -> None:
+    error = f"pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] {said} minor versions."
+    told = find_hopeless(find_reason([JOB, PYTHON % error]))
+    assert told.startswith(
+        "executors run Python 3.12, the driver 3.11: functions cannot travel between them. Set PYSPARK_"
+    )
