@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,7 +32,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 
-from spark_elastic.data.loader import RowSource, has_part
+from spark_elastic.data.loader import PositionedLoader, RowSource, has_part
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.collectives import allreduce
 from spark_elastic.worker.job import present_world
@@ -41,6 +41,10 @@ from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World
 
 __all__ = ["Batches", "CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+
+T = TypeVar("T")
+# A batch as Keras takes it: (x, y) or (x, y, sample_weight), each of them anything that Keras can nest.
+Converted = tuple[Any, ...]
 
 if keras.backend.backend() != "torch":
     raise ImportError(f"spark_elastic.keras needs KERAS_BACKEND=torch, and it is {keras.backend.backend()}")
@@ -66,9 +70,9 @@ class KerasState(TorchState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        loader: Any = None,
+        loader: object = None,
         commit: str = "copy",
-        local: str | Iterable[str] | Mapping[str, Any] | None = None,
+        local: str | Iterable[str] | Mapping[str, object] | None = None,
         *,
         epoch: int = 0,
         batch: int = 0,
@@ -109,7 +113,9 @@ class KerasState(TorchState):
     def optimizer(self) -> keras.optimizers.Optimizer:
         return self._optimizer
 
-    def _apply(self, grads: Sequence[torch.Tensor | None], trainable_variables: Any = None) -> None:
+    def _apply(
+        self, grads: Sequence[torch.Tensor | None], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
         world = present_world()
         if world is not None and world.size > 1:
             averaged = _averaged([*grads, *(variable.value for variable in self._moving)], self._weight(world))
@@ -160,10 +166,10 @@ class _Variables:
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
         self.variables = list(variables)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, list[torch.Tensor]]:
         return {"values": [variable.value for variable in self.variables]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
         for variable, value in zip(self.variables, state["values"], strict=True):
             variable.assign(value)
 
@@ -176,19 +182,19 @@ class Batches(keras.utils.PyDataset):
     generator Keras takes two before the first step.)
     """
 
-    def __init__(self, loader: Any, convert: Callable[[Any], tuple[Any, ...]]) -> None:
+    def __init__(self, loader: PositionedLoader[T], convert: Callable[[T], Converted]) -> None:
         super().__init__()
         self._convert = convert
         self._iterator = iter(loader)
         self._steps: int = loader.steps_left
         self._given = 0
-        self._shown: tuple[Any, ...] | None = None
+        self._shown: Converted | None = None
 
     @property
     def num_batches(self) -> int:
         return self._steps
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
+    def __getitem__(self, index: int) -> Converted:
         """Return the next batch, whatever the index: the loader has shuffled them already."""
         if self._shown is None:
             if self._given == self._steps:
@@ -222,26 +228,26 @@ class CommitStateCallback(_StateCallback):
             raise ValueError(f"batches_per_commit must be at least 1, and is {batches_per_commit}")
         self._every = batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         self.state.report(**(logs or {}))
         if (batch + 1) % self._every == 0:
             self.state.commit()
 
-    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Mapping[str, object] | None = None) -> None:
         self.state.commit()
 
 
 class UpdateEpochStateCallback(_StateCallback):
     """Sets ``state.epoch`` to the epochs that are done, and the state's loader to the next one."""
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Mapping[str, object] | None = None) -> None:
         if self.params["epochs"] != self.state.epoch + 1:
             raise ValueError(
                 f"fit was called for epochs up to {self.params['epochs']}, state.epoch is {self.state.epoch}; call it for one: "
                 "while state.epoch < epochs: model.fit(…, initial_epoch=state.epoch, epochs=state.epoch + 1)"
             )
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
         self.state.epoch = epoch + 1
         loader = vars(self.state).get("loader")
         if loader is not None:
@@ -254,8 +260,8 @@ class UpdateBatchStateCallback(_StateCallback):
     It counts where a batch begins, so that its end finds it counted whichever callback commits first.
     """
 
-    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         self.state.batch += 1
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
         self.state.batch = 0

@@ -1,6 +1,6 @@
-"""Skeletons: what is left of a state when its tensors are taken out, in a commit as in a file.
+"""Skeletons: what is left of a state once its tensors are taken out, in a commit as well as in a file.
 
-Also what a checkpoint has to know of the commit that it is made from.
+The Protocols at the end say what a checkpoint has to know of the commit from which it is written.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 # Immutable, and readable without running code.
 PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 
-# In a state dict's ``_metadata``: that this module is our wrapper, whose ``module.`` a plain module's weights lack.
+# Marks, in a state dict's ``_metadata``, a module that is our wrapper: the weights of the plain module lack its ``module.``.
 WRAPPER_MARK = "wrapper"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What has to be known of a tensor to keep room for it."""
+    """The facts of a tensor from which room for it is made."""
 
     dtype: torch.dtype
     device: str
@@ -33,7 +33,7 @@ class TensorSpec:
 class StateDict:
     """Marks what came out of an object's ``state_dict`` and goes back through its ``load_state_dict``."""
 
-    content: Any
+    content: Any  # of the object's own making, as a rule a dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Leaf:
     index: int
 
 
-def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to all else in it.
+def map_tree(function: Callable[[Any], object], tree: Any) -> Any:
+    """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to everything else in it.
 
-    Dicts whose keys are no plain values count as leaves.
+    A dict with keys that are not plain values counts as a leaf. The copy has the shape of the tree, which no type can express.
     """
     kind: Any = type(tree)
     if kind is StateDict:
@@ -67,7 +67,7 @@ def is_plain(key: object) -> bool:
 
 
 class KeptTensors(Protocol):
-    """The tensors of a commit, with what has to be known of each."""
+    """The tensors of a commit, with the specs from which room for them is made."""
 
     @property
     def views(self) -> Sequence[torch.Tensor]:
@@ -76,16 +76,16 @@ class KeptTensors(Protocol):
 
     @property
     def specs(self) -> Sequence[TensorSpec]:
-        """What has to be known of each of them."""
+        """The spec of each of them."""
         ...
 
 
 class Kept(Protocol):
-    """A commit as a checkpoint is made from it."""
+    """A commit, as far as a checkpoint is written from it."""
 
     @property
     def skeleton(self) -> Any:
-        """The tree of all that is no tensor, with a ``Leaf`` in the place of each tensor."""
+        """The tree of the state, with a ``Leaf`` in the place of each tensor."""
         ...
 
     @property
@@ -99,12 +99,12 @@ class Lender(Protocol):
 
     @property
     def current(self) -> Kept:
-        """The last commit as far as it is kept; its skeleton tells the step."""
+        """The last commit as far as it is kept; its skeleton holds the step."""
         ...
 
     def lend(self) -> Kept:
-        """Give the last commit away for reading; it stays as it is until ``take_back``, which any thread may call."""
+        """Lend the last commit for reading. It does not change until ``take_back``, which any thread may call."""
         ...
 
     def take_back(self) -> None:
-        """Forget the reader."""
+        """End the loan."""

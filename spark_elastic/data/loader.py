@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 _VERSION = 1
 # Loaders that are being iterated outside a State, as a rule for validation. A loader that is iterated while an optimizer steps
 # feeds the training, and belongs into the State.
-iterated_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+iterated_alone: weakref.WeakSet[PositionedLoader[Any]] = weakref.WeakSet()
 
 
 class TakesWorld(Protocol):

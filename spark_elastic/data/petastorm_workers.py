@@ -12,10 +12,11 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from spark_elastic.errors import DataError
 
@@ -53,17 +54,28 @@ from petastorm.workers_pool.process_pool import ProcessPool  # noqa: E402
 from petastorm.workers_pool.thread_pool import ThreadPool  # noqa: E402
 from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
 
+if TYPE_CHECKING:
+    from petastorm.transform import TransformSpec
+    from petastorm.workers_pool.worker_base import WorkerBase
+    from zmq import Poller
+
+    Pool: TypeAlias = DummyPool | ProcessPool | ThreadPool
+
+# A row of a dataset in Petastorm's own format, by column.
+Row = dict[str, Any]
+T = TypeVar("T")
+
 # Processes of a pool import pyarrow, pandas and what the transform needs.
 START_SECONDS = 300.0
 PIECE, ROW = "__spark_elastic_piece", "__spark_elastic_row"
 
 
-def _identified(process: Callable[..., None], worker: Any, piece_index: int, *rest: Any) -> None:
+def _identified(process: Callable[..., None], worker: WorkerBase, piece_index: int, *rest: object) -> None:
     """Let a worker process a piece and publish its rows with their identities; name the piece where it fails."""
     publish = worker.publish_func
     published = False
 
-    def publish_identified(rows: Any) -> None:
+    def publish_identified(rows: pa.Table | Sequence[Row]) -> None:
         nonlocal published
         published = True
         if isinstance(rows, pa.Table):
@@ -90,12 +102,12 @@ def _identified(process: Callable[..., None], worker: Any, piece_index: int, *re
 class _Chosen:
     """A piece of which only the rows in ``keep`` are read, all where that is None; remembers where columns are null."""
 
-    def __init__(self, piece: Any, keep: np.ndarray | None) -> None:
+    def __init__(self, piece: pq.ParquetDatasetPiece, keep: np.ndarray | None) -> None:
         self._piece = piece
         self._keep = keep
         self.nulls: dict[str, np.ndarray] = {}
 
-    def read(self, **arguments: Any) -> pa.Table:
+    def read(self, **arguments: object) -> pa.Table:
         table = self._piece.read(**arguments)
         if self._keep is not None:
             table = table.take(pa.array(self._keep))
@@ -108,26 +120,30 @@ class _Chosen:
 class IdentifiedArrowWorker(ArrowReaderWorker):
     """Petastorm's worker for plain Parquet, publishing tables with two more columns. ``keep``: the rows to read."""
 
-    def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: Any) -> None:
+    def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: object) -> None:
         """Read one row group, of which ``keep`` names the rows that are wanted."""
         self._keep = keep
         _identified(super().process, self, piece_index, None, shuffle_row_drop_partition)
 
-    def _load_rows(self, pq_file: Any, piece: Any, shuffle_row_drop_range: Any) -> Any:
+    def _load_rows(
+        self, pq_file: pq.ParquetFile, piece: pq.ParquetDatasetPiece, shuffle_row_drop_range: object
+    ) -> pa.Table:
         return super()._load_rows(pq_file, _Chosen(piece, self._keep), shuffle_row_drop_range)
 
 
 class IdentifiedDictWorker(PyDictReaderWorker):
     """Petastorm's worker for its own datasets, publishing dicts with two more keys. ``keep``: the rows to read."""
 
-    def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: Any) -> None:
+    def process(self, piece_index: int, keep: np.ndarray | None, shuffle_row_drop_partition: object) -> None:
         """Read one row group, of which ``keep`` names the rows that are wanted."""
         self._keep = keep
         _identified(super().process, self, piece_index, None, shuffle_row_drop_partition)
 
-    def _load_rows(self, pq_file: Any, piece: Any, shuffle_row_drop_range: Any) -> list[dict[str, Any]]:
+    def _load_rows(
+        self, pq_file: pq.ParquetFile, piece: pq.ParquetDatasetPiece, shuffle_row_drop_range: object
+    ) -> list[Row]:
         chosen = _Chosen(piece, self._keep)
-        rows: list[dict[str, Any]] = super()._load_rows(pq_file, chosen, shuffle_row_drop_range)
+        rows: list[Row] = super()._load_rows(pq_file, chosen, shuffle_row_drop_range)
         for name, places in chosen.nulls.items():
             for place in places:
                 # Pandas has made NaN of a null, and no TransformSpec has made anything else of that.
@@ -136,19 +152,20 @@ class IdentifiedDictWorker(PyDictReaderWorker):
         return rows
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: object) -> bool:
     return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
 
 
 class _KeyedCache(CacheBase):
     """A cache whose entries are of one dataset, as listed, and of one choice of columns, rows and transform."""
 
-    def __init__(self, cache: Any, prefix: str) -> None:
+    def __init__(self, cache: CacheBase, prefix: str) -> None:
         self._cache = cache
         self._prefix = prefix
 
-    def get(self, key: str, fill_cache_func: Callable[[], Any]) -> Any:
-        return self._cache.get(f"{self._prefix}:{key}", fill_cache_func)
+    def get(self, key: str, fill_cache_func: Callable[[], T]) -> T:
+        cached: T = self._cache.get(f"{self._prefix}:{key}", fill_cache_func)
+        return cached
 
     def cleanup(self) -> None:
         self._cache.cleanup()
@@ -157,7 +174,7 @@ class _KeyedCache(CacheBase):
 class _WatchedPool(ProcessPool):
     """Petastorm's process pool, which waits for workers that boot slowly and not for ones that have died."""
 
-    _results_receiver_poller: Any
+    _results_receiver_poller: Poller | _WatchedPoller
 
     def _wait_for_workers_to_start(self) -> None:
         poller = self._results_receiver_poller = _WatchedPoller(self._results_receiver_poller, self._workers)
@@ -172,12 +189,12 @@ class _WatchedPool(ProcessPool):
 class _WatchedPoller:
     """The poller of a process pool, of which Petastorm's waits for ever where a worker process has died."""
 
-    def __init__(self, poller: Any, workers: list[Any]) -> None:
+    def __init__(self, poller: Poller | _WatchedPoller, workers: list[subprocess.Popen[bytes]]) -> None:
         self._poller = poller
         self._workers = workers
 
-    def poll(self, milliseconds: float) -> Any:
-        found = self._poller.poll(milliseconds)
+    def poll(self, milliseconds: float) -> Sequence[object]:
+        found: Sequence[object] = self._poller.poll(milliseconds)
         codes = [worker.poll() for worker in self._workers]
         if not found and any(code is not None for code in codes):
             raise RuntimeError(f"a reader process ended by itself, exit codes {codes}")
@@ -203,13 +220,15 @@ class _OnDemand(Ventilator):
 class PieceReader(Reader):
     """Petastorm's Reader, of which the schema, the pieces and the pool are used."""
 
-    pieces: list[Any]
+    pieces: list[pq.ParquetDatasetPiece]
 
-    def _filter_row_groups(self, dataset: Any, row_groups: list[Any], *rest: Any) -> tuple[list[int], None]:
+    def _filter_row_groups(
+        self, dataset: pq.ParquetDataset, row_groups: list[pq.ParquetDatasetPiece], *rest: object
+    ) -> tuple[list[int], None]:
         self.pieces = row_groups
         return list(range(len(row_groups))), None
 
-    def _create_ventilator(self, *arguments: Any) -> Ventilator:
+    def _create_ventilator(self, *arguments: object) -> Ventilator:
         return _OnDemand(self._workers_pool.ventilate)
 
     def ask(self, piece: int, keep: np.ndarray | None) -> None:
@@ -220,7 +239,7 @@ class PieceReader(Reader):
         """Stop without waiting for anything."""
         _abandon(self._workers_pool)
 
-    def answer(self) -> Any:
+    def answer(self) -> pa.Table | list[Row]:
         """Return the next piece that the workers have read, whichever it is."""
         return self._workers_pool.get_results()
 
@@ -230,10 +249,10 @@ def open_reader(
     columns: Sequence[str],
     *,
     own_format: bool,
-    transform: Any,
+    transform: TransformSpec | None,
     cache_key: Callable[[], str],
     options: Mapping[str, Any],
-    storage_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, object] | None,
 ) -> PieceReader:
     """Start the workers. Raises ``DataError`` if they do not start; Petastorm's own warnings are left out.
 
@@ -271,7 +290,7 @@ def reads(kind: pa.DataType) -> bool:
     return True
 
 
-def _abandon(pool: Any) -> None:
+def _abandon(pool: Pool) -> None:
     """End a pool that did not start or has failed: its processes, and its sockets, for which zmq would wait at the exit."""
     for worker in getattr(pool, "_workers", []):
         if isinstance(worker, subprocess.Popen):
@@ -282,7 +301,7 @@ def _abandon(pool: Any) -> None:
         context.destroy(linger=0)
 
 
-def _pool(options: Mapping[str, Any], own_format: bool) -> Any:
+def _pool(options: Mapping[str, Any], own_format: bool) -> Pool:
     kind, workers = options.get("reader_pool_type", "thread"), options.get("workers_count", 2)
     if kind == "thread":
         return ThreadPool(workers, options.get("results_queue_size", 50))
@@ -294,7 +313,7 @@ def _pool(options: Mapping[str, Any], own_format: bool) -> Any:
     raise ValueError(f"reader_pool_type must be one of thread, process, dummy, not {kind!r}")
 
 
-def _cache(options: Mapping[str, Any], key: Callable[[], str]) -> Any:
+def _cache(options: Mapping[str, Any], key: Callable[[], str]) -> CacheBase:
     kind = options.get("cache_type", "null")
     if kind in (None, "null"):
         return NullCache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,12 +42,12 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     return result
 
 
-def allgather_object(obj: Any) -> list[Any]:
+def allgather_object(obj: T) -> list[T]:
     """Return every rank's ``obj``, in rank order. Objects travel by pickle, as all workers belong to one job."""
     world = current_world()
     if world is None or world.size == 1:
         return [obj]
-    gathered: list[Any] = [None] * world.size
+    gathered = [obj] * world.size
     _translate_errors(lambda: dist.all_gather_object(gathered, obj))
     return gathered
 
@@ -72,7 +72,7 @@ def barrier() -> None:
         _translate_errors(dist.barrier)
 
 
-def _translate_errors(collective: Callable[[], Any]) -> None:
+def _translate_errors(collective: Callable[[], object]) -> None:
     try:
         collective()
     except RuntimeError as error:

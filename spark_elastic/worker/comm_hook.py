@@ -22,12 +22,12 @@ class CommHook:
     survivors and newcomers hold the same. Anything else is handed on as it is.
     """
 
-    def __init__(self, state: Any, hook: Callable[..., Any]) -> None:
+    def __init__(self, state: Any, hook: Callable[..., object]) -> None:
         if not callable(hook):
             raise TypeError(f"hook must be callable, not {hook!r}")
         self.state, self.hook = state, hook
         self._is_made = inspect.isroutine(state) or isinstance(state, (type, functools.partial))
-        self._beginning: dict[str, Any] = {}
+        self._beginning: dict[str, object] = {}
         if not self._is_made and type(state).__module__.startswith("torch."):
             if getattr(state, _GROUP, None) is not None:
                 name = type(state).__name__
@@ -55,7 +55,7 @@ class CommHook:
         return call
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def _attributes(value: object) -> list[tuple[str, object]]:
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     names = [*getattr(value, "__dict__", {}), *(name for name in slots if not name.startswith("__"))]
     return [(name, getattr(value, name)) for name in names if hasattr(value, name)]

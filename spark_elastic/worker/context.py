@@ -6,7 +6,6 @@ Outside a job everything answers as for a world of one, so that a script or a no
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 
@@ -81,7 +80,7 @@ def device() -> torch.device:
     return torch.device(os.environ.get(DEVICE_VARIABLE, "cpu"))
 
 
-def process_group() -> Any:
+def process_group() -> torch.distributed.ProcessGroup | None:
     """The generation's ``torch.distributed`` process group, None outside a job. Invalid after the next reset."""
     world = current_world()
     return None if world is None else torch.distributed.group.WORLD

@@ -45,7 +45,7 @@ _MISSING = {
 class _Inner(nn.parallel.DistributedDataParallel):
     """Torch's wrapper of one generation."""
 
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+    def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
         raise SparkElasticError(
             "this wrapper of torch's ends with the generation, and a hook that is registered with it is gone then; call "
             "register_comm_hook of the spark_elastic.DistributedDataParallel around it"
@@ -131,7 +131,7 @@ class _Agreement:
             self._work.wait()
             if len({int(each) for each in self._everybody}) == 1:
                 return
-            lists: list[Any] = [None] * world.size
+            lists: list[list[str]] = [[] for _ in range(world.size)]
             dist.all_gather_object(lists, self._names)
         except RuntimeError as error:
             if world.is_broken():
@@ -172,7 +172,7 @@ class _Call:
     """One forward of a wrapped model: its share of a global batch, and the reduction that its backward belongs to."""
 
     def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
-        by_hand: _RowsByHand | None = model._by_hand
+        by_hand = model._by_hand
         self._model = model
         self._ddp = model._ddp
         self._syncs = model._syncs
@@ -197,17 +197,17 @@ class _Call:
 
     def enter_backward(self) -> None:
         """Have torch reduce gradients in this pass: by itself torch does so only in the first pass after a forward."""
-        model, task = self._model, torch._C._current_graph_task_id()
-        if not self._syncs or model._pass == task or self._ddp is not model._ddp:
+        model, ddp, task = self._model, self._ddp, torch._C._current_graph_task_id()
+        if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
             return
-        if -1 < model._pass <= weighting.accumulated and not self._ddp.static_graph:
-            if self._ddp.find_unused_parameters:
+        if -1 < model._pass <= weighting.accumulated and not ddp.static_graph:
+            if ddp.find_unused_parameters:
                 raise SparkElasticError(
                     "with find_unused_parameters=True gradients are reduced in one backward pass after each forward: sum the "
                     "losses, or call backward before the next forward"
                 )
-            self._ddp.reducer._rebuild_buckets()
-            self._ddp.reducer.prepare_for_backward([])
+            ddp.reducer._rebuild_buckets()
+            ddp.reducer.prepare_for_backward([])
         model._keep(_pass=task)
 
 
@@ -231,6 +231,22 @@ class DistributedDataParallel(nn.Module):
     ranks have to change the same at the same step, or the job ends with ``RanksDifferError``.
     """
 
+    # What ``_keep`` sets, outside the module's own attributes.
+    _ddp: _Inner | None
+    _world: World | None
+    _by_hand: _RowsByHand | None
+    _row_source: RowSource | None
+    _comm_hook: CommHook | None
+    _content: _Content | None
+    _reduced: _Content | None
+    _agreement: _Agreement | None
+    _ddp_kwargs: dict[str, Any]
+    _syncs: bool
+    # The last backward pass in which torch's wrapper was made ready to reduce; -1 after a forward.
+    _pass: int
+    # The numbers of rows of the tensors that the last forward with gradients was given; empty if there was none.
+    rows_given: set[int]
+
     def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -249,7 +265,7 @@ class DistributedDataParallel(nn.Module):
             _leave_out_of_graphs()  # takes time once a process, and here no rank waits for another
             job.add_model(self)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
             # Marked so that whoever opens a checkpoint gets the weights without ``module.``.
@@ -269,7 +285,7 @@ class DistributedDataParallel(nn.Module):
         The first forward of each reads the answer, while ranks that come later catch up, and raises ``RanksDifferError`` on
         all ranks where they differ.
         """
-        if self._world.size > 1:
+        if self._world is not None and self._world.size > 1:
             agreement = _Agreement(models, self._world)
             for model in models:
                 model._keep(_agreement=agreement)
@@ -291,7 +307,7 @@ class DistributedDataParallel(nn.Module):
         """
         if rows < 0:
             raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
-        world: World | None = self._world
+        world = self._world
         if world is not None and world.size > 1:
             self._keep(_by_hand=_RowsByHand(float(rows), world))
 
@@ -300,7 +316,7 @@ class DistributedDataParallel(nn.Module):
         self._keep(_by_hand=None)
         weighting.forget()
 
-    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+    def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
         """Have ``hook(state, bucket)`` reduce gradients, as torch's method does, in this and in every later generation.
 
         All ranks call it, above the elastic function or in it; another call replaces the hook. ``state`` may be a function (or a
@@ -326,7 +342,7 @@ class DistributedDataParallel(nn.Module):
     @property
     def require_backward_grad_sync(self) -> bool:
         """Whether backward of the forwards to come reduces gradients."""
-        return bool(self._syncs)
+        return self._syncs
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
@@ -334,7 +350,7 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module. Raises ``WorkerLostError`` when the world is known to be broken."""
-        world: World | None = self._world
+        world = self._world
         if world is None or world.size == 1:
             return self.module(*args, **kwargs)
         if world.is_broken():
@@ -371,16 +387,19 @@ class DistributedDataParallel(nn.Module):
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
-        if not self._content.is_current():
-            self._keep(_content=_Content(self.module))
-            if self._content.trainable and not self._content.is_reduced_as(self._reduced):
+        content = self._content
+        assert content is not None, "a world of several ranks has been attached"
+        if not content.is_current():
+            content = _Content(self.module)
+            self._keep(_content=content)
+            if content.trainable and not content.is_reduced_as(self._reduced):
                 # Said ahead of the collective, which a rank without this change would not enter.
                 world.compares(_describe_change(self.module, self._reduced))
                 self._build()
                 self.compare([self])
                 self._read_agreement()
-        world.froze("" if self._content.trainable else type(self.module).__name__)
-        if not self._content.trainable:
+        world.froze("" if content.trainable else type(self.module).__name__)
+        if not content.trainable:
             return None
         self._keep(rows_given={len(value) for value in inputs if value.dim()})
         call = _Call(self, inputs, world)
@@ -415,11 +434,10 @@ class DistributedDataParallel(nn.Module):
         )
 
     def _leave(self) -> None:
-        # The numbers of rows of the tensors that the last forward with gradients was given; empty where there was none.
         self._keep(rows_given=set())
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _agreement=None, _pass=-1)
 
-    def _keep(self, **values: Any) -> None:
+    def _keep(self, **values: object) -> None:
         # Not attributes of the Module protocol: torch's wrapper must not show up among our submodules.
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -435,9 +453,9 @@ class DistributedDataParallel(nn.Module):
                 raise AttributeError(f"spark_elastic.DistributedDataParallel has no {name}: {reason}") from None
             raise
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave everything of the world out of copies and pickles, which hold the module."""
-        outside: dict[str, Any] = {
+        outside: dict[str, object] = {
             "_ddp": None,
             "_world": None,
             "_by_hand": None,

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,10 @@ from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.gloo import Gloo
 from spark_elastic.worker.torch_store import WorldStore
 from spark_elastic.worker.watched_group import Watch, WatchedGroup
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend as CollectiveGroup
+    from torch._C._distributed_c10d import _DistributedBackendOptions
 
 logger = logging.getLogger("spark_elastic")
 
@@ -62,7 +66,7 @@ class Group:
         self.watched: WatchedGroup | None = None
 
     @property
-    def gloo(self) -> Any:
+    def gloo(self) -> Any:  # torch's stubs leave out the collectives of a backend
         """The group of all ranks for tensors of the host."""
         return self._host.group
 
@@ -76,7 +80,7 @@ class Group:
     def register(self) -> None:
         """Make this torch's default group. Called on the user's thread, when ``build`` is done."""
         store = dist.PrefixStore("watched", self._store)
-        backends = {name: backend.group for name, backend in self._backends.items()}
+        backends = {name: backend.group for name, backend in self._backends.items() if backend.group is not None}
         self.watched = self._watched(store, self._rank, self._size, backends, self._watch)
         _offer(self)
         name = ",".join(f"{device}:{PREFIX}{name}" for device, name in self._devices.items())
@@ -87,7 +91,7 @@ class Group:
             world_size=self._size,
         )
 
-    def subgroup(self, options: Any) -> WatchedGroup:
+    def subgroup(self, options: _DistributedBackendOptions) -> WatchedGroup:
         """Make a ``new_group`` of user code that an abort reaches, and of which one can tell whether something waits in it.
 
         The collectives of such a group are not counted, because not all ranks take part in them.
@@ -108,11 +112,13 @@ class Group:
         """The name of the library that takes the tensors of each device: of several, the last."""
         return {device: name for name, backend in self._backends.items() for device in backend.devices}
 
-    def _watched(self, store: Any, rank: int, size: int, groups: Mapping[str, Any], watch: Watch) -> WatchedGroup:
+    def _watched(
+        self, store: dist.Store, rank: int, size: int, groups: Mapping[str, CollectiveGroup], watch: Watch
+    ) -> WatchedGroup:
         backends = {device: (self._backends[name].kind, groups[name]) for device, name in self._devices.items()}
         return WatchedGroup(store, rank, size, backends, watch)
 
-    def entered(self, work: Any, name: str) -> None:
+    def entered(self, work: dist.Work, name: str) -> None:
         """Take note of a collective that was not entered by way of torch's default group."""
         self._watch.entered(work, name)
 
@@ -128,9 +134,11 @@ class Group:
         """Give all ranks the values that ``source`` has, for tensors of the host; blocks."""
         dist.broadcast(tensor, src=source)
 
-    def send(self, tensor: torch.Tensor, receiver: int) -> Any:
+    def send(self, tensor: torch.Tensor, receiver: int) -> dist.Work:
         """Begin to send to one rank. Returns an object that has ``wait``."""
-        return dist.isend(tensor, receiver)
+        work = dist.isend(tensor, receiver)
+        assert work is not None, "every rank of the world is in the group"
+        return work
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill the tensor with what ``source`` sends; blocks until that has arrived."""
@@ -244,11 +252,12 @@ def _offer(group: Group) -> None:
     _default_taken.clear()
 
 
-def _creator(backend: str) -> Callable[[Any, Any], Any]:
-    def create(options: Any, backend_options: Any) -> Any:
+def _creator(backend: str) -> Callable[[_DistributedBackendOptions, object], WatchedGroup]:
+    def create(options: _DistributedBackendOptions, backend_options: object) -> WatchedGroup:
         assert _offered is not None, "the backend is registered for spark_elastic's own use"
         if backend not in _default_taken:
             _default_taken.update(BACKENDS)  # this group serves all devices, so torch needs no other as its default
+            assert _offered.watched is not None, "a group is offered once it is watched"
             return _offered.watched
         return _offered.subgroup(options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,7 @@ from spark_elastic.worker.world import World
 if TYPE_CHECKING:
     from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.state.base import State
 
 
 class Job:
@@ -43,7 +44,7 @@ class Job:
         self.world: World | None = None
         self._last_world: World | None = None
         # The state that the elastic function was called with.
-        self.state: Any = None
+        self.state: State | None = None
         self.finished = False
         self._worker = worker
         self._address = address

@@ -27,7 +27,7 @@ class Reporter:
         self._progress_at = 0.0
         self._allowed = float(BURST)
         self._counted_at = 0.0
-        self._waiting: dict[str, Any] = {}
+        self._waiting: dict[str, object] = {}
 
     def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note that this rank is about to enter the user's function in a new generation.
@@ -76,7 +76,7 @@ class Reporter:
         self._send(Metrics({"step": step, **{name: _plain(value) for name, value in waiting.items()}}))
 
 
-def _kept(name: str, value: Any) -> Any:
+def _kept(name: str, value: Any) -> object:
     """Check a metric, and copy it: the copy keeps no graph alive, and changes in place that come later do not reach it."""
     if isinstance(value, (str, int, float)):
         return _plain(value)

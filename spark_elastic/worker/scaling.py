@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.ddp import DistributedDataParallel
 
 T = TypeVar("T")
 
@@ -22,7 +25,7 @@ _LEFT = "lr_change_left"
 
 
 def scale_learning_rate(
-    optimizer: torch.optim.Optimizer, scheduler: Any = None, rule: str = "linear", warmup_steps: int = 0
+    optimizer: torch.optim.Optimizer, scheduler: object = None, rule: str = "linear", warmup_steps: int = 0
 ) -> Callable[[int, int], None]:
     """Return a reset callback that has the learning rate follow the size of the world.
 
@@ -47,7 +50,7 @@ def scale_learning_rate(
             _multiply(optimizer, scheduler, factor)
         optimizer.param_groups[0][_LEFT] = (factor, warmup_steps) if warmup_steps else (1.0, 0)
 
-    def before_step(*_: Any) -> None:
+    def before_step(*_: object) -> None:
         factor, steps = optimizer.param_groups[0][_LEFT]
         if steps:
             part = 1 + (factor - 1) / steps
@@ -58,7 +61,7 @@ def scale_learning_rate(
     return on_reset
 
 
-def _multiply(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> None:
+def _multiply(optimizer: torch.optim.Optimizer, scheduler: object, factor: float) -> None:
     for group in optimizer.param_groups:
         group.update({name: group[name] * factor for name in _IN_GROUPS if name in group})
     for part in _with_parts(scheduler):
@@ -67,14 +70,14 @@ def _multiply(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -
                 setattr(part, name, [rate * factor for rate in getattr(part, name)])
 
 
-def _with_parts(scheduler: Any) -> Iterator[Any]:
+def _with_parts(scheduler: object) -> Iterator[object]:
     """Yield a scheduler and those that it is made of."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _with_parts(part)
 
 
-def micro_batches(model: Any, batch: T, rows: int) -> Iterator[tuple[T, float]]:
+def micro_batches(model: DistributedDataParallel, batch: T, rows: int) -> Iterator[tuple[T, float]]:
     """Cut this rank's batch into parts of at most ``rows`` rows; yield each with its share of the batch's rows.
 
         for part, share in micro_batches(model, batch, rows=64):

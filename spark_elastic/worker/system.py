@@ -16,7 +16,7 @@ from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.worker.sockets import keep_from_children
 
 
-async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: Any) -> Connection:
+async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, expected: object) -> Connection:
     """Connect to the driver. A worker has this one control connection in its life."""
     connection = await connect(addresses, credentials, expected)
     keep_from_children(connection.descriptor)
@@ -37,7 +37,7 @@ class System:
     call_in_loop: Callable[..., concurrent.futures.Future[Any]] = asyncio.run_coroutine_threadsafe
     # The number of the process, and its end.
     pid: Callable[[], int] = os.getpid
-    exit: Callable[[int], Any] = os._exit
+    exit: Callable[[int], object] = os._exit
     # How the driver is reached.
     connect: Callable[..., Awaitable[Connection]] = _connect
 

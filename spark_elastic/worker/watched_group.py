@@ -9,10 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend as CollectiveGroup
 
 # What all ranks have to call in the same order. TRANSFERS are for some ranks alone, and are therefore not counted.
 COLLECTIVES = (
@@ -54,10 +57,10 @@ class Watch:
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._in_order = in_order
         self._lock = threading.Lock()
-        self._pending: list[Any] = []
-        self._known: Any = None
+        self._pending: list[dist.Work] = []
+        self._known: dist.Work | None = None
 
-    def entered(self, work: Any, name: str, is_collective: bool = True) -> None:
+    def entered(self, work: dist.Work | None, name: str, is_collective: bool = True) -> None:
         """Note that this rank has entered a collective."""
         with self._lock:
             if is_collective:
@@ -92,7 +95,7 @@ class Watch:
             self._pending, self._known = [], None
 
 
-def _incomplete(works: list[Any]) -> list[Any]:
+def _incomplete(works: list[dist.Work]) -> list[dist.Work]:
     return [work for work in works if not work.is_completed()]
 
 
@@ -102,7 +105,14 @@ class WatchedGroup(dist.ProcessGroup):
     ``backends`` has, by device, the kind of library that torch takes the group for, and the group.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, backends: Mapping[str, tuple[Any, Any]], watch: Watch) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        backends: Mapping[str, tuple[dist.ProcessGroup.BackendType, CollectiveGroup]],
+        watch: Watch,
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
         self._watch = watch
         self._inner = dist.ProcessGroup(store, rank, size)
@@ -113,9 +123,9 @@ class WatchedGroup(dist.ProcessGroup):
                 group._register_backend(torch.device(device), kind, backend)
 
 
-def _handing_on(name: str, is_collective: bool) -> Callable[..., Any]:
-    def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> Any:
-        work = getattr(self._inner, name)(*args, **kwargs)
+def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | None]:
+    def call(self: WatchedGroup, *args: object, **kwargs: object) -> dist.Work | None:
+        work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         self._watch.entered(work, name, is_collective)
         return work
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.data.deliveries import deliveries
 
@@ -40,7 +41,7 @@ class Weighting:
     """The present backward pass of this process, and the hooks at the parameters."""
 
     def __init__(self) -> None:
-        self._hooks: dict[int, Any] = {}
+        self._hooks: dict[int, tuple[torch.nn.Parameter, RemovableHandle]] = {}
         self._latest: Forward | None = None
         self._pass = -1
         self._weight: float | None = None
@@ -94,12 +95,14 @@ class Boundary(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, owner: Any, is_leaving: bool, factor: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, value: torch.Tensor, owner: tuple[Forward, Weighting], is_leaving: bool, factor: float
+    ) -> torch.Tensor:
         ctx.owner, ctx.is_leaving, ctx.factor = owner, is_leaving, factor
         return value.detach() if factor == 1.0 else value * factor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         forward, weighting = ctx.owner
         forward.enter_backward()
         relative = weighting.relative(forward)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 
@@ -51,7 +50,7 @@ class World:
         )
         self._form_timeout = form_timeout
         self._threads = runtime.threads
-        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._pending: tuple[torch.distributed.Work | None, torch.Tensor] | None = None
         self._copy: PendingCopy | None = None
         self._is_waiting = False
         self._can_restore: Callable[[], bool] = lambda: True
@@ -194,7 +193,7 @@ class World:
         if generation >= self.generation:
             self.group.abort_device()
 
-    def _wait_while_alive(self, is_done: Any) -> bool:
+    def _wait_while_alive(self, is_done: Callable[[], bool]) -> bool:
         alive = self._control.wait(
             lambda: is_done() or self._control.is_aborted(self.generation), self._form_timeout + 10
         )

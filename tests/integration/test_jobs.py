@@ -144,7 +144,7 @@ def test_rank_above_the_elastic_function_is_an_error_that_says_so(run: Any) -> N
 
 def test_what_would_train_wrongly_ends_the_job_and_says_what_to_do(run: Any) -> None:
     with pytest.raises(
-        RanksDifferError, match=r"state\.model\.module\.\w+ is not the same on rank 1 .* since commit 1\.4"
+        RanksDifferError, match=r"state\.model\.module\.\w+ has not been the same on rank 1 .* since commit 1\.4"
     ):
         run(training.train_wrongly, "inner", min_np=2, max_np=2)
     with pytest.raises(TrainingFailedError, match=r"optimizer=optimizer\)"):

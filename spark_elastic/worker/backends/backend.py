@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch.distributed as dist
 
 from spark_elastic.worker.torch_store import WorldStore
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend as CollectiveGroup
 
 # Hangs are found by the driver. A library's own timeout must not end a long evaluation on one rank that says heartbeat().
 COLLECTIVE_TIMEOUT = timedelta(hours=24)
@@ -30,7 +33,7 @@ class Backend(Protocol):
     # Whether the host goes on before a collective has succeeded, so that an abort may spoil what comes after on the device.
     runs_ahead: ClassVar[bool]
     # The group of all ranks, once it is built.
-    group: Any
+    group: CollectiveGroup | None
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None: ...
 
@@ -40,7 +43,7 @@ class Backend(Protocol):
         Raises what torch raises when a peer does not answer in time.
         """
 
-    def subgroup(self, store: Any, rank: int, size: int) -> Any:
+    def subgroup(self, store: dist.Store, rank: int, size: int) -> CollectiveGroup:
         """Make a group of some of the ranks, which ``abort`` reaches, too."""
 
     def abort(self) -> list[threading.Thread]:

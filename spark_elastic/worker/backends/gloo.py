@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -25,18 +24,18 @@ class Gloo(Backend):
     runs_ahead = False
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None:
-        self.group: Any = None
+        self.group: dist.ProcessGroupGloo | None = None
         self.sockets = GroupSockets()
         self._store = store
         self._rank = rank
         self._size = size
         self._address = address
         self._timeout = timeout
-        self._device: Any = None
+        self._device: dist.ProcessGroupGloo.Device | None = None
         self._mesh: MeshStore | None = None
         self._door = Door(())
         # Of closed groups, for ``drop``.
-        self._remains: list[Any] = []
+        self._remains: list[object] = []
 
     def build(self) -> None:
         """Connect to all ranks, over connections on which each proves that it is a member of the generation."""
@@ -56,7 +55,7 @@ class Gloo(Backend):
         if problem := prove(self.group, self._rank, self._size, self._mesh.secret, name):
             raise WorkerLostError(problem)
 
-    def subgroup(self, store: Any, rank: int, size: int) -> Any:
+    def subgroup(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
         """Make a group of user code on the same device, so that an abort reaches it."""
         with self._door.opened():
             group = self._new(store, rank, size)
@@ -82,7 +81,7 @@ class Gloo(Backend):
         self._remains.clear()
         self.sockets.close()
 
-    def _new(self, store: Any, rank: int, size: int) -> Any:
+    def _new(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [self._device]
         options._timeout = self._timeout
@@ -90,7 +89,7 @@ class Gloo(Backend):
         return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _create_device(address: str) -> Any:
+def _create_device(address: str) -> dist.ProcessGroupGloo.Device:
     """Make a Gloo device that listens on ``address``, eager: a lazy group can hang beyond every timeout."""
     try:
         return dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
@@ -98,9 +97,9 @@ def _create_device(address: str) -> Any:
         return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
-def _secret_of(store: Any, rank: int) -> bytes:
+def _secret_of(store: dist.Store, rank: int) -> bytes:
     """A secret of the members of a group of user code, brought by its first rank."""
     if rank == 0:
-        store.set("secret", secrets.token_bytes(SECRET_BYTES))
+        store.set("secret", secrets.token_bytes(SECRET_BYTES))  # type: ignore[arg-type]  # torch takes bytes, its stubs do not
     secret: bytes = store.get("secret")
     return secret

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,19 +23,19 @@ class Nccl(Backend):
     runs_ahead = True
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None:
-        self.group: Any = None
+        self.group: dist.ProcessGroupNCCL | None = None
         self._store = store
         self._rank = rank
         self._size = size
         self._address = address
-        self._subgroups: list[Any] = []
+        self._subgroups: list[dist.ProcessGroupNCCL] = []
         # Of closed groups, for ``drop``.
-        self._remains: list[Any] = []
+        self._remains: list[object] = []
 
     def build(self) -> None:
         self.group = self._new(dist.PrefixStore("nccl", self._store), self._rank, self._size)
 
-    def subgroup(self, store: Any, rank: int, size: int) -> Any:
+    def subgroup(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
         group = self._new(store, rank, size)
         self._subgroups.append(group)
         return group
@@ -60,7 +59,7 @@ class Nccl(Backend):
     def drop(self) -> None:
         self._remains.clear()
 
-    def _new(self, store: Any, rank: int, size: int) -> Any:
+    def _new(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
         # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         interface = interface_of(self._address)

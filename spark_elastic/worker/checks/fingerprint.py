@@ -1,20 +1,21 @@
-"""Fingerprints: all ranks compare what should be equal on all of them, while training goes on.
+"""Fingerprints: all ranks compare what should be equal on all of them, while training continues.
 
-At commits 1, 2, 4, 8 … of a generation, and then every few seconds when rank 0 asks for it, each rank makes a fingerprint of the
-parameters and the optimizer state of that commit. Its digest, one number, takes part in the control collective of the commit,
-which costs nothing more, and is compared where that is read, at the next commit. Only where digests differ all ranks show each
-other the figures behind them, through the control store.
+At commits 1, 2, 4, 8 … of a generation, and every few seconds when rank 0 asks for it, each rank takes a fingerprint of the
+parameters and the optimizer state of that commit. The digest of the fingerprint, one number, travels in the control collective of
+the commit, which adds no cost, and is compared when that collective is read, at the next commit. Only if digests differ do all
+ranks show each other the figures behind them, through the control store.
 
-What is compared: where rank 0 asks, the bits of all elements, which takes a millisecond for some 10 MB; it asks so seldom that
-this is no more than ``SHARE`` of the time. At the first commits, which follow each other closely, of each tensor up to
-``PIECE`` elements, another piece each time: ranks that train on rows of their own differ everywhere.
+What is compared: when rank 0 asks, the bits of all elements, which takes about a millisecond for 10 MB; rank 0 asks so seldom
+that this takes no more than ``SHARE`` of the time. At the first commits, which follow each other closely, up to ``PIECE``
+elements of each tensor, another piece each time: if ranks train on rows of their own, their tensors differ everywhere.
 
-How: bit for bit where all ranks run on CPUs of one kind with one version of torch, because Gloo's reductions leave the same
-bits on all ranks. Elsewhere the last bits of an optimizer's step may differ from rank to rank (AVX2 and AVX-512, other GPUs,
-atomic additions of a GPU) and add up to less than 1e-4 over a million steps, so sums and norms of pieces are compared to
-``TOLERANCE`` of the norm: more than that, and less than what ranks differ by that train each on its own rows.
+How it is compared: bit for bit if all ranks run on CPUs of one kind with one version of torch, because Gloo's reductions leave
+the same bits on all ranks. Otherwise the last bits of an optimizer's step may differ from rank to rank (AVX2 and AVX-512, other
+GPUs, atomic additions on a GPU) and add up to less than 1e-4 over a million steps, so sums and norms of pieces are compared with
+a tolerance of ``TOLERANCE`` times the norm. That is more than such noise, and less than the difference between ranks that each
+train on their own rows.
 
-Buffers are not compared: running statistics are each rank's own unless its wrapper broadcasts them.
+Buffers are not compared: running statistics are each rank's own unless the rank's wrapper broadcasts them.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from spark_elastic.errors import RanksDifferError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.checks.unsupported import why_unsupported
 
-# Elements of a tensor that a fingerprint looks at, but for its bits where all of it is asked for.
+# How many elements of a tensor a fingerprint covers, unless the bits of all of them are asked for.
 PIECE = 16_384
-# Rank 0 asks for a fingerprint no more often than this, and no more often than checks may take their share of the time.
+# Rank 0 asks for a fingerprint at most this often, and so seldom that checks take at most this share of the time.
 SECONDS = 5.0
 SHARE = 0.002
-# Where digests are bound to differ, because ranks run on machines of several kinds, all figures travel each time.
+# If ranks run on machines of several kinds, digests are bound to differ and all figures travel, so rank 0 asks less often.
 MIXED_SECONDS = 60.0
 TOLERANCE = 1e-3
 
@@ -48,7 +49,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What is compared: of each tensor its name, the sum of its bits, and sum and norm of a piece. ``kind``: the machine's."""
+    """What ranks compare: the name of each tensor, the sum of its bits, the sum and norm of a piece, the kind of machine."""
 
     commit: CommitId
     kind: str
@@ -59,17 +60,17 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> int:
-        """A number from 1 on that is the same where names and bits are."""
+        """A positive number that is equal for equal names and bits."""
         data = msgspec.msgpack.encode((self.names, self.bits))
         return 1 + int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
-# Made once, here: msgspec must not look into a type for the first time on two threads at once.
+# The decoder is made once, here, because msgspec must not inspect a type for the first time on two threads at once.
 _shown = msgspec.msgpack.Decoder(tuple[int, Figures])
 
 
 def take_figures(tensors: Named, commit: CommitId, of_all: bool = False) -> Figures:
-    """Look at tensors, all of this commit, and at the bits of all of them or of pieces. Waits for a GPU where they are on one."""
+    """Take the figures of a commit's tensors, with the bits of all elements or of pieces. Waits for the GPU that holds them."""
     pieces = [_piece(tensor.detach(), commit.index) for _, tensor in tensors]
     with torch.no_grad():
         bits = (
@@ -103,24 +104,24 @@ def _piece(tensor: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
-    """Add up a tensor's memory, eight bytes at a time: any element that differs alone makes a difference."""
+    """Add up a tensor's memory, eight bytes at a time, so that a single element that differs changes the sum."""
     a_word = max(1, 8 // flat.element_size())
     if flat.storage_offset() % a_word:
-        flat = flat.clone()  # ranks may hold it at different places, and have to add up the same words
+        flat = flat.clone()  # ranks may hold it at different offsets, and have to add up the same words
     words = len(flat) - len(flat) % a_word
     rest = flat[words:].view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
     return flat[:words].view(torch.int64).sum() + rest
 
 
 def digest_of_bits(tensor: torch.Tensor) -> int:
-    """A number that is the same where the first elements of tensors are; 0 for tensors that are not dense."""
+    """Return a number that is equal for tensors with equal first elements; 0 for tensors that are not dense."""
     if why_unsupported(tensor) is not None:
         return 0
     return int(_sum_of_bits(_flat(tensor.detach())[:PIECE]))
 
 
 def machine_kind(on_gpu: bool) -> str:
-    """What the bits of an optimizer's step depend on; empty where they may differ between two machines of one kind."""
+    """Describe what the bits of an optimizer's step depend on; empty if they may differ between machines of one kind."""
     if on_gpu:
         return ""
     return " ".join(
@@ -138,7 +139,7 @@ def _processor() -> str:
 
 
 def find_difference(everybody: Sequence[Figures]) -> tuple[str, int] | None:
-    """Return the first name whose tensor differs between ranks, and the first rank that differs from rank 0; None without one.
+    """Return the first name whose tensor differs between ranks, and the first rank that differs from rank 0; None if none do.
 
     Pure. ``everybody`` is in rank order.
     """
@@ -163,9 +164,9 @@ def _is_near(one: Figures, other: Figures, place: int) -> bool:
 
 
 class Comparison:
-    """One rank's part in comparing fingerprints, in one generation. Used by the thread that commits.
+    """Compares fingerprints on one rank, in one generation. Used by the thread that commits.
 
-    ``gather`` brings this rank's figures, encoded, and returns those of all ranks, in any order.
+    ``gather`` takes this rank's encoded figures and returns those of all ranks, in any order.
     """
 
     def __init__(
@@ -187,9 +188,9 @@ class Comparison:
         self._verdict: RanksDifferError | None = None
 
     def report(self, commit: CommitId, tensors: Callable[[], Named], is_commit: bool) -> tuple[int, int]:
-        """Return what this rank says in the control collective: a digest or 0, and whether the next commit has to have one.
+        """Return this rank's values for the control collective: a digest or 0, and whether the next commit is to have one.
 
-        ``is_commit`` tells a commit from a mere look whether the world changes.
+        ``is_commit`` is false where the ranks only check whether the world changes.
         """
         if self._size == 1:
             return 0, 0
@@ -204,7 +205,7 @@ class Comparison:
         return 0 if self._figures is None else self._figures.digest, int(asks)
 
     def read(self, digests: Sequence[int], asked: bool) -> None:
-        """Compare what all ranks said. Raises ``RanksDifferError``, on all ranks, and from then on each time."""
+        """Compare the digests of all ranks. Raises ``RanksDifferError`` on all ranks, and from then on at every call."""
         if self._verdict is not None:
             raise self._verdict
         self._is_asked = self._is_asked or asked
@@ -230,11 +231,11 @@ class Comparison:
             else f"no commit of generation {mine.commit.generation} is known at which it was equal"
         )
         self._verdict = RanksDifferError(
-            f"{name} is not the same on rank {rank} as on rank 0 since commit {mine.commit} at the latest; {before}. "
+            f"{name} has not been the same on rank {rank} as on rank 0 since commit {mine.commit} at the latest; {before}. "
             "Ranks that should be equal differ, so training was wrong. The usual causes: gradients that are not averaged "
             "(a model that is called or stepped without se.DistributedDataParallel, a step or commit under no_sync()), an "
             "optimizer, scheduler or model that trains and is not in the State, weights that one rank changes alone "
-            "(if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. What is meant to "
-            "differ goes into TorchState(local=…)"
+            "(if se.rank() == 0), an optimizer that decides by this rank's loss or random numbers. Objects that are meant to "
+            "differ go into TorchState(local=…)"
         )
         raise self._verdict

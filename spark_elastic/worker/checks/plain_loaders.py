@@ -1,10 +1,10 @@
-"""Torch's own DataLoaders that give every rank all rows, and that one of them trains a model.
+"""Finds out whether one of torch's own DataLoaders that give every rank all rows trains a model.
 
-Only those are looked for that were made above the elastic function, where there is no rank by which a data set could have been
-divided, and whose order is torch's plain one: neither a sampler of the user's nor an iterable data set, which may know of ranks.
-One that moves on from one step of an optimizer to the next, again and again, feeds the training, if no other loader moves along
-and a model is given as many rows as its batches have: rows that were cut from a batch by rank are fewer. One that validates is
-gone through between two steps, from its beginning to its end.
+Only loaders are considered that were made above the elastic function, where there is no rank by which a data set could have been
+divided, and whose order is torch's plain one: a sampler of the user's or an iterable data set may take ranks into account. A
+loader that advances from one step of an optimizer to the next, again and again, feeds the training, provided that no other loader
+advances with it and that a model is given as many rows as the loader's batches have: a rank that cuts its rows out of a batch has
+fewer. A loader for validation is iterated between two steps, from its beginning to its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
@@ -20,36 +20,36 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
 
-# The steps of a generation at which iterations are looked for: later ones are of another epoch.
+# The steps of a generation at which new iterations are looked for; an iteration that begins later is of another epoch.
 LOOKS_AT = (2, 32)
-# So many steps in a row, each with other batches, are no coincidence.
+# A loader that advances at this many steps in a row does not do so by coincidence.
 ENOUGH_MOVES = 2
 LAST_STEP = LOOKS_AT[-1] + ENOUGH_MOVES
 
 
 class PlainLoaders:
-    """Follows the iterations over all loaders, and knows those that exist when this is made. Used by the user's thread."""
+    """Follows the iterations over all loaders, given the loaders that exist when this is created. Used by the user's thread."""
 
     def __init__(self) -> None:
-        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet(
+        self._loaders: weakref.WeakSet[DataLoader[object]] = weakref.WeakSet(
             found for found in gc.get_objects() if type(found) is DataLoader and _is_plain(found)
         )
         self._steps = 0
-        # Iterations, the batches that they had given at the last step, and how often these were more than before.
-        self._followed: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        # By iteration, how many batches it had yielded at the last step, and at how many steps in a row that number had grown.
+        self._followed: weakref.WeakKeyDictionary[_BaseDataLoaderIter, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self._steps = 0
         self._followed.clear()
 
     @property
     def may_feed(self) -> bool:
-        """Whether there is one, and later steps of this generation may still show that it feeds the training."""
+        """Whether there is a loader of which later steps of this generation may still show that it feeds the training."""
         return self._steps < LAST_STEP and len(self._loaders) > 0
 
     def feeds_training(self, models: Sequence[DistributedDataParallel]) -> bool:
-        """Whether one of them feeds ``models``, as far as can be seen at this step of an optimizer."""
+        """Whether one of the loaders feeds ``models``, as far as can be told at this step of an optimizer."""
         self._steps += 1
         for iteration, (given, moves) in list(self._followed.items()):
             moves = moves + 1 if iteration._num_yielded > given else 0
@@ -67,7 +67,7 @@ class PlainLoaders:
         self._follow()
         if len(self._followed) == known:
             return True
-        # Another loader's epoch may have begun since the last look: whether that moves along has to be seen first.
+        # An epoch of another loader has begun since the last look; first it has to be seen whether that one advances, too.
         self._followed[iteration] = iteration._num_yielded, 0
         return False
 
@@ -76,31 +76,31 @@ class PlainLoaders:
             self._followed.setdefault(iteration, (iteration._num_yielded, 0))
 
 
-def _iterations() -> Iterator[Any]:
-    """The iterations over any loader. One that another thread is just making has no number of batches yet."""
+def _iterations() -> Iterator[_BaseDataLoaderIter]:
+    """Yield the iterations over any loader. One that another thread is still creating has no number of batches yet."""
     for found in gc.get_objects():
         if issubclass(type(found), _BaseDataLoaderIter) and hasattr(found, "_num_yielded"):
             yield found
 
 
 def _may_be_given(rows: int | None, models: Sequence[DistributedDataParallel]) -> bool:
-    """Whether some model's last forward was given so many rows, as far as is known."""
+    """Whether, as far as is known, the last forward of some model was given this many rows."""
     given = {number for model in models for number in model.rows_given}
     return rows is None or not given or rows in given
 
 
-def _rows_of(loader: DataLoader[Any]) -> int | None:
-    """The rows of a full batch; None where the data set makes the batches."""
+def _rows_of(loader: DataLoader[object]) -> int | None:
+    """Return the number of rows in a full batch; None where the data set makes the batches."""
     size = getattr(loader.batch_sampler, "batch_size", None)
     return None if size is None else min(size, len(loader.sampler))  # type: ignore[arg-type]
 
 
-def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether a loader goes through the whole of its data set on every rank."""
+def _is_plain(loader: DataLoader[object]) -> bool:
+    """Whether a loader iterates over the whole of its data set on every rank."""
     try:
         batches, rows = loader.batch_sampler, loader.sampler
     except AttributeError:
-        return False  # it was refused while it was made, or another thread is making it
+        return False  # its constructor has raised, or is still running on another thread
     return (
         loader._dataset_kind == _DatasetKind.Map
         and (batches is None or type(batches) is BatchSampler)

@@ -1,8 +1,8 @@
-"""Whether all ranks give their models the same inputs, as rows that nobody has divided are.
+"""Finds out whether all ranks give their models the same inputs, which means that nobody has divided the rows.
 
-Asked at the first commits, where no loader of the State delivers the rows: a digest of what wrapped models were given since the
-last commit travels with the commit. One difference settles it, and costs nothing from then on. The same inputs again and
-again, constants and such, prove nothing.
+This is checked at the first commits if no loader of the State delivers the rows: a digest of the inputs that wrapped models were
+given since the last commit travels with the commit. A single difference settles the question, and the check costs nothing from
+then on. Inputs that are the same at every commit, such as constants, prove nothing.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import torch
 
 from spark_elastic.worker.checks.fingerprint import digest_of_bits
 
-# So many commits with the same inputs on all ranks, and others each time, are no coincidence.
+# This many commits at which all ranks had the same inputs, other ones each time, are no coincidence.
 ENOUGH = 3
-# So many commits are looked at: a digest waits for a GPU.
+# How many commits are looked at; the number is limited because a digest waits for the GPU.
 LOOKS = 16
 
 
 class SameInputs:
-    """What this process's models were given since the last commit, beside what others' were. Used by the user's thread."""
+    """Compares the inputs of this process's models since the last commit with those of other ranks. Used by the user's thread."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Begin to ask: an elastic function is entered for the first time."""
+        """Start the check: an elastic function is entered for the first time."""
         self._is_settled = False
         self._looks = 0
         self.begin()
 
     def begin(self) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self._digest = 0
         self._alike: set[int] = set()
 
     def note(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Note what a model is given where gradients are wanted and no loader of the State has delivered it."""
+        """Note a model's inputs, where gradients are wanted and no loader of the State has delivered the inputs."""
         if not self._is_settled and inputs:
             self._digest = hash((self._digest, *((*value.shape, digest_of_bits(value)) for value in inputs)))
 
     def report(self) -> int:
-        """Return what this rank says at a commit; 0 where there is nothing to say."""
+        """Return this rank's digest for a commit; 0 if there were no inputs."""
         digest, self._digest = self._digest, 0
         return digest
 
     def read(self, everybody: Sequence[int]) -> bool:
-        """Look at what all ranks said. Return whether that settles that they get the same."""
+        """Evaluate the digests of all ranks. Return whether they prove that all ranks are given the same inputs."""
         if self._is_settled or not any(everybody):
             return False
         self._looks += 1
@@ -57,5 +57,5 @@ class SameInputs:
         return found and len(set(everybody)) == 1
 
 
-# The one of this process, as torch's default group is.
+# There is one for the process, as there is one default group of torch's.
 same_inputs = SameInputs()

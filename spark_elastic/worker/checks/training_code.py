@@ -1,8 +1,8 @@
-"""What is found out about a training function while it trains: mistakes that would train wrongly without a word.
+"""Checks of a training function while it trains, for mistakes that would silently make the training wrong.
 
-One hook of torch's sees every optimizer's step inside the elastic function. The first step of each optimizer in a generation is
-looked at closely; later ones cost a look into a set. A mistake is a ``TrainingCodeError`` with the line to write, and ends the
-job; what may be meant is one warning of rank 0. What is a rank's own, in ``local=``, is left alone.
+Torch's global hooks see the steps of all optimizers inside the elastic function. The first step of each optimizer in a generation
+is examined closely; later ones cost one look into a set. A mistake raises ``TrainingCodeError``, with the line to write, and ends
+the job; code that may be intended is reported once, as a warning on rank 0. Objects in ``local=`` are left alone.
 """
 
 from __future__ import annotations
@@ -12,53 +12,59 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.data.deliveries import deliveries
-from spark_elastic.data.loader import TakesWorld, has_part, iterated_alone
+from spark_elastic.data.loader import PositionedLoader, TakesWorld, has_part, iterated_alone
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
-from spark_elastic.worker.job import current_job
+from spark_elastic.worker.job import Job, current_job
 
-# So many steps without a commit are worth a word: a loss now takes all of them back.
+if TYPE_CHECKING:
+    from spark_elastic.worker.state.torch_state import TorchState
+
+# This many steps without a commit are worth a warning: a loss would take all of them back.
 STEPS_WITHOUT_COMMIT = 1000
-# An object of the State may hold an optimizer so deep.
+# How deep inside an object of the State an optimizer is looked for.
 DEPTH = 5
-# Containers with more entries hold data.
+# Containers with more entries than this hold data and are not searched.
 LENGTH = 1000
-# Frames between an optimizer's step and the scaler that calls it.
+# How many frames up from an optimizer's step the scaler that calls it is looked for.
 FRAMES = 10
 
-_hooks: list[Any] = []
+_hooks: list[RemovableHandle] = []
 
 
 class TrainingChecks:
-    """Looks at the steps, commits and the return of one elastic function. Used by the user's thread."""
+    """Checks the steps, the commits and the return of one elastic function. Used by the user's thread."""
 
-    def __init__(self, state: Any, job: Any, plain_loaders: PlainLoaders | None = None) -> None:
+    def __init__(self, state: TorchState, job: Job, plain_loaders: PlainLoaders | None = None) -> None:
         self._state = state
-        # Those that may yet be seen to feed the training; None as soon as there are none, and steps cost nothing more.
+        # The loaders that may yet be seen to feed the training; None once that is settled, so that steps cost nothing more.
         self._plain_loaders = plain_loaders
         self._job = job
         self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._steps = 0
         self._is_pending = False
-        self._probes: list[Any] = []
+        self._probes: list[RemovableHandle] = []
         self._warned: set[str] = set()
-        # Whether it has been said that every rank gets all rows.
+        # Whether there has been a warning that every rank gets all rows.
         self._is_told_of_rows = False
         same_inputs.start()
-        # Batches that a loader outside the State had given at an optimizer's step, and how often that went on.
-        self._alone: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
+        # By loader outside the State, its position at the last step of an optimizer, and how often that had advanced.
+        self._alone: weakref.WeakKeyDictionary[PositionedLoader[object], tuple[tuple[int, int], int]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def begin(self) -> None:
-        """A generation begins: gradients are cleared, and its optimizers have not stepped yet."""
+        """Begin a generation, in which gradients are cleared and no optimizer has stepped yet."""
         if not _hooks:
             _hooks.append(register_optimizer_step_pre_hook(_before_step))
             _hooks.append(register_optimizer_step_post_hook(_after_step))
@@ -75,7 +81,7 @@ class TrainingChecks:
             self._probe(optimizer)
 
     def end(self) -> None:
-        """The elastic function is over on all ranks."""
+        """Stop checking: the elastic function has ended on all ranks."""
         for hook in (*_hooks, *self._probes):
             hook.remove()
         _hooks.clear()
@@ -84,32 +90,33 @@ class TrainingChecks:
     # ------------------------------------------------------------------ steps
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look closely at an optimizer's first step in a generation."""
+        """Examine an optimizer's first step in a generation."""
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
         self._steps += 1
         if self._steps == STEPS_WITHOUT_COMMIT and not self._state._commits.index:
             self._warn(
-                f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: when a worker is lost, all of them are. Write "
+                f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: if a worker is lost, all of them are lost. Write "
                 "state.commit() after optimizer.step()"
             )
         if deliveries.came_after_its_commit:
             deliveries.came_after_its_commit = False
             self._warn(
                 "a batch was fetched before a commit and trains after it: at that commit its rows counted as processed, so a "
-                "reset leaves them out. Call state.commit() after the step and before the next batch is fetched"
+                "reset would skip them. Call state.commit() after the step and before the next batch is fetched"
             )
         for loader in iterated_alone:
             self._look_at(loader)
-        if self._plain_loaders is not None and self._job.world.size > 1:
+        world = self._job.world
+        if self._plain_loaders is not None and world is not None and world.size > 1:
             self._look_at_plain(self._plain_loaders, optimizer)
 
     def after_step(self) -> None:
-        """Whatever gradients there were have been used, or are some other optimizer's by the way."""
+        """Note that the gradients have been used; those that have not are another optimizer's and not checked."""
         self._is_pending = False
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Check an optimizer that is about to step. Return whether that settles it."""
+        """Check an optimizer that is about to step. Return whether it needs no further check."""
         parameters = [
             p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.nn.Parameter)
         ]
@@ -129,31 +136,33 @@ class TrainingChecks:
             )
         trained = [p for p in parameters if p.requires_grad and p.grad is not None]
         bare = [p for p in trained if id(p) not in wrapped and id(p) not in own_parameters]
-        if bare and not self._job.is_fixed:  # there gradients may well be averaged by hand, and fingerprints tell
+        if (
+            bare and not self._job.is_fixed
+        ):  # code in a fixed world may average by hand, and fingerprints show if it does not
             self._check_bare(bare, is_shared, bool(wrapped))
         if is_shared:
             self._check_beside(optimizer, shared)
         return bool(trained)
 
     def _check_bare(self, bare: Sequence[torch.Tensor], is_shared: bool, is_any_wrapped: bool) -> None:
-        """Parameters that train and that no wrapper averages: those of the State, or all that the function trains."""
+        """Refuse parameters that train while no wrapper averages their gradients, unless that is the user's own business."""
         names = self._state._parameter_names()
         name = next((names[id(p)] for p in bare if id(p) in names), None)
         if name is None and not is_shared and is_any_wrapped:
-            return  # the user's own business: a copy that learns in an inner loop
+            return  # for example a copy of a model that learns in an inner loop
         if _averaged_by_torch(bare):
             return
         what = name or f"a parameter of shape {list(bare[0].shape)}"
         module = "model" if name is None else name.split(".")[1].split("[")[0]
         raise TrainingCodeError(
-            f"{what} trains and nobody averages its gradients: its module is not wrapped, so each rank would train on its "
+            f"{what} trains and its gradients are not averaged: its module is not wrapped, so each rank would train on its "
             f"own rows alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
-            "that to the State. Who averages gradients by hand calls backward under no_sync() of the wrapped model; a "
+            "that to the State. Code that averages gradients by hand calls backward under no_sync() of the wrapped model; a "
             f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
         )
 
-    def _check_beside(self, optimizer: torch.optim.Optimizer, shared: list[Any]) -> None:
-        """What steps along with an optimizer of the State and has state of its own."""
+    def _check_beside(self, optimizer: torch.optim.Optimizer, shared: Sequence[object]) -> None:
+        """Check for a scaler or a scheduler that steps along with an optimizer of the State and is not in the State."""
         scaler = _calling_scaler()
         if scaler is not None and not any(value is scaler for value in (*shared, *_reachable(self._local()))):
             raise TrainingCodeError(
@@ -170,8 +179,8 @@ class TrainingChecks:
                     f"{self._free_name('scheduler')}=scheduler)"
                 )
 
-    def _look_at(self, loader: Any) -> None:
-        """A loader outside the State is being iterated while an optimizer steps."""
+    def _look_at(self, loader: PositionedLoader[object]) -> None:
+        """Warn of a loader outside the State that is iterated, and has advanced, while an optimizer steps."""
         place = (loader.epoch, loader.rows_processed)
         last, times = self._alone.get(loader, (None, 0))
         if place != last:
@@ -184,7 +193,7 @@ class TrainingChecks:
                 )
 
     def _look_at_plain(self, loaders: PlainLoaders, optimizer: torch.optim.Optimizer) -> None:
-        """A wrapped model makes a step, perhaps with rows that all ranks get."""
+        """Warn of a plain loader whose rows, the same on all ranks, feed a wrapped model."""
         if not loaders.may_feed:
             self._plain_loaders = None
             return
@@ -201,7 +210,7 @@ class TrainingChecks:
                 "its rows, so each row would count once a rank, and after a reset it begins anew. Write loader = "
                 "se.data.ElasticDataLoader(dataset, global_batch_size=…) and state = se.TorchState(…, "
                 f"{self._free_name('loader')}=loader), or make the DataLoader inside the elastic function, with a "
-                "DistributedSampler. Code that takes its rank's rows out of each batch is right as it is"
+                "DistributedSampler. Code that takes its rank's rows out of each batch can stay as it is"
             )
 
     # ------------------------------------------------------------------ commits and the end
@@ -217,17 +226,17 @@ class TrainingChecks:
             for p in group["params"]
             if p.grad is not None
         ]
-        # Those that a GradScaler would not step with are dropped, and so are those that were set to zero.
+        # Gradients with which a GradScaler would not step are dropped anyway, and so are those that were set to zero.
         if any(bool(g.any()) for g in gradients) and all(bool(torch.isfinite(g).all()) for g in gradients):
             raise TrainingCodeError(
-                "a commit came after backward() and before optimizer.step(): gradients are no part of a commit, so the "
+                "a commit came after backward() and before optimizer.step(): gradients are not part of a commit, so the "
                 "rows that have been accumulated would be lost after a reset. Write state.commit() after "
-                "optimizer.step(); gradients that are not wanted are dropped by optimizer.zero_grad() before the commit"
+                "optimizer.step(); drop unwanted gradients with optimizer.zero_grad() before the commit"
             )
         self._is_pending = False
 
     def inputs_compared(self, everybody: Sequence[int]) -> None:
-        """Warn where all ranks train with the same inputs, and that has not been said yet."""
+        """Warn if all ranks train with the same inputs, unless there has been such a warning already."""
         if not same_inputs.read(everybody) or self._job.is_fixed or self._is_told_of_rows:
             return
         self._is_told_of_rows = True
@@ -238,7 +247,7 @@ class TrainingChecks:
         )
 
     def before_return(self) -> None:
-        """Warn of what only shows when the elastic function returns."""
+        """Warn of mistakes that show only when the elastic function returns."""
         if self._steps and not self._state._commits.index:
             self._warn(
                 f"the elastic function returned after {self._steps} optimizer steps without a commit: a lost worker would "
@@ -247,19 +256,17 @@ class TrainingChecks:
 
     # ------------------------------------------------------------------ inside
 
-    def _shared(self) -> dict[str, Any]:
-        values: dict[str, Any] = self._state._values(shared=True)
-        return values
+    def _shared(self) -> dict[str, object]:
+        return self._state._values(shared=True)
 
-    def _local(self) -> dict[str, Any]:
-        values: dict[str, Any] = self._state._values(shared=False)
-        return values
+    def _local(self) -> dict[str, object]:
+        return self._state._values(shared=False)
 
     def _free_name(self, wanted: str) -> str:
         return wanted if wanted not in vars(self._state) else f"{wanted}_2"
 
     def _probe(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have a few of its parameters tell when a backward reaches them."""
+        """Hook into a few of an optimizer's parameters, to notice when a backward pass reaches them."""
         for group in optimizer.param_groups:
             trained = [p for p in group["params"] if p.requires_grad and p.is_leaf]
             for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
@@ -269,7 +276,7 @@ class TrainingChecks:
         self._is_pending = True
 
     def _warn(self, text: str) -> None:
-        """Warn once, on rank 0, at the user's line."""
+        """Warn once, on rank 0, with the user's line as the place."""
         if text not in self._warned and self._job.world is not None and self._job.world.rank == 0:
             self._warned.add(text)
             warnings.warn(text, stacklevel=_depth_of_user())
@@ -280,28 +287,28 @@ def _checks() -> TrainingChecks | None:
     return None if job is None or job.finished else getattr(job.state, "_checks", None)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     if (checks := _checks()) is not None:
         checks.before_step(optimizer)
 
 
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     if (checks := _checks()) is not None:
         checks.after_step()
 
 
-def _reachable(tree: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """The objects in a tree, and those in containers and attributes of these. A scheduler does not stand for its optimizer."""
+def _reachable(tree: object, depth: int = DEPTH) -> Iterator[object]:
+    """Yield the objects in a tree, and those in their containers and attributes, except for the optimizer of a scheduler."""
     seen: set[int] = set()
 
-    def look(value: Any, left: int) -> Iterator[Any]:
+    def look(value: object, left: int) -> Iterator[object]:
         if type(value) in PLAIN or isinstance(value, (torch.Tensor, type)) or id(value) in seen or left < 0:
             return
         seen.add(id(value))
         if isinstance(value, (dict, list, tuple, set, frozenset)):
             if len(value) > LENGTH:
                 return
-            entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
+            entries: Iterable[object] = value.values() if isinstance(value, dict) else value
         else:
             yield value
             if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or has_part(value, TakesWorld):
@@ -316,24 +323,25 @@ def _reachable(tree: Any, depth: int = DEPTH) -> Iterator[Any]:
     yield from look(tree, depth)
 
 
-def find_optimizers(tree: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers in a tree, also those that an object in it holds."""
+def find_optimizers(tree: object) -> list[torch.optim.Optimizer]:
+    """Find the optimizers in a tree, including those that an object in it holds."""
     return [value for value in _reachable(tree) if isinstance(value, torch.optim.Optimizer)]
 
 
 def _averaged_by_torch(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether torch's own wrapper, made by hand in this generation, averages their gradients."""
+    """Whether a wrapper of torch's own, made by the user in this generation, averages the gradients of all these."""
     wanted = {id(parameter) for parameter in parameters}
     wrappers = [value for value in gc.get_objects() if type(value) is torch.nn.parallel.DistributedDataParallel]
     return wanted <= {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
 
 
-def _calling_scaler() -> Any:
-    """The GradScaler in whose ``step`` this is called, None where there is none."""
+def _calling_scaler() -> torch.amp.GradScaler | None:
+    """Return the GradScaler whose ``step`` is calling this; None if there is none."""
     frame = sys._getframe(1)
     for _ in range(FRAMES):
-        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
-            return frame.f_locals["self"]
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.amp.GradScaler):
+            return caller
         if frame.f_back is None:
             return None
         frame = frame.f_back
@@ -341,7 +349,7 @@ def _calling_scaler() -> Any:
 
 
 def _depth_of_user() -> int:
-    """How far up the stack the first line is that is neither ours nor torch's, as ``warnings.warn`` counts it."""
+    """Return the stack level, as ``warnings.warn`` counts, of the first line that is neither ours nor torch's."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]

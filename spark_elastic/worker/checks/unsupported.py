@@ -1,18 +1,17 @@
-"""What a State cannot hold, said in one sentence instead of by an error from inside torch."""
+"""Objects that a State cannot hold, refused in one sentence rather than by an error from inside torch."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 
-# Torch's own, which share a model out over ranks: no rank could give the whole of it to a newcomer.
+# Torch's classes that divide a model among ranks, so that no rank could give the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
 
 
-def why_unsupported(value: Any) -> str | None:
-    """What a tensor or an object with a state dict is, if a State cannot hold it."""
+def why_unsupported(value: object) -> str | None:
+    """Describe a tensor, or an object with a state dict, that a State cannot hold; None if it can."""
     kind = type(value)
     if not isinstance(value, torch.Tensor):
         if kind.__name__ in _SHARDED and kind.__module__.startswith("torch."):
@@ -31,8 +30,8 @@ def why_unsupported(value: Any) -> str | None:
     return "a tensor without data, on the meta device" if value.is_meta else None
 
 
-def check_supported(value: Any, name: str) -> None:
-    """Raise ``TypeError`` for what a State cannot hold: each worker holds all of it, in dense tensors."""
+def check_supported(value: object, name: str) -> None:
+    """Raise ``TypeError`` for a value that a State cannot hold: every worker holds the whole state, in dense tensors."""
     what = why_unsupported(value)
     if what is not None:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""State: what has to survive the loss of workers, as users subclass it."""
+"""State: what has to survive the loss of workers. Users may subclass it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ ResetCallback = Callable[[int, int], None]
 
 
 class State(ABC):
-    """What ``@elastic`` needs of a state. Subclasses say how to save, restore and sync it; call ``super().__init__()``.
+    """What ``@elastic`` requires of a state. Subclasses define how it is saved, restored and synced.
 
-    Commits are named by (generation, index). A commit is made on each rank alone and confirmed by all ranks one commit
-    later, so ranks are never more than one commit apart; what one of them lacks after a loss is repaired by ``sync``.
+    A subclass with an ``__init__`` of its own calls ``super().__init__()``. Commits are named by (generation, index). Each rank
+    makes a commit alone and all ranks confirm it one commit later, so ranks are never more than one commit apart; a rank that
+    lacks the newest commit after a loss receives it in ``sync``.
     """
 
-    # Finds mistakes of the training function, where the state knows what to look at.
+    # Finds mistakes in the training function; None where the state does not know what to look at.
     _checks: TrainingChecks | None = None
 
     def __init__(self) -> None:
@@ -39,9 +40,9 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Keep a copy of the present values, in this process. The copy before it must stay intact until it is whole.
+        """Copy the present values within this process. The previous copy must stay intact until the new one is complete.
 
-        On a GPU, wait for it: when this returns, it counts.
+        On a GPU, wait for the copy: it counts as soon as this method returns.
         """
 
     @abstractmethod
@@ -50,10 +51,10 @@ class State(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Make all ranks equal to rank ``self.donor``, which holds the newest commit. A collective: all ranks call it."""
+        """Make all ranks equal to rank ``self.donor``, which holds the newest commit. This is a collective."""
 
     def on_reset(self) -> None:
-        """Called on every rank after a reset, between ``sync`` and the reset callbacks. Does nothing by itself."""
+        """Called on every rank after a reset, between ``sync`` and the reset callbacks. This default does nothing."""
 
     # ------------------------------------------------------------------ for users
 
@@ -68,31 +69,32 @@ class State(ABC):
         return 0 if newest is None else commits.index(newest)
 
     def commit(self, durable: bool = False) -> None:
-        """Save, then see whether the world changes.
+        """Save the state, then check whether the world is about to change.
 
-        Costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have to
-        commit equally often. On a GPU the copy of an ``ObjectState``, too, is waited for only then: one that is under way when
-        a worker is lost comes to nothing, and the commit before it holds. ``durable`` has this commit written to the job's
-        ``checkpoint``, in the background, without regard to ``checkpoint_interval``; where an older one is just being
-        written, the first commit after that.
+        A commit costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have
+        to commit equally often. On a GPU the copy of an ``ObjectState`` is waited for only at the next commit, too: a copy that
+        is under way when a worker is lost is discarded, and the commit before it holds. With ``durable`` this commit is written
+        to the job's ``checkpoint`` in the background, whatever ``checkpoint_interval`` says; while an older commit is still
+        being written, the first commit after that is written instead.
 
-        Raises ``WorkerLostError`` when a rank is gone (this step is then not saved if a reduction may have failed in it) and
-        ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers come or leave.
+        Raises ``WorkerLostError`` when a rank is lost (this step is not saved if one of its reductions may have failed), and
+        ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers arrive or leave.
         """
         self._commits.commit(self, durable)
 
     def check_host_updates(self) -> None:
-        """See whether the world changes, without saving unless it does. All ranks have to call it equally often.
+        """Check whether the world is about to change, and save only if it is. All ranks have to call it equally often.
 
-        Raises like ``commit``.
+        Raises the same errors as ``commit``.
         """
         self._commits.check_host_updates(self)
 
     def register_reset_callbacks(self, callbacks: Iterable[ResetCallback]) -> None:
-        """Have ``callback(old_size, new_size)`` called on every rank, newcomers included, after each reset's sync.
+        """Have ``callback(old_size, new_size)`` called on every rank, newcomers included, after the sync of each reset.
 
-        ``old_size`` is the size of the world that made the commit from which training goes on; in a job that goes on from
-        a durable checkpoint, of the world that wrote it. Not called where a job begins from nothing.
+        ``old_size`` is the size of the world that made the commit from which training continues; in a job that resumes from
+        a durable checkpoint, it is the size of the world that wrote it. Callbacks are not called where a job starts from
+        nothing.
         """
         given = list(callbacks)
         for callback in given:
@@ -101,18 +103,18 @@ class State(ABC):
         self._reset_callbacks.extend(given)
 
     def heartbeat(self) -> None:
-        """Say that this worker makes progress in long code between collectives; restarts ``hang_timeout``. Costs nothing.
+        """Report progress from code that runs long between collectives, which restarts ``hang_timeout``. This costs nothing.
 
-        docs/howto/training.md says how long such code may take without it ("Time limits").
+        docs/howto/training.md says how long such code may take without a heartbeat ("Time limits").
         """
         job = current_job()
         if job is not None:
             job.control.beat()
 
     def report(self, **metrics: object) -> None:
-        """Send metrics (numbers, one-element tensors, strings) to the job's event log and progress line; never blocks.
+        """Send metrics (numbers, one-element tensors, strings) to the job's event log and progress line. Never blocks.
 
-        Call it as often as you like: a few reports a second are sent, the newest value of each name.
+        Call it as often as you like: at most a few reports a second are sent, each with the newest value of every name.
         """
         job = current_job()
         if job is not None:
@@ -121,10 +123,10 @@ class State(ABC):
     # ------------------------------------------------------------------ for @elastic
 
     def _prepare(self) -> None:
-        """Do what can be done before this worker is ready, as long as nobody waits for it."""
+        """Do in advance, while no other worker waits for this one, what would otherwise delay the first commits."""
 
     def _begin(self, job: Job | None) -> None:
-        """Take part in a new generation: sync, callbacks, data, and the implicit commit that seals it."""
+        """Enter a new generation: sync, run the callbacks, take this rank's data, and make the commit that seals it."""
         if job is None or job.world is None:
             self.sync()
             self._enter_world(0, 1)
@@ -145,7 +147,7 @@ class State(ABC):
         self._commits.seal(self, job, world)
 
     def _begins_here(self) -> bool:
-        """Begin, and say so, where nothing else does: in a fixed world the first ``sync`` or ``restore`` is the beginning."""
+        """Begin the job if this is its first ``sync`` or ``restore`` in a fixed world. Return whether it was."""
         job = current_job()
         if job is None or not job.is_fixed or job.state is self:
             return False
@@ -153,25 +155,25 @@ class State(ABC):
         return True
 
     def _leave(self, world: World) -> None:
-        """The user's function has returned, and the vote comes next."""
+        """Finish the generation: the user's function has returned, and the vote comes next."""
         self._commits.leave(self, world)
 
-    # ------------------------------------------------------------------ what subclasses of ours add
+    # ------------------------------------------------------------------ what ObjectState and TorchState add
 
     def _lend(self) -> Lender:
-        """Return what a durable checkpoint of the last commit is made from."""
+        """Return the lender from which a durable checkpoint of the last commit is written."""
         raise NotImplementedError
 
     def _enter_world(self, rank: int, size: int) -> None:
         """Take this rank's share of the data."""
 
     def _check_models(self, job: Job) -> None:
-        """Refuse models whose weights nobody would keep equal."""
+        """Refuse wrapped models that are not in the state, whose weights would not be kept equal."""
 
     def _compared(self) -> Named:
-        """What has to be equal on all ranks at a commit, named."""
+        """The tensors that have to be equal on all ranks at a commit, with their names."""
         return ()
 
     def _loader_in_use(self) -> object:
-        """The loader that the user's function goes through, if there is one; what it can do, its Protocols tell."""
+        """The loader over which the user's function iterates, if any; the Protocols of ``data.loader`` tell what it can do."""
         return None

@@ -1,4 +1,4 @@
-"""Commits: how one is made, numbered, compared with those of the other ranks, and held."""
+"""Commits: how a commit is made, numbered, held, and compared with those of the other ranks."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
 _NO_LOADER = (0,) * LOADER_FIELDS
-# Up to this index commits of a generation are waited for: the driver takes them as signs that it has begun, and gets on.
+# The commits of a generation up to this index are waited for at once: the driver takes them as signs that it makes progress.
 FIRST_COMMIT = 1
 
 
 class Commits:
     """The commits of one state. Used by the user's thread.
 
-    A commit is named by (generation, index). Each rank makes it alone, and all ranks confirm it one commit later, so ranks are
-    never more than one commit apart. What is copied, and where to, is up to the keeper; a state whose own ``save`` keeps its
-    copy has none.
+    A commit is named by (generation, index). Each rank makes a commit alone, and all ranks confirm it one commit later, so ranks
+    are never more than one commit apart. The keeper decides what is copied and where to; a state that keeps the copy in its own
+    ``save`` has no keeper.
     """
 
     def __init__(self, keeper: Keeper | None) -> None:
         self.keeper = keeper
-        # Commits of the whole job that the state has behind it, and the number of the last one in its generation.
+        # How many commits of the whole job led to this state, and the index of the last one in its generation.
         self.steps = 0
         self.index = 0
-        # The size of the world that made the durable checkpoint from which this job goes on; 0 without one.
+        # The size of the world that wrote the durable checkpoint from which this job resumed; 0 without one.
         self.restored_size = 0
         self._is_recording = False
         self._is_settled = True
@@ -87,10 +87,10 @@ class Commits:
             model.forget_rows()
 
     def record(self, save: Callable[[], None]) -> None:
-        """Make the next commit, by ``save``.
+        """Make the next commit by calling ``save``.
 
-        Within a commit that is being made already this only calls ``save``: ``commit`` calls the state's, which comes here once
-        more, as it does where users call it themselves.
+        Within a commit that is already being made this only calls ``save``: ``commit`` records the state's own ``save``, which
+        calls this method again, as it also does where users call ``save`` themselves.
         """
         if self._is_recording:
             save()
@@ -114,9 +114,9 @@ class Commits:
             self.settle()
 
     def settle(self) -> None:
-        """Wait until the last commit is whole, and tell the driver that this rank holds it.
+        """Wait until the last commit is complete, and tell the driver that this rank holds it.
 
-        Raises ``WorkerLostError`` if it will never be whole; the commit before it then holds.
+        Raises ``WorkerLostError`` if it will never be complete; the commit before it then holds.
         """
         if self._is_settled:
             return
@@ -131,10 +131,10 @@ class Commits:
             job.control.commit = CommitId(world.generation, self.index)
 
     def _exchange(self, state: State, job: Job, world: World, is_commit: bool = True) -> bool:
-        """Read the last commit's control collective and start this one's. Return whether the world changes."""
+        """Read the control collective of the last commit and start that of this one. Return whether the world changes."""
         assert self._comparison is not None
         self._read(world.finish_exchange(), state, world)
-        if not self._is_interrupted:  # which stays so if user code swallows the interrupt
+        if not self._is_interrupted:  # it stays True even if user code swallows the interrupt
             commit = CommitId(world.generation, self.index)
             fingerprint = self._comparison.report(commit, state._compared, is_commit)
             loader = self._accountable(state)
@@ -144,7 +144,7 @@ class Commits:
         return self._is_interrupted
 
     def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
-        """Look at what all ranks said at a commit."""
+        """Evaluate what all ranks reported at a commit."""
         if everybody is None:
             return
         indexes = [values[1] for values in everybody]
@@ -163,7 +163,7 @@ class Commits:
             state._checks.inputs_compared([values[4] for values in everybody])
 
     def _accountable(self, state: State) -> Accountable | None:
-        """The state's loader, if it reports; that is found out once, because that takes a microsecond."""
+        """The state's loader if it reports rows. Each loader is asked only once, because that takes a microsecond."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
             self._known_loader = loader, loader if has_part(loader, Accountable) else None
@@ -172,7 +172,7 @@ class Commits:
     # ------------------------------------------------------------------ between commits
 
     def check_host_updates(self, state: State) -> None:
-        """Look whether the world changes, and make a commit if it does, as ``State.check_host_updates`` says."""
+        """Check whether the world changes, and make a commit if it does, as ``State.check_host_updates`` says."""
         job, world = current_job(), present_world()
         if job is None or world is None:
             return
@@ -184,13 +184,13 @@ class Commits:
             raise HostsUpdatedInterrupt("workers arrive or leave")
 
     def can_restore(self) -> bool:
-        """Whether there is a way back to the last commit. Asked from any thread."""
+        """Whether the last commit can still be restored. May be asked from any thread."""
         return self.keeper is None or self.keeper.can_restore
 
     def go_back(self) -> None:
-        """Decide which commit a restore goes back to: the last one where that is whole, else the one before.
+        """Decide which commit a restore goes back to: the last one if it is complete, else the one before.
 
-        Where there is no way back, this rank says that it holds none; a holder of the newest commit sends it then.
+        If neither can be restored here, this rank reports that it holds no commit, and a holder of the newest one sends it.
         """
         with suppress(WorkerLostError):
             self.settle()
@@ -199,14 +199,14 @@ class Commits:
         job = current_job()
         if job is None:
             raise SparkElasticError(
-                f'commit="{self.keeper.name}" keeps no copy to restore once the optimizer has made its step; use commit="copy"'
+                f'commit="{self.keeper.name}" keeps no copy to restore once the optimizer has stepped; use commit="copy"'
             )
         job.control.commit = None
 
     # ------------------------------------------------------------------ a generation
 
     def enter(self, state: State, job: Job, world: World) -> None:
-        """A generation begins, and its commits are this state's."""
+        """Begin a generation, whose commits are made by this state."""
         self._is_interrupted = False
         job.state = state
         world.can_restore_if(self.can_restore)
@@ -214,19 +214,19 @@ class Commits:
             raise CheckpointError(f"checkpoint= needs an ObjectState or a TorchState, not {type(state).__name__}")
 
     def seal(self, state: State, job: Job, world: World) -> None:
-        """Make the implicit commit, of index 0, from which the user's function is entered."""
+        """Make the implicit commit of index 0, with which the user's function is entered."""
         self._comparison = Comparison(
             world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size), job.clock
         )
         self.index = -1
-        self.steps -= 1  # the seal is no step of the user's
+        self.steps -= 1  # the sealing commit is not a step of the user's
         self.record(state.save)
         job.reporter.entered(self.steps, _progress_of(state, world))
 
     def leave(self, state: State, world: World) -> None:
-        """The user's function has returned: read the control collective of the last commit, and have that made durable.
+        """End a generation whose function has returned: read the last control collective, make the last commit durable.
 
-        That is done before the vote, so that another rank can do it if this one is lost.
+        This is done before the vote, so that another rank can still do it if this one is lost.
         """
         if self.keeper is not None and not self.keeper.can_restore:
             raise SparkElasticError(
@@ -252,17 +252,19 @@ def _check_is_the_jobs(state: State, job: Job) -> None:
             "of rank 0 where there is none"
         )
     if job.state is not state:
-        raise SparkElasticError("only the state that was given to the elastic function commits; put all into that one")
+        raise SparkElasticError(
+            "only the state that was given to the elastic function can commit; put everything into that one"
+        )
 
 
 def _report_in(values: list[int]) -> Report:
-    """Of all that a rank says at a commit, what its loader has reported."""
+    """The part of a rank's values at a commit that its loader has reported."""
     epoch, position, rows, tickets = values[OWN_FIELDS:]
     return epoch, position, rows, tickets
 
 
 def _progress_of(state: State, world: World) -> Callable[[int], Progress] | None:
-    """What tells people how far the data is, on the one rank that speaks for all."""
+    """Return the function that reports the position in the data, on rank 0, which reports for all ranks; None elsewhere."""
 
     def progress(step: int) -> Progress:
         loader = state._loader_in_use()

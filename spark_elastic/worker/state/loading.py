@@ -1,36 +1,40 @@
-"""Loading a kept state into live objects, in place where that is possible: no second copy of a large state is made."""
+"""Loading a kept state into live objects, in place where possible, so that no second copy of a large state is made."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy
 import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.state.snapshot import KeptPart, cloned, has_state_dict
+from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 from spark_elastic.worker.state.switches import plain_name, switch_as_noted
 
-# Refilled as they are; tuples are not.
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+# Containers that are refilled in place; tuples cannot be.
 _CONTAINERS = (list, dict, set, deque, defaultdict, Counter)
-# A class that is not built in (Py_TPFLAGS_HEAPTYPE), and what one has that says itself how it is copied.
+# The flag of classes that are not built in (Py_TPFLAGS_HEAPTYPE), and the methods of those that define how they are copied.
 _HEAP_TYPE = 1 << 9
 _COPYING = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__"}
 
 
 def load_tree(
-    present: Any, kept: Any, live: Iterator[Any] | None, name: str, refilled: dict[int, object] | None = None
-) -> Any:
-    """Set what is present to what was kept, and return it: in place where that can be, else a copy in its place.
+    present: Any, kept: Any, live: Iterator[object] | None, name: str, refilled: dict[int, object] | None = None
+) -> object:
+    """Set the present value to the kept one and return it: the same object where that is possible, else a copy.
 
-    ``live`` yields the objects that the ``StateDict``s were taken from, in their order, wherever they are by now; without it
-    they are looked for where they were. ``name`` is that of the place. Containers, arrays and objects of plain Python classes are
-    refilled, so that user code may go on with those that it has; ``refilled`` are those of this load, by their ids, because an
-    object that has been put in two places since the commit can be only one of the two.
+    ``live`` yields the objects from which the ``StateDict``s were taken, in order, wherever they are by now; without it they are
+    looked up where they were. ``name`` names the place. Containers, arrays and objects of plain Python classes are refilled, so
+    that user code can keep the ones that it holds; ``refilled`` collects those of this load, by their ids, because an object that
+    has been put in two places since the commit can only be one of the two.
     """
     refilled = {} if refilled is None else refilled
     if isinstance(kept, (StateDict, KeptPart)):
@@ -69,8 +73,8 @@ def load_tree(
     return _refill(present, cloned(kept), refilled)
 
 
-def _refill(present: Any, loaded: Any, refilled: dict[int, object]) -> Any:
-    """Return what was loaded, in the object that is present where that is of the same kind: user code may hold it, too."""
+def _refill(present: Any, loaded: Any, refilled: dict[int, object]) -> object:
+    """Return the loaded value, in the present object if that is of the same kind, because user code may hold that object."""
     if id(present) in refilled or not _can_be_refilled(present, loaded):
         return loaded
     refilled[id(present)] = present
@@ -83,48 +87,49 @@ def _refill(present: Any, loaded: Any, refilled: dict[int, object]) -> Any:
     return present
 
 
-def _can_be_refilled(present: Any, loaded: Any) -> bool:
+def _can_be_refilled(present: object, loaded: object) -> bool:
     kind = type(loaded)
     if type(present) in _CONTAINERS or isinstance(present, numpy.ndarray):
         alike = type(present) is kind and getattr(present, "maxlen", None) == getattr(loaded, "maxlen", None)
-        return alike and (not isinstance(present, numpy.ndarray) or _takes(present, loaded))
+        return alike and (not isinstance(loaded, numpy.ndarray) or _takes(present, loaded))
     if (type(present).__module__, type(present).__qualname__) != (kind.__module__, kind.__qualname__):
-        return False  # a newcomer may have made the class of a function's own anew
+        return False  # names are compared, because a newcomer defines a class inside a function anew
     return hasattr(present, "__dict__") and all(_is_all_in_dict(owner) for owner in (type(present), kind))
 
 
-def _takes(array: numpy.ndarray[Any, Any], loaded: numpy.ndarray[Any, Any]) -> bool:
+def _takes(array: object, loaded: numpy.ndarray) -> bool:
+    assert isinstance(array, numpy.ndarray)
     return array.flags.writeable and (array.shape, array.dtype) == (loaded.shape, loaded.dtype)
 
 
 def _is_all_in_dict(kind: type) -> bool:
-    """Whether all that its objects are stands in their ``__dict__``: it is written in Python, without slots."""
+    """Whether ``__dict__`` holds all that makes up an instance: the class is written in Python, without slots."""
     return all(
         base.__flags__ & _HEAP_TYPE and not _COPYING & vars(base).keys() and not vars(base).get("__slots__")
         for base in kind.__mro__[:-1]
     )
 
 
-def _reshape(module: torch.nn.Module, kept: Any) -> None:
-    """Give parameters that have grown since the commit their shapes back."""
+def _reshape(module: torch.nn.Module, kept: Mapping[str, object]) -> None:
+    """Give parameters that have grown since the commit their old shapes back."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         value = kept.get(name)
         if isinstance(value, torch.Tensor):
             reshape(tensor, value)
 
 
-def _with_metadata(loaded: OrderedDict[Any, Any], kept: Any) -> OrderedDict[Any, Any]:
-    """Keep the versions of a module's parts, which its state dict carries beside its entries."""
+def _with_metadata(loaded: OrderedDict[K, V], kept: object) -> OrderedDict[K, V]:
+    """Carry over the versions of a module's parts, which its state dict holds beside its entries."""
     if hasattr(kept, "_metadata"):
         loaded._metadata = kept._metadata  # type: ignore[attr-defined]
     return loaded
 
 
-def load_state_dict(target: Any, kept: Any) -> None:
-    """Set ``target`` to a kept state dict, whose tensors stay the keeper's, and clear gradients. No dtype changes.
+def load_state_dict(target: Stateful, kept: Any) -> None:
+    """Set ``target`` to a kept state dict, whose tensors remain the keeper's, and clear gradients. No dtype changes.
 
-    Modules copy from it; optimizers would take its tensors for their own, so theirs are overwritten where they have the same
-    shape, and get clones elsewhere. Raises what ``target.load_state_dict`` raises.
+    Modules copy from the state dict. Optimizers would adopt its tensors, so their own are overwritten where the shapes match and
+    replaced by clones elsewhere. Raises what ``target.load_state_dict`` raises.
     """
     if isinstance(target, torch.optim.Optimizer):
         if not _overwrite(target, kept):
@@ -140,14 +145,14 @@ def load_state_dict(target: Any, kept: Any) -> None:
     else:
         target.load_state_dict(cloned(kept))
         if isinstance(target, torch.amp.GradScaler):
-            # Not part of its state dict: that step() has been called, and update() not yet.
+            # Its state dict does not say that step() has been called and update() has not.
             target._per_optimizer_states.clear()
 
 
-def _named_as_here(module: torch.nn.Module, kept: Any) -> Any:
-    """Name a module's kept state as the module does: one that ``torch.compile`` has made has a prefix in its names.
+def _named_as_here(module: torch.nn.Module, kept: Mapping[str, T]) -> Mapping[str, T]:
+    """Give a module's kept state the names that the module uses: ``torch.compile`` adds a prefix to them.
 
-    Raises ``SparkElasticError`` for a tensor of another dtype, which torch would convert without a word.
+    Raises ``SparkElasticError`` for a tensor of another dtype, which torch would silently convert.
     """
     here = module.state_dict()
     if set(here) != set(kept):
@@ -164,10 +169,10 @@ def _named_as_here(module: torch.nn.Module, kept: Any) -> Any:
     return kept
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, kept: Any) -> None:
-    """Give an optimizer's state the dtypes it was kept with: torch casts it to those of the parameters, on their devices."""
+def _undo_casts(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
+    """Give an optimizer's state back the dtypes it was kept with, because torch casts it to those of the parameters."""
     if not isinstance(kept, dict) or not {"state", "param_groups"} <= set(kept):
-        return  # an optimizer with a format of its own
+        return  # the optimizer has a format of its own
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in kept["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -175,7 +180,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, kept: Any) -> None:
             optimizer.state[parameter] = _with_dtypes_of(kept["state"][number], optimizer.state[parameter])
 
 
-def _with_dtypes_of(kept: Any, loaded: Any) -> Any:
+def _with_dtypes_of(kept: object, loaded: object) -> object:
     if isinstance(kept, torch.Tensor) and isinstance(loaded, torch.Tensor):
         return loaded if loaded.dtype == kept.dtype else kept.to(loaded.device, copy=True)
     if isinstance(kept, dict) and isinstance(loaded, dict):
@@ -185,8 +190,8 @@ def _with_dtypes_of(kept: Any, loaded: Any) -> Any:
     return loaded
 
 
-def fits(present: Any, value: Any) -> bool:
-    """Whether a kept tensor can be copied into the present one, which others may hold, too; it may be kept on another device."""
+def fits(present: object, value: object) -> bool:
+    """Whether both are tensors, and the kept one, on whatever device, can be copied into the present one."""
     return (
         isinstance(present, torch.Tensor)
         and isinstance(value, torch.Tensor)
@@ -195,8 +200,8 @@ def fits(present: Any, value: Any) -> bool:
     )
 
 
-def _overwrite(optimizer: torch.optim.Optimizer, kept: Any) -> bool:
-    """Copy a kept state into the tensors of an optimizer. Return False, with nothing changed, where they do not match."""
+def _overwrite(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> bool:
+    """Copy a kept state into an optimizer's own tensors. Return False, with nothing changed, if they do not match."""
     live = optimizer.state_dict()
     if set(kept) != {"state", "param_groups"} or set(live) != set(kept):
         return False
@@ -213,16 +218,16 @@ def _overwrite(optimizer: torch.optim.Optimizer, kept: Any) -> bool:
     return True
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def _tensors(tree: object) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     map_tree(lambda value: found.append(value) if isinstance(value, torch.Tensor) else None, tree)
     return found
 
 
-def _without_tensors(tree: Any) -> Any:
-    """What has to be equal beside the tensors; what cannot be compared is equal to nothing."""
+def _without_tensors(tree: object) -> object:
+    """Reduce a tree to what has to be equal beside its tensors. A value that cannot be compared is equal to no other."""
 
-    def comparable(value: Any) -> Any:
+    def comparable(value: object) -> object:
         if isinstance(value, torch.Tensor):
             return "a tensor"
         return value if type(value) in PLAIN else object()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from spark_elastic.checkpoint.skeleton import Lender, map_tree
 from spark_elastic.errors import CheckpointError, StateLostError
@@ -18,7 +17,7 @@ from spark_elastic.worker.state.keepers import Keeper, OnDevice
 from spark_elastic.worker.state.loading import load_tree
 from spark_elastic.worker.state.repair import plan_repair, repair
 from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, Stateful, find_objects
-from spark_elastic.worker.state.structure import follow, structure_of, tell
+from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
 
 
@@ -26,23 +25,22 @@ class ObjectState(State):
     """Holds named objects as attributes: ``ObjectState(epoch=0, best=inf, ema=ema)``, then ``state.epoch += 1``.
 
     Objects with ``state_dict`` and ``load_state_dict``, by themselves or in lists, tuples and dicts, are saved and restored
-    through these, in place; so are tensors that still fit; all else is copied by value, and containers and
-    objects of plain classes are restored in place, too. Public attributes that are set
-    later belong to the state, too. Those named in ``local`` stay on their rank: they are saved and restored there and never
-    sent. After a sync all others are the same on every rank.
+    through these methods, in place. Everything else is copied by value; tensors that still fit, containers, and objects of plain
+    classes are restored in place, too. Public attributes that are set later also belong to the state. Objects named in ``local``
+    stay on their rank: they are saved and restored there and never sent. After a sync all others are the same on every rank.
 
-    A ``save`` that fails leaves the one before intact. On the loss of this worker its copy is lost with it; the others hold
-    their own.
+    A ``save`` that fails leaves the previous copy intact. If this worker is lost, its copy is lost with it; the other workers
+    hold copies of their own.
     """
 
     _keeper_class: type[Keeper] = OnDevice
 
-    def __init__(self, *, local: str | Iterable[str] | Mapping[str, Any] | None = None, **objects: Any) -> None:
+    def __init__(self, *, local: str | Iterable[str] | Mapping[str, object] | None = None, **objects: object) -> None:
         super().__init__()
         self._keeper = self._keeper_class()
         self._commits = Commits(self._keeper)
-        # What the objects are made of when the job begins, and newcomers have; None outside a job.
-        self._first_structure: dict[str, Any] | None = None
+        # The structure of the objects when the job begins, which is also that of newcomers; None outside a job.
+        self._first_structure: Structure | None = None
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
@@ -55,19 +53,19 @@ class ObjectState(State):
             self._keep_first()
 
     def save(self) -> None:
-        """Copy all objects into the spare one of two kept buffers, then make it the current one.
+        """Copy all objects into the spare one of two buffers, then make it the current one.
 
-        In a job, copies on a GPU are enqueued only, and the next ``save`` or ``restore`` waits for them. Raises
-        ``WorkerLostError`` if those of the last ``save`` have come to nothing: what a subclass keeps beside them is then of a
-        commit that never was.
+        In a job, copies on a GPU are only enqueued, and the next ``save`` or ``restore`` waits for them. Raises
+        ``WorkerLostError`` if the copies of the last ``save`` were discarded: what a subclass keeps beside them then belongs to
+        a commit that does not count.
         """
         self._commits.record(self._take_next)
 
     def restore(self) -> None:
-        """Set all objects back to the last commit, in place where they can; gradients are cleared.
+        """Set all objects back to the last commit, in place where possible, and clear gradients.
 
-        Before the first commit of a script outside a job, back to what they were when the state was made; in a fixed world the
-        first call is a ``sync``.
+        In a script outside a job, objects go back to what they were when the state was made as long as there is no commit. In a
+        fixed world the first call is a ``sync``.
         """
         if self._begins_here():
             return
@@ -77,10 +75,10 @@ class ObjectState(State):
             self._load_own(self._keeper.current.own)
 
     def sync(self) -> None:
-        """Bring every rank to the newest commit: who lacks it receives it, who holds it is not touched. A collective.
+        """Bring every rank to the newest commit: ranks that lack it receive it, the others keep theirs. This is a collective.
 
         In a fixed world (``run(elastic=False)``) without an elastic function, call it once above the training loop: all ranks
-        go on from the newest durable checkpoint, or from the values of rank 0 where there is none.
+        then continue from the newest durable checkpoint, or from the values of rank 0 if there is none.
         """
         if self._begins_here():
             return
@@ -92,7 +90,7 @@ class ObjectState(State):
             return
         is_first = world.newest_commit is None
         if is_first and world.rank == 0:
-            # The first state of a job is rank 0's.
+            # A job begins with the state of rank 0.
             self._commits.restored_size = self._restore_durable(world)
             self._take(self._commits.steps, self._commits.restored_size)
             self._keeper.settle()
@@ -104,16 +102,16 @@ class ObjectState(State):
         if repair(world, copies):
             job = current_job()
             if job is not None:
-                # From here on this rank is a holder, also if the next loss comes before the seal.
+                # From here on this rank holds the commit, even if the next loss comes before the generation is sealed.
                 job.control.commit = world.newest_commit
-            # What is this rank's own is never received; a newcomer has none yet.
+            # A rank's own part is never received; a newcomer has none yet.
             copies.current.own = own
             self._receive(copies, world)
             if is_first:
                 self._commits.restored_size = copies.current.skeleton["size"]
 
     def _keep_first(self) -> None:
-        """Outside a job nothing seals a generation: keep what the state begins with, if it can be kept already."""
+        """Keep the initial values outside a job, where no generation is sealed, if they can be copied already."""
         with suppress(Exception):
             self._take(self._commits.steps, 1)
             self._keeper.settle()
@@ -130,7 +128,7 @@ class ObjectState(State):
         return self._keeper.lend(self._values(shared=True))
 
     def _receive(self, copies: SnapshotPair, world: World) -> None:
-        """Take over what has arrived."""
+        """Load the commit that has arrived."""
         arrived = copies.current
         if arrived.told is not None:
             follow(find_objects(self._values(shared=True)), arrived.told)
@@ -142,9 +140,9 @@ class ObjectState(State):
             self._keeper.settle()
 
     def _restore_durable(self, world: World) -> int:
-        """Go on from the newest durable checkpoint, if there is one; return the size of the world that wrote it, else 0.
+        """Load the newest durable checkpoint, if there is one. Return the size of the world that wrote it, else 0.
 
-        What it does not know of stays as it is here.
+        Objects that the checkpoint does not hold keep their present values.
         """
         job = current_job()
         saved = None if job is None or job.checkpoints is None else job.checkpoints.restore(device())
@@ -159,41 +157,41 @@ class ObjectState(State):
             self._load(saved.objects)
         except Exception as error:
             raise CheckpointError(
-                f"checkpoint {saved.name} is not one of this state: {error}; give another checkpoint= to begin anew"
+                f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to begin anew"
             ) from error
         self._commits.steps = saved.steps
         self._own_as_newcomer(world)
         return saved.size
 
     def _take(self, steps: int, size: int) -> None:
-        """Begin a commit of the present values; ``size`` is that of the world that makes it."""
+        """Begin a commit of the present values, made by a world of this size."""
         if self._keeper.take(steps, size, self._values(shared=True), self._own_part()):
-            self._tell()  # what cannot be told to a newcomer is an error now, and on every rank
+            self._tell()  # a change that cannot be described to a newcomer is an error now, on every rank
 
     def _take_next(self) -> None:
         world = present_world()
         self._take(self._commits.steps + 1, 1 if world is None else world.size)
 
     def _tell(self) -> bytes | None:
-        """What a newcomer has to know of the structure before it loads."""
+        """Describe the changes of structure that a newcomer has to follow before it loads; None if there are none."""
         first = self._first_structure
         return None if first is None else tell(find_objects(self._values(shared=True)), first)
 
     def _values(self, shared: bool) -> dict[str, object]:
-        """The objects themselves: those that all ranks share, or this rank's own."""
+        """Return the objects themselves: those that all ranks share, or this rank's own."""
         return {
             name: value
             for name, value in vars(self).items()
             if not name.startswith("_") and (name not in self._local) == shared
         }
 
-    def _own_part(self) -> Any:
-        """A copy of what is this rank's alone."""
+    def _own_part(self) -> object:
+        """Copy what belongs to this rank alone; ``_load_own`` takes the copy back."""
         if not self._local:
             return None
         own = Snapshot()
         own.take(self._values(shared=False), None)
-        own.pending = None  # the copy of what is shared comes after it, and is waited for
+        own.pending = None  # the copy of the shared part comes behind it on the stream, and is waited for
         return own
 
     def _load_shared(self, kept: Snapshot) -> None:
@@ -204,12 +202,12 @@ class ObjectState(State):
         self._forget_newer(content["objects"])
         self._load(content["objects"], kept.objects)
 
-    def _load_own(self, own: Any) -> None:
-        if own is not None:
+    def _load_own(self, own: object) -> None:
+        if isinstance(own, Snapshot):
             self._load(own.view(), own.objects)
 
     def _own_as_newcomer(self, world: World) -> None:
-        """Set what is never received."""
+        """Set up the parts of this rank's own that a newcomer never receives."""
 
     def _forget_newer(self, names: Iterable[str]) -> None:
         """Drop objects that have been added since the last commit."""

@@ -1,10 +1,10 @@
-"""Repair: whoever lacks the newest commit gets it from a rank that holds it, into staging memory.
+"""Repair: a rank that lacks the newest commit receives it from a rank that holds it, into staging memory.
 
-The driver has told every rank who holds what, so nobody has to ask. Receivers are spread over the holders; a holder that
-serves nobody sends nothing. Where a single rank holds the state and everybody else lacks it, it is broadcast.
+The driver has told every rank which commits the others hold, so no rank has to ask. Receivers are spread over the holders; a
+holder without receivers sends nothing. Where a single rank holds the state and all others lack it, that rank broadcasts it.
 
-Tensors travel as flat buffers over Gloo. All else travels pickled, the same way, and is unpickled only after its SHA-256
-agrees with the one that came through the control store, whose connections are authenticated: Gloo's are not.
+Tensors travel as flat buffers over Gloo. Everything else travels pickled, over Gloo as well, and is unpickled only after its
+SHA-256 agrees with the one that came through the control store, whose connections are authenticated; Gloo's are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spark_elastic.worker.world import World
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """What a receiver has to know before the data comes."""
+    """What a receiver has to know before the data arrives."""
 
     commit: CommitId | None
     length: int
@@ -37,7 +37,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """Who sends to whom. ``source`` maps each lacking rank to its holder."""
+    """Which rank sends to which. ``source`` maps each rank that lacks the commit to the holder that sends it."""
 
     newest: CommitId | None
     source: dict[int, int]
@@ -45,7 +45,7 @@ class RepairPlan:
 
 
 def plan_repair(commits: list[CommitId | None]) -> RepairPlan:
-    """Plan from the commits that the ranks hold, in rank order. With no commit anywhere, rank 0's state is the first."""
+    """Plan from the commits that the ranks hold, in rank order. If no rank holds any, rank 0's state becomes the first."""
     newest = max((commit for commit in commits if commit is not None), default=None)
     holders = [0] if newest is None else [rank for rank, commit in enumerate(commits) if commit == newest]
     lacking = [rank for rank in range(len(commits)) if rank not in holders]
@@ -54,20 +54,21 @@ def plan_repair(commits: list[CommitId | None]) -> RepairPlan:
 
 
 class Transport(Protocol):
-    """Brings tensors that are on the CPU from one rank to others. Made anew for each repair, on all ranks that take part.
+    """Brings tensors on the CPU from one rank to others. Created anew for each repair, on all ranks that take part.
 
-    Both calls block until the tensor has left, or arrived. They raise ``RuntimeError`` when a rank concerned is lost.
+    ``send`` blocks until the tensor has left, ``receive`` until it has arrived. Both raise ``RuntimeError`` when a rank concerned
+    is lost.
     """
 
     def send(self, tensor: torch.Tensor, receivers: Sequence[int]) -> None:
         """Send a tensor to these ranks, each of which receives it."""
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill a tensor with the next one that ``source`` sends; its size is known."""
+        """Fill a tensor, whose size is known, with the next one that ``source`` sends."""
 
 
 class OverGloo:
-    """Sends through the generation's process group: from one to one, or broadcast where one rank serves all others."""
+    """Sends through the generation's process group: point to point, or as a broadcast where one rank serves all others."""
 
     def __init__(self, world: World, plan: RepairPlan) -> None:
         self._group = world.group
@@ -90,15 +91,14 @@ class OverGloo:
             self._group.receive(tensor, source)
 
 
-# By name.
 TRANSPORTS: Mapping[str, Callable[[World, RepairPlan], Transport]] = {"gloo": OverGloo}
 
 
 def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bool:
-    """Carry out the plan for this world. Return whether this rank has received a state (into ``snapshots.current``).
+    """Carry out the plan for this world. Return whether this rank has received a state, into ``snapshots.current``.
 
-    Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one of them is lost; ``snapshots.current`` is then
-    what it was before.
+    Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError`` when one of them is lost;
+    ``snapshots.current`` is then unchanged.
     """
     plan = plan_repair([member.commit for member in world.members])
     if not plan.source:

@@ -1,8 +1,8 @@
-"""Snapshots of a state: tensors in flat kept buffers, everything else by value.
+"""Snapshots of a state: tensors in flat buffers that are kept, everything else by value.
 
-A commit copies into one of two kept buffers and switches over when the copy is whole, so the last intact copy is never
-touched. The copy is ``torch._foreach_copy_`` into views of one flat tensor per dtype and device: no allocation from the
-second commit on, and a flat tensor is what travels to a newcomer in one piece.
+A commit copies into one of two buffers and switches over when the copy is complete, so the last intact copy is never touched.
+The copy is ``torch._foreach_copy_`` into views of one flat tensor per dtype and device: nothing is allocated from the second
+commit on, and each flat tensor travels to a newcomer in one piece.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 
@@ -22,26 +22,28 @@ from spark_elastic.worker.checks.unsupported import check_supported, why_unsuppo
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
 from spark_elastic.worker.state.switches import note_switches
 
+T = TypeVar("T")
+
 
 class Stateful(Protocol):
     """An object that is saved and restored through a state dict: a module, an optimizer, a scheduler, a loader."""
 
     def state_dict(self) -> Any:
-        """Return what it holds."""
+        """Return the object's state."""
 
     def load_state_dict(self, state_dict: Any, /) -> object:
-        """Set it back to what it held."""
+        """Set the object back to a state."""
 
 
 class KeptPart(ABC):
-    """What a keeper copies of an object that has a state dict, where that is something else than the state dict.
+    """A keeper's copy of an object that has a state dict, where the keeper copies something other than the state dict.
 
-    Others, ranks and durable checkpoints, get state dicts: such a keeper's ``lend``, ``for_repair`` and ``holds`` see to that.
+    Other ranks and durable checkpoints always get state dicts: the keeper's ``lend``, ``for_repair`` and ``holds`` see to that.
     """
 
     @abstractmethod
     def load_into(self, target: Stateful) -> None:
-        """Set the object back to it."""
+        """Set the object back to what was kept of it."""
 
 
 Keep = Callable[[Stateful], "StateDict | KeptPart"]
@@ -53,7 +55,7 @@ def has_state_dict(value: object) -> TypeGuard[Stateful]:
 
 
 def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
-    """The objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
+    """Find the objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
     found: dict[str, Stateful] = {}
 
     def look(value: Any, name: str) -> None:
@@ -73,22 +75,22 @@ def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
 
 
 def as_state_dict(value: Stateful) -> StateDict:
-    """What is kept of an object with a state dict."""
+    """Return the state dict of an object, with the switches of a module noted in it."""
     content = value.state_dict()
     if isinstance(value, torch.nn.Module):
         note_switches(value, content)
     return StateDict(content)
 
 
-def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], keep: Keep = as_state_dict) -> Any:
-    """Copy a tree; its tensors go into ``tensors`` uncopied, with a ``Leaf`` in their place.
+def flatten(tree: object, tensors: list[torch.Tensor], objects: list[Stateful], keep: Keep = as_state_dict) -> object:
+    """Copy a tree; its tensors are added to ``tensors`` uncopied, with a ``Leaf`` in their place.
 
-    Objects with a state dict, wherever they are in the tree, go into ``objects``, and what ``keep`` says of them is copied.
-    Other mutable objects are deep-copied. Raises ``TypeError`` for what cannot be copied.
+    Objects with a state dict, wherever they are in the tree, are added to ``objects``, and what ``keep`` returns for each is
+    copied. Other mutable objects are deep-copied. Raises ``TypeError`` for an object that cannot be copied.
     """
     holders: list[tuple[object, set[int]]] = []
 
-    def take(value: Any) -> Any:
+    def take(value: object) -> object:
         if isinstance(value, torch.Tensor):
             if why_unsupported(value) is not None:
                 check_supported(value, "what has been put into the State")
@@ -96,7 +98,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], kee
             return Leaf(len(tensors) - 1)
         return value if type(value) in PLAIN else _deep_copy(value, holders)
 
-    def take_or_keep(value: Any) -> Any:
+    def take_or_keep(value: object) -> object:
         if type(value) in PLAIN or isinstance(value, torch.Tensor) or not has_state_dict(value):
             return take(value)
         if why_unsupported(value) is not None:
@@ -110,12 +112,12 @@ def flatten(tree: Any, tensors: list[torch.Tensor], objects: list[Stateful], kee
     return skeleton
 
 
-def _deep_copy(value: Any, holders: list[tuple[object, set[int]]]) -> Any:
-    """Copy an object that has no state dict; one that holds parameters goes into ``holders``, with their ids.
+def _deep_copy(value: object, holders: list[tuple[object, set[int]]]) -> object:
+    """Copy an object that has no state dict. If it holds parameters, add it to ``holders``, with their ids.
 
-    Who trains with what it holds would go on with the original.
+    An object that holds an optimizer is refused: training would continue with the original and not with the copy.
     """
-    seen: dict[int, Any] = {}
+    seen: dict[int, object] = {}
     copied = copy.deepcopy(value, seen)
     held = next((entry for entry in seen.values() if isinstance(entry, torch.optim.Optimizer)), None)
     if held is not None:
@@ -144,10 +146,10 @@ def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence
             )
 
 
-def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
-    """Build the tree again, each ``Leaf`` replaced by its tensor, which is still the snapshot's; all else is copied."""
+def unflatten(skeleton: object, tensors: list[torch.Tensor]) -> Any:
+    """Build the tree again, each ``Leaf`` replaced by its tensor, which is the snapshot's own; everything else is copied."""
 
-    def give(value: Any) -> Any:
+    def give(value: object) -> object:
         if type(value) is Leaf:
             return tensors[value.index]
         return value if type(value) in PLAIN else copy.deepcopy(value)
@@ -155,29 +157,30 @@ def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
     return map_tree(give, skeleton)
 
 
-def cloned(tree: Any) -> Any:
-    """Copy a tree with tensors of its own."""
-    return map_tree(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, tree)
+def cloned(tree: T) -> T:
+    """Copy a tree, its tensors included."""
+    copied: T = map_tree(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, tree)
+    return copied
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU that nobody changes: a commit into a buffer that holds it already does not copy it again."""
-    kept: Any = tensor.detach().to("cpu", copy=True)
-    kept.is_constant = True
-    return kept  # type: ignore[no-any-return]
+    """Return a copy on the CPU that nobody changes: a commit into a buffer that already holds it does not copy it again."""
+    kept = tensor.detach().to("cpu", copy=True)
+    kept.is_constant = True  # type: ignore[attr-defined]
+    return kept
 
 
 def is_constant(tensor: torch.Tensor) -> bool:
-    """Whether nobody changes the tensor: see ``constant``."""
+    """Whether a tensor was made by ``constant``, so that nobody changes it."""
     return getattr(tensor, "is_constant", False)
 
 
 @dataclass(slots=True)
 class TensorBuffer:
-    """Kept room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor.
+    """Room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor.
 
-    ``on_host`` keeps it in the memory of the CPU, pinned where CUDA is in use. ``held`` names the constants that have been
-    copied in, each with its version, and None for other tensors.
+    ``on_host`` places it in the memory of the CPU, pinned where CUDA is in use. ``held`` lists the constants that have been
+    copied in, each with its version, and None for every other tensor.
     """
 
     on_host: bool = False
@@ -187,8 +190,8 @@ class TensorBuffer:
     held: list[tuple[torch.Tensor, int] | None] = field(default_factory=list)
 
     def fit(self, specs: tuple[TensorSpec, ...]) -> None:
-        """Make room for tensors of these specs; keeps what is there when they are the same."""
-        self.held = []  # whatever comes in now
+        """Make room for tensors of these specs. Present room for the same specs is kept."""
+        self.held = []
         if specs == self.specs and self.flats:
             return
         sizes: dict[tuple[torch.dtype, str], int] = {}
@@ -197,7 +200,7 @@ class TensorBuffer:
             key = (spec.dtype, spec.device)
             places.append(sizes.get(key, 0))
             sizes[key] = places[-1] + math.prod(spec.shape)
-        self.flats = []  # the old room goes before the new comes
+        self.flats = []  # the old room is freed before the new one is allocated
         self.views = []
         flats = {
             (dtype, device): torch.empty(
@@ -213,7 +216,7 @@ class TensorBuffer:
         self.specs = specs
 
     def copy_from(self, tensors: list[torch.Tensor]) -> PendingCopy | None:
-        """Copy the tensors in. Where a GPU is in use, copies are only enqueued, behind all else on its present stream."""
+        """Copy the tensors in. Where a GPU is in use, the copy is only enqueued, behind all else on its current stream."""
         if not self._has_room_for(tensors):
             self.fit(
                 tuple(
@@ -236,7 +239,7 @@ class TensorBuffer:
         return pending_copy(tensors)
 
     def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether these are like those of the last time, as they nearly always are; specs take longer to compare."""
+        """Whether the tensors fit into the views, as they nearly always do. Comparing specs would take longer."""
         return len(tensors) == len(self.views) and all(
             tensor.dtype is view.dtype and tensor.shape == view.shape and (self.on_host or tensor.device == view.device)
             for tensor, view in zip(tensors, self.views, strict=True)
@@ -245,26 +248,27 @@ class TensorBuffer:
 
 @dataclass(slots=True)
 class Snapshot:
-    """One copy of a state: the skeleton of what is shared by all ranks, its tensors, and what is this rank's own."""
+    """One copy of a state: the skeleton of the part that all ranks share, its tensors, and this rank's own part."""
 
     buffer: TensorBuffer = field(default_factory=TensorBuffer)
     skeleton: Any = None
     own: object = None
-    # The live objects that its ``StateDict``s are of, in their order; None where it came from another rank.
+    # The live objects from which its ``StateDict``s were taken, in order; None if the copy came from another rank.
     objects: list[Stateful] | None = None
-    # Makes these of the parts that they had then; None with ``objects``.
+    # Gives these objects back the parts that they had then; None where ``objects`` is None.
     put_back: Callable[[], None] | None = None
-    # Which objects these were, and how many parameters each optimizer had.
+    # The ids of these objects, and how many parameters each optimizer had.
     outline: list[int] | None = None
-    # What a newcomer has to be told of their structure before it loads.
+    # The changes of structure that a newcomer has to be told before it loads the copy.
     told: bytes | None = None
     # The last copy into this one, while a GPU may still be making it.
     pending: PendingCopy | None = None
 
     def take(self, shared: Mapping[str, object], own: object, keep: Keep = as_state_dict) -> None:
-        """Copy a state in; a GPU may still be at it (see ``wait``). ``keep`` says what is kept of objects with a state dict.
+        """Copy a state in; a GPU may still be copying when this returns (see ``wait``).
 
-        An exception leaves this snapshot unusable, and the other one of its pair as it was.
+        ``keep`` decides what is kept of objects with a state dict. An exception leaves this snapshot unusable, and the other one
+        of its pair untouched.
         """
         tensors: list[torch.Tensor] = []
         objects: list[Stateful] = []
@@ -275,7 +279,7 @@ class Snapshot:
         self.own = own
 
     def wait(self) -> None:
-        """Block until the last copy into this one is made."""
+        """Block until the last copy into this snapshot has ended."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
@@ -290,10 +294,10 @@ class Snapshot:
 
 
 class SnapshotPair:
-    """Two snapshots, of which one is current; ``spare`` is written, then ``switch`` makes it current, once it is complete.
+    """Two snapshots, one of which is current; ``spare`` is written, and ``switch`` makes it current once it is complete.
 
-    One may be lent to a reader on another thread. A third takes its turn for that time, so that nobody waits; it is made
-    when it is first needed, and kept.
+    One of them may be lent to a reader on another thread. A third snapshot takes its turn meanwhile, so that nobody waits; it is
+    created when it is first needed, and kept.
     """
 
     def __init__(self, current: Snapshot | None = None, on_host: bool = False) -> None:
@@ -318,25 +322,25 @@ class SnapshotPair:
         return self._spare
 
     def make_room(self, shared: Mapping[str, object], keep: Keep = as_state_dict) -> None:
-        """Touch the memory of both snapshots, for a state like this one: the system takes its time to hand out new pages."""
+        """Allocate and touch the memory of both snapshots in advance, because the system is slow to hand out new pages."""
         for snapshot in (self._current, self._spare):
             snapshot.take(shared, None, keep)
             snapshot.wait()
 
     def switch(self) -> None:
-        """Make what was written the last commit."""
+        """Make the snapshot that was written the current one."""
         self._spare.wait()
         self._current, self._spare = self._spare, self._current
         self.is_empty = False
 
     def lend(self) -> Snapshot:
-        """Give the current snapshot away for reading; it stays as it is until ``take_back``, which any thread may call."""
-        assert self._lent is None, "one at a time"
+        """Lend the current snapshot for reading. It does not change until ``take_back``, which any thread may call."""
+        assert self._lent is None, "only one snapshot is lent at a time"
         self._lent = self.current
         return self._lent
 
     def take_back(self) -> None:
-        """Forget the reader."""
+        """End the loan."""
         self._lent = None
 
     def _new(self) -> Snapshot:

@@ -1,9 +1,10 @@
-"""Structure: what models and optimizers are made of, beside the values of their tensors. It may change in mid-training.
+"""Structure: what models and optimizers are made of, beside the values of their tensors. It may change during training.
 
-A newcomer runs the code above the elastic function, and so builds what the job began with. Where survivors have replaced a module
-since then, grown an embedding, unfrozen a layer or added a parameter group, the rank that sends the state tells that, too: the
-modules without their data, and the names of the parameters that each optimizer steps. The newcomer follows before it loads; what
-it has and still fits stays the same object. What cannot be told is an error at the commit that would have to tell it.
+A newcomer runs the code above the elastic function, and so builds what the job began with. If survivors have since replaced a
+module, grown an embedding, unfrozen a layer or added a parameter group, the rank that sends the state also describes that change:
+the modules without their data, and the names of the parameters that each optimizer steps. The newcomer follows the description
+before it loads; its own objects stay the same wherever they still fit. A change that cannot be described is an error at the first
+commit after it.
 """
 
 from __future__ import annotations
@@ -20,32 +21,42 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.state.snapshot import Stateful
 
 Objects = Mapping[str, Stateful]
+# By the place of each object, the name of its class and a description of its parts that is only compared.
+Structure = dict[str, tuple[str, object]]
+# The names of an optimizer's parameters, group by group.
+Groups = list[list[str | None]]
 
 
-def structure_of(objects: Objects) -> dict[str, Any]:
-    """What can be compared of objects with a state dict, by their places: kinds, shapes, and parameters of optimizers by name."""
+def structure_of(objects: Objects) -> Structure:
+    """Describe objects with a state dict, by their places: kinds, shapes, and the parameters of optimizers by name."""
     names = _names(objects)
     return {place: (_kind(value), _parts(value, names)) for place, value in objects.items()}
 
 
-def _parts(value: object, names: dict[int, str]) -> Any:
+def _parts(value: object, names: dict[int, str]) -> object:
     if isinstance(value, torch.nn.Module):
         parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in value.named_parameters()]
         return parameters, [(name, buffer.shape, buffer.dtype) for name, buffer in value.named_buffers()]
     if isinstance(value, torch.optim.Optimizer):
-        return [[names.get(id(parameter)) for parameter in group["params"]] for group in value.param_groups]
+        return _stepped(value, names)
     return None
 
 
-def tell(objects: Objects, first: dict[str, Any]) -> bytes | None:
-    """Describe to a newcomer what has changed since ``first``, the structure that it begins with; None where nothing has.
+def _stepped(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Groups:
+    """The names of the parameters that an optimizer steps; None for one that is in no module of the State."""
+    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
-    Raises ``TrainingCodeError``, naming the place, where that cannot be told.
+
+def tell(objects: Objects, first: Structure) -> bytes | None:
+    """Describe to a newcomer what has changed since ``first``, the structure that it begins with; None if nothing has.
+
+    Raises ``TrainingCodeError``, naming the place, if the change cannot be described.
     """
     now = structure_of(objects)
     changed = {place for place, parts in now.items() if first.get(place) != parts}
     if not changed:
         return None
+    names = _names(objects)
     for place in changed:
         if place not in first:
             raise TrainingCodeError(
@@ -57,7 +68,8 @@ def tell(objects: Objects, first: dict[str, Any]) -> bytes | None:
                 f"state.{place} was a {first[place][0]} when the job began and is a {now[place][0]}, which a newcomer could not "
                 "make: give both to the State above the elastic function, under two names"
             )
-        if isinstance(objects[place], torch.optim.Optimizer) and any(None in group for group in now[place][1]):
+        value = objects[place]
+        if isinstance(value, torch.optim.Optimizer) and any(None in group for group in _stepped(value, names)):
             raise TrainingCodeError(
                 f"state.{place} steps new parameters that are in no module of the State, so a newcomer could not find them: "
                 "give the module that holds them to the State"
@@ -65,7 +77,9 @@ def tell(objects: Objects, first: dict[str, Any]) -> bytes | None:
     modules = {
         place: value for place, value in objects.items() if isinstance(value, torch.nn.Module) and place in changed
     }
-    optimizers = {place: now[place][1] for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
+    optimizers = {
+        place: _stepped(value, names) for place, value in objects.items() if isinstance(value, torch.optim.Optimizer)
+    }
     try:
         told: bytes = cloudpickle.dumps(({place: _hollow(module) for place, module in modules.items()}, optimizers))
         return told
@@ -77,7 +91,7 @@ def tell(objects: Objects, first: dict[str, Any]) -> bytes | None:
 
 
 def follow(objects: Objects, told: bytes) -> None:
-    """Make objects what ``tell`` has described. New tensors have no values yet."""
+    """Give objects the structure that ``tell`` has described. New tensors have no values yet."""
     modules, optimizers = cloudpickle.loads(told)
     for place, module in modules.items():
         wrapped = objects[place]
@@ -102,7 +116,7 @@ def follow(objects: Objects, told: bytes) -> None:
 
 
 def outline(objects: Sequence[Stateful]) -> list[int]:
-    """What tells at little cost whether other objects are kept, or their optimizers have other numbers of parameters."""
+    """Return a short list that differs when other objects are kept, or an optimizer has another number of parameters."""
     groups = [
         len(group["params"])
         for value in objects
@@ -113,7 +127,7 @@ def outline(objects: Sequence[Stateful]) -> list[int]:
 
 
 def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
-    """Return what puts modules and parameter groups back into the places where they are now, and optimizers' parameters."""
+    """Return a function that puts modules, tensors and parameter groups back into the places where they are now."""
     modules = [
         (part, [dict(registered) for registered in _registered(part)])
         for value in objects
@@ -140,12 +154,12 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
     return put_back
 
 
-def _registered(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+def _registered(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:  # of modules, of parameters, of buffers
     return module._modules, module._parameters, module._buffers
 
 
-def _differ(present: dict[str, Any], was: dict[str, Any]) -> bool:
-    """Whether something else is registered than was."""
+def _differ(present: Mapping[str, object], was: Mapping[str, object]) -> bool:
+    """Whether other objects are registered now than were before."""
     return list(present) != list(was) or any(present[name] is not was[name] for name in was)
 
 
@@ -158,7 +172,7 @@ def _kind(value: object) -> str:
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
-    """The user's module inside wrappers, which are each worker's own."""
+    """Return the user's module inside its wrappers, which each worker makes for itself."""
     from spark_elastic.worker.ddp import DistributedDataParallel
 
     while True:
@@ -186,10 +200,10 @@ def _names(objects: Objects) -> dict[int, str]:
     return names
 
 
-def _hollow(module: torch.nn.Module) -> Any:
-    """A copy of the user's module whose tensors have shapes and no data."""
+def _hollow(module: torch.nn.Module) -> torch.nn.Module:
+    """Copy the user's module with tensors that have shapes and no data."""
     plain = _plain(module)
-    known: dict[int, Any] = {}
+    known: dict[int, object] = {}
     for parameter in plain.parameters():
         empty = torch.empty_like(parameter, device="meta")
         known[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
@@ -199,8 +213,8 @@ def _hollow(module: torch.nn.Module) -> Any:
 
 
 def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -> None:
-    """Make a module what another is, keeping those of its parts that fit."""
-    children: dict[str, Any] = {}
+    """Give a module the structure of another, keeping those of its parts that fit."""
+    children: dict[str, torch.nn.Module | None] = {}
     for name, child in told._modules.items():
         mine = live._modules.get(name)
         if child is None:
@@ -214,7 +228,7 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
     live._modules.update(children)
     has_changed = False
     for mine_by_name, told_by_name in ((live._parameters, told._parameters), (live._buffers, told._buffers)):
-        tensors: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}  # parameters in the first round, buffers in the second
         for name, wanted in told_by_name.items():
             mine_tensor = mine_by_name.get(name)
             if wanted is None:
@@ -236,7 +250,7 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
 
 
 def reshape(tensor: torch.Tensor, like: torch.Tensor) -> bool:
-    """Give a tensor the shape and dtype of another, without values. Return whether it had others."""
+    """Give a tensor the shape and dtype of another, without values. Return whether they differed."""
     if (tensor.shape, tensor.dtype) == (like.shape, like.dtype):
         return False
     tensor.grad = None

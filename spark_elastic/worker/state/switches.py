@@ -1,19 +1,18 @@
-"""What is switched on a module beside its tensors, as part of what a commit keeps: requires_grad, and train() or eval().
+"""The switches of a module, which a commit keeps beside its tensors: requires_grad, and train() or eval().
 
-A layer that begins to train in mid-job does so on newcomers, and in the job that goes on from a checkpoint, too; and what was
-changed after the last commit is taken back with it: a model that was being evaluated when a worker was lost trains again.
+A layer that begins to train in the middle of a job does so on newcomers, too, and in a job that resumes from a checkpoint. A
+switch that was changed after the last commit is set back with the commit: a model that was being evaluated when a worker was lost
+trains again.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-# Under these in the ``_metadata`` of the state dict that a commit keeps of a module: names of parameters, and of modules.
+# The keys, in the ``_metadata`` of the state dict that a commit keeps of a module, for names of parameters and of modules.
 _FROZEN = "frozen"
 _EVALUATING = "evaluating"
-# Stands in names where ``torch.compile`` has wrapped a module.
+# The part of a name that stands for a module's wrapper made by ``torch.compile``.
 _COMPILED = "_orig_mod"
 
 Switches = dict[str, list[str]]
@@ -28,9 +27,9 @@ def switches_of(module: torch.nn.Module) -> Switches:
 
 
 def switch(module: torch.nn.Module, noted: Switches) -> None:
-    """Have these parameters, and no others, require no gradients, and these modules, and no others, be in evaluation mode.
+    """Have exactly the noted parameters require no gradients, and exactly the noted modules be in evaluation mode.
 
-    What is not noted, in a checkpoint of an older release, stays as it is.
+    A checkpoint of an older release may lack either of the two notes; that switch is then left alone.
     """
     if _FROZEN in noted:
         frozen = set(map(plain_name, noted[_FROZEN]))
@@ -41,22 +40,22 @@ def switch(module: torch.nn.Module, noted: Switches) -> None:
     if _EVALUATING in noted:
         evaluating = set(map(plain_name, noted[_EVALUATING]))
         for name, part in module.named_modules():
-            # Not by train(), which goes on to the parts, and which users override.
+            # The attribute is set because train() would recurse into the parts, and because users override it.
             part.training = plain_name(name) not in evaluating
 
 
-def note_switches(module: torch.nn.Module, state_dict: Any) -> None:
-    """Write them into a state dict that was just made of the module."""
+def note_switches(module: torch.nn.Module, state_dict: object) -> None:
+    """Write the switches of a module into a state dict that was just made of it."""
     facts = getattr(state_dict, "_metadata", {}).get("")
     if facts is not None:
         facts.update(switches_of(module))
 
 
-def switch_as_noted(module: torch.nn.Module, state_dict: Any) -> None:
-    """Set them as they were when the state dict was kept, if it says so."""
+def switch_as_noted(module: torch.nn.Module, state_dict: object) -> None:
+    """Set the switches of a module to what is noted in a kept state dict, if anything is."""
     switch(module, getattr(state_dict, "_metadata", {}).get("", {}))
 
 
 def plain_name(name: str) -> str:
-    """Name a part as it is called where nothing is compiled."""
+    """Return the name that a part would have if nothing were compiled."""
     return ".".join(word for word in name.split(".") if word != _COMPILED) if _COMPILED in name else name

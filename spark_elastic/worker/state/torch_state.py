@@ -20,7 +20,9 @@ from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 from spark_elastic.worker.world import World
 
-# An object that a State is given as its loader has a state dict, or one of these.
+# The states of Python's generator and of NumPy's, in formats of their own, of torch's on the CPU, and of those on each GPU.
+RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
+# A loader in a State has a state dict, or one of these parts.
 _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
 
 
@@ -28,31 +30,30 @@ class TorchState(ObjectState):
     """The state of a training job: models, optimizers, schedulers, a loader, random number generators, and any objects.
 
     ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
-    names. The ``loader`` goes on from the last commit after a reset, with this rank's new share of the rows, and tells the
-    wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own:
-    saved with commits, never sent; a newcomer's, and those of a job that
-    goes on from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation, rank).
+    names. After a reset the ``loader`` continues from the last commit, with this rank's new share of the rows, and tells the
+    wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own: they
+    are saved with commits and never sent; those of a newcomer, and those of a job that resumes from a durable checkpoint, are
+    derived from (``torch.initial_seed()``, attempt, generation, rank).
 
-    ``commit="copy"`` keeps two copies of the state on the device that it is on; ``commit="host"`` keeps them in pinned host
-    memory instead, for states that leave a GPU too little room. On a GPU neither is waited for before the next commit, see
-    ``pending_copy.py``. ``commit="in_place"`` keeps none of weights and optimizer state, for loops with exactly one optimizer
-    step per commit; see ``keepers/in_place.py`` for the rule that it rests on. There must be no collective, and no other
-    change of weights, between the optimizer's step and the commit: if all ranks are lost or caught between these two, so is
-    the state.
+    ``commit="copy"`` keeps two copies of the state on the device where it is; ``commit="host"`` keeps them in pinned host memory
+    instead, for states that leave a GPU too little room. On a GPU a copy is waited for only at the next commit (see
+    ``pending_copy.py``). ``commit="in_place"`` keeps no copy of weights and optimizer state, for loops with exactly one optimizer
+    step per commit; ``keepers/in_place.py`` explains the rule on which it rests. There must be no collective, and no other change
+    of weights, between the optimizer's step and the commit: if all ranks are lost or caught between these two, the state is lost.
     """
 
-    # What there was when the elastic function was called.
+    # The loaders of torch's that existed when the elastic function was called.
     _plain_loaders: PlainLoaders | None = None
 
     def __init__(
         self,
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
-        loader: Any = None,
+        scheduler: object = None,
+        loader: object = None,
         commit: str = "copy",
-        local: str | Iterable[str] | Mapping[str, Any] | None = None,
-        **objects: Any,
+        local: str | Iterable[str] | Mapping[str, object] | None = None,
+        **objects: object,
     ) -> None:
         self._keeper_class = keeper_named(commit)
         if model is not None and not isinstance(model, torch.nn.Module):
@@ -60,7 +61,7 @@ class TorchState(ObjectState):
         for name, value in (("optimizer", optimizer), ("scheduler", scheduler)):
             if value is not None and not has_state_dict(value):
                 raise TypeError(
-                    f"{name} must have state_dict and load_state_dict, which {type(value).__name__} has not"
+                    f"{name} must have state_dict and load_state_dict, which {type(value).__name__} does not have"
                 )
         if not (loader is None or has_state_dict(loader) or any(has_part(loader, part) for part in _PARTS_OF_LOADERS)):
             raise TypeError(
@@ -77,7 +78,7 @@ class TorchState(ObjectState):
         super()._begin(job)
         if job is not None and job.world is not None:
             if self._checks is None:
-                # In a fixed world code has a rank from its first line on, and may divide its data by it.
+                # In a fixed world code knows its rank from the first line on, and may divide its data by it.
                 self._checks = TrainingChecks(self, job, None if job.is_fixed else self._plain_loaders)
             self._checks.begin()
 
@@ -101,7 +102,7 @@ class TorchState(ObjectState):
         return sorted(compared, key=lambda named: named[0])
 
     def _parameter_names(self) -> dict[int, str]:
-        """What the parameters of the State's modules are called, by their ids."""
+        """Return the names of the parameters of the State's modules, by the parameters' ids."""
         names: dict[int, str] = {}
         for place, value in find_objects(self._values(shared=True)).items():
             if isinstance(value, torch.nn.Module):
@@ -114,7 +115,7 @@ class TorchState(ObjectState):
         for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
             if has_part(value, TakesWorld):
                 value.set_world(rank, size)
-        # Models may be anywhere in the State, and work on the batches of its one loader.
+        # The models, wherever they are in the State, work on the batches of its one loader.
         loader = self._loader_in_use()
         job = current_job()
         for model in [] if job is None else job.models:
@@ -131,19 +132,20 @@ class TorchState(ObjectState):
             parameters = list(model.parameters())
             if parameters and not any(id(parameter) in kept for parameter in parameters):
                 raise SparkElasticError(
-                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State; put it there, or "
-                    "nobody keeps its weights equal and gives them to newcomers"
+                    f"a DistributedDataParallel around {type(model.module).__name__} is not in the State, so its weights would "
+                    "not be kept equal on all ranks, nor given to newcomers; put it there"
                 )
 
     def _loader_in_use(self) -> object:
         return vars(self).get("loader")
 
-    def _own_part(self) -> Any:
+    def _own_part(self) -> object:
         return super()._own_part(), _random_states()
 
-    def _load_own(self, own: Any) -> None:
-        if own is None:  # received, and not sealed yet
+    def _load_own(self, own: object) -> None:
+        if own is None:  # the commit was received, and the generation is not sealed yet
             return
+        assert isinstance(own, tuple)
         values, random_states = own
         super()._load_own(values)
         _set_random_states(random_states)
@@ -158,12 +160,12 @@ class TorchState(ObjectState):
         torch.manual_seed(third)
 
 
-def _random_states() -> tuple[Any, ...]:
+def _random_states() -> RandomStates:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
 
 
-def _set_random_states(states: tuple[Any, ...]) -> None:
+def _set_random_states(states: RandomStates) -> None:
     python, numeric, cpu, cuda = states
     random.setstate(python)
     numpy.random.set_state(numeric)

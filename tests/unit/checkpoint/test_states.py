@@ -176,7 +176,7 @@ def test_a_run_does_not_begin_anew_where_all_checkpoints_are_damaged(stage: Stag
 
 def test_a_checkpoint_of_another_model_is_refused(stage: Stage, url: str) -> None:
     commit(stage, new_run(stage, url, TorchState(model=torch.nn.Linear(3, 1))))
-    with pytest.raises(CheckpointError, match=r"(?s)is not one of this state: .*size mismatch"):
+    with pytest.raises(CheckpointError, match=r"(?s)does not fit this state: .*size mismatch"):
         new_run(stage, url, TorchState(model=torch.nn.Linear(4, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Commits as copies: all that is committed is copied into one of two kept buffers, on its device or in the host's memory."""
+"""Commits as copies: the whole state is copied into one of two buffers, on its device or in the host's memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spark_elastic.worker.state.structure import outline, remember
 
 
 class OnDevice(Keeper):
-    """Keeps each tensor on the device that it is on."""
+    """Keeps a copy of each tensor on the tensor's own device."""
 
     name = "copy"
     is_on_host = False
 
     def __init__(self) -> None:
         self.snapshots = SnapshotPair(on_host=self.is_on_host)
-        # Whether the spare snapshot is the last commit, on its way to become the current one.
+        # Whether the spare snapshot holds the last commit and has yet to become the current one.
         self._is_taken = False
 
     def prepare(self, values: Mapping[str, object]) -> None:
@@ -63,19 +63,19 @@ class OnDevice(Keeper):
         return received is self.snapshots
 
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
-        """What a commit copies of an object with a state dict, wherever among the objects it is."""
+        """Return what a commit copies of an object with a state dict, wherever in the state it is."""
         return as_state_dict(value)
 
 
 class OnHost(OnDevice):
-    """Keeps all tensors in the host's memory, pinned where CUDA is in use, for states that leave a GPU too little room."""
+    """Keeps copies in the host's memory, pinned where CUDA is in use, for states that leave a GPU too little room."""
 
     name = "host"
     is_on_host = True
 
 
 class WholeCopies:
-    """Lends a copy of the whole state, made when it is asked for: the step's thread pays one memcpy for a durable checkpoint."""
+    """Lends a copy of the whole state, made on request: the training thread pays one memcpy for a durable checkpoint."""
 
     def __init__(self, small: SnapshotPair, copy: Callable[[], Snapshot]) -> None:
         self._small = small
@@ -91,4 +91,4 @@ class WholeCopies:
         return whole
 
     def take_back(self) -> None:
-        """The copy goes with its last reader."""
+        """Do nothing: the copy is freed with its last reference."""

@@ -1,9 +1,9 @@
 """Commits in place: no copy of weights and optimizer state is kept, so a commit costs next to nothing.
 
-It rests on one rule: a rank applies step s only after all reductions of s have succeeded, so when a world breaks, survivors stand
-at s or at s-1, and a rank that has not begun its optimizer step still has the weights of the last commit. Who is caught between
-optimizer step and commit holds no commit at all; it says so, and is repaired by a rank that does. What is small and changes at
-other times (buffers, learning rates, counters, the loader's place) is copied as ever.
+This rests on one rule: a rank applies step s only after all reductions of s have succeeded, so when a world breaks, survivors are
+at s or at s-1, and a rank that has not begun its optimizer step still has the weights of the last commit. A rank that is caught
+between optimizer step and commit holds no commit at all; it reports that, and receives the state from a rank that holds one. The
+small parts that change at other times (buffers, learning rates, counters, the position of the loader) are copied as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_elastic.worker.state.switches import switch, switches_of
 
 
 class InPlace(OnDevice):
-    """Keeps what is small; modules and optimizers are their own copy until the next step."""
+    """Copies only what is small; modules and optimizers serve as their own copy until the next step."""
 
     name = "in_place"
     is_waited_for = True
@@ -42,7 +42,7 @@ class InPlace(OnDevice):
 
     @property
     def pending(self) -> PendingCopy | None:
-        """After a step this is None: its reductions had succeeded, and so nothing that is copied behind it can be spoilt."""
+        """None after a step: its reductions have succeeded, so a copy that is enqueued behind them cannot be spoilt."""
         return None if self.guard.dirty else super().pending
 
     def settle(self) -> None:
@@ -57,7 +57,7 @@ class InPlace(OnDevice):
         return WholeCopies(self.snapshots, partial(self._copy_whole, values))
 
     def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
-        """Copy everything for those who lack it; what arrives here has a room of its own, which goes when it is loaded."""
+        """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
         return SnapshotPair(self._copy_whole(values)) if is_sender else SnapshotPair()
 
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
@@ -74,7 +74,7 @@ class InPlace(OnDevice):
 
 
 def check_world() -> None:
-    """Raise ``WorkerLostError`` ahead of a step whose reductions may have failed without the user's code having noticed."""
+    """Raise ``WorkerLostError`` ahead of a step whose reductions may have failed unnoticed by the user's code."""
     world = present_world()
     if world is not None:
         if torch.cuda.is_initialized():
@@ -103,8 +103,8 @@ class StepGuard:
     def _stepping(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self.dirty:
             raise SparkElasticError(
-                'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), this is the second; commit '
-                'after each, or use commit="copy"'
+                'TorchState(commit="in_place") takes exactly one optimizer step for each commit(), and this is the second; '
+                'commit after each, or use commit="copy"'
             )
         self._before_step()
         self.dirty = True
@@ -112,12 +112,12 @@ class StepGuard:
 
 @dataclass(frozen=True, slots=True)
 class SmallPart(KeptPart):
-    """What of a module or an optimizer is copied at each commit: switches and buffers; or settings, such as rates."""
+    """The small part of a module (switches and buffers) or of an optimizer (settings, such as rates)."""
 
-    content: list[Any]
+    content: list[Any]  # of a module a ``Switches`` and its buffers, of an optimizer a dict for each group
 
     def load_into(self, target: Stateful) -> None:
-        """Set it back, and clear gradients."""
+        """Set the module or optimizer back to this part, and clear gradients."""
         assert isinstance(target, (torch.nn.Module, torch.optim.Optimizer)), target
         if isinstance(target, torch.nn.Module):
             switches, *buffers = self.content
@@ -132,7 +132,7 @@ class SmallPart(KeptPart):
 
 
 def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
-    """Return what is small enough to be copied at each commit."""
+    """Return the part that is small enough to be copied at each commit."""
     if isinstance(value, torch.nn.Module):
         return SmallPart([switches_of(value), *value.buffers()])
     return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])

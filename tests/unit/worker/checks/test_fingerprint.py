@@ -183,7 +183,8 @@ def test_a_difference_is_raised_on_all_ranks_with_its_name_and_the_commits_aroun
     ranks.commit(4)
     errors = ranks.commit(5)
     assert {type(error) for error in errors} == {RanksDifferError}
-    text = "state.model.w is not the same on rank 2 as on rank 0 since commit 1.4 at the latest; it was still equal at commit 1.2"
+    since = "has not been the same on rank 2 as on rank 0 since commit 1.4 at the latest"
+    text = f"state.model.w {since}; it was still equal at commit 1.2"
     assert all(str(error).startswith(text) for error in errors)
     assert all(ranks.commit(6)), "who swallows it gets it again"
 
@@ -239,4 +240,4 @@ def test_a_rank_that_differs_ends_the_commit_with_its_name() -> None:
 
     assert others(lambda mine: mine) is None
     error = others(lambda mine: [*mine[:2], mine[2] + 1, *mine[3:]])
-    assert "state.nets[0].module.0.bias is not the same on rank 1" in str(error)
+    assert "state.nets[0].module.0.bias has not been the same on rank 1" in str(error)

@@ -154,5 +154,5 @@ def test_a_repaired_rank_holds_the_newest_commit_before_its_seal() -> None:
 def test_a_second_state_cannot_commit_in_a_job() -> None:
     with on_stage() as stage:
         stage.begin(ObjectState(epoch=0))
-        with pytest.raises(SparkElasticError, match="only the state that was given to the elastic function commits"):
+        with pytest.raises(SparkElasticError, match="only the state that was given to the elastic function can commit"):
             ObjectState(other=1).commit()
