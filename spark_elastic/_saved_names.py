@@ -41,7 +41,7 @@ def home_of(module: str, name: str) -> str:
 class Unpickler(pickle.Unpickler):
     """Unpickles what any release has saved. As with all pickles, whoever wrote it runs code here."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         return super().find_class(home_of(module, name), name)
 
 

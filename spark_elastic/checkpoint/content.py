@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
@@ -25,6 +25,9 @@ from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
 from spark_elastic.checkpoint.tree import OpaqueObject, TreeDecoder, TreeEncoder
 from spark_elastic.errors import CheckpointError, DamagedError
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 __all__ = ["OpaqueObject", "SavedState", "decode", "encode"]
 
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
@@ -37,15 +40,18 @@ class SavedState:
     name: CheckpointName
     steps: int
     size: int
-    objects: dict[str, Any]
+    objects: dict[str, object]
 
 
-def encode(snapshot: Kept) -> dict[str, Iterable[Any]]:
+def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
     """Return the files of a snapshot, in pieces. Holds no second copy of the tensors; the snapshot must stay as it is."""
     encoder = TreeEncoder(snapshot.buffer.views, [spec.device for spec in snapshot.buffer.specs])
     objects = {name: encoder.encode(value, name) for name, value in snapshot.skeleton["objects"].items()}
     tree = {"steps": snapshot.skeleton["steps"], "size": snapshot.skeleton["size"], "objects": objects}
-    files: dict[str, Iterable[Any]] = {TREE: [json.dumps(tree).encode("ascii")], TENSORS: file_pieces(encoder.tensors)}
+    files: dict[str, Iterable[Buffer]] = {
+        TREE: [json.dumps(tree).encode("ascii")],
+        TENSORS: file_pieces(encoder.tensors),
+    }
     if encoder.objects:
         files[OBJECTS] = [cloudpickle.dumps(encoder.objects)]
     return files
@@ -122,7 +128,7 @@ class _Reader:
         checked = _checked(room, self.directory, self.name)
         self.directory.read(self.name, file, self.manifest.files.get(file), checked, self.progress)
 
-    def _objects(self) -> list[Any] | None:
+    def _objects(self) -> list[object] | None:
         """Return what was pickled; None where nothing is to be unpickled."""
         if not self.unpickle:
             return None
@@ -131,7 +137,7 @@ class _Reader:
         packed = self._bytes(OBJECTS)
         with _damage(self.directory, self.name, OBJECTS):
             try:
-                objects: list[Any] = _saved_names.loads(packed)
+                objects: list[object] = _saved_names.loads(packed)
             except (ImportError, AttributeError) as error:
                 raise CheckpointError(
                     f"the objects of checkpoint {self.name} of {self.directory.url} need what is not here: {error}. Have it "

@@ -14,13 +14,17 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from spark_elastic.checkpoint.naming import MANIFEST, CheckpointName, Claim, Listing, choose_removals, read_listing
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.errors import CheckpointError, DamagedError, DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+    from typing_extensions import Buffer
 
 logger = logging.getLogger("spark_elastic")
 
@@ -73,7 +77,7 @@ class CheckpointDirectory:
     storage_options: for the library that opens the URL. Raises ``CheckpointError`` where it cannot be opened.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, url: str, storage_options: Mapping[str, object] | None = None) -> None:
         self.url = url
         try:
             from spark_elastic.data.filesystem import locate
@@ -143,7 +147,9 @@ class CheckpointDirectory:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def write(self, name: CheckpointName, files: Mapping[str, Iterable[Any]], progress: Progress = _no_progress) -> int:
+    def write(
+        self, name: CheckpointName, files: Mapping[str, Iterable[Buffer]], progress: Progress = _no_progress
+    ) -> int:
         """Write the pieces of each file, then the manifest that makes the checkpoint complete. Return the bytes written.
 
         After an error nothing of it is left, if the store allows; without a manifest it counts for nothing in any case.
@@ -251,7 +257,7 @@ class CheckpointDirectory:
             raise _NotAFile(f"{file} has {info.size:,} bytes, and {size:,} were written")
 
     @contextmanager
-    def _open(self, path: str) -> Iterator[Any]:
+    def _open(self, path: str) -> Iterator[pyarrow.NativeFile]:
         with (
             _missing(os.path.basename(path)),
             self._files.open_input_stream(self._location.join(path), compression=None) as stream,
@@ -260,7 +266,7 @@ class CheckpointDirectory:
 
     # ------------------------------------------------------------------ files
 
-    def _write(self, path: str, pieces: Iterable[Any], progress: Progress = _no_progress) -> FileEntry:
+    def _write(self, path: str, pieces: Iterable[Buffer], progress: Progress = _no_progress) -> FileEntry:
         full = self._location.join(path)
         self._files.create_dir(os.path.dirname(full), recursive=True)
         digest, length = hashlib.sha256(), 0
@@ -301,7 +307,7 @@ def _missing(file: str) -> Iterator[None]:
         raise
 
 
-def _path_of(entry: Any) -> str:
+def _path_of(entry: pyarrow.fs.FileInfo) -> str:
     """Return the path of a listed entry. Names that are not UTF-8 are not ours."""
     try:
         return str(entry.path)
@@ -309,7 +315,7 @@ def _path_of(entry: Any) -> str:
         return ""
 
 
-def _cut(pieces: Iterable[Any]) -> Iterator[memoryview]:
+def _cut(pieces: Iterable[Buffer]) -> Iterator[memoryview]:
     for piece in pieces:
         view = memoryview(piece)
         for start in range(0, len(view), PIECE_BYTES):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class _Named:
 
     fields: tuple[Any, ...] = ()
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: Iterable[object]) -> None:
         self.fields = tuple(state)
 
 
@@ -41,7 +41,7 @@ _TensorSpec = _stand_in("spark_elastic.snapshot.TensorSpec")
 _OpaqueObject = _stand_in("spark_elastic.checkpoint.content.OpaqueObject")
 
 
-def read_skeleton(data: bytes) -> tuple[Any, list[tuple[torch.dtype, str, tuple[int, ...]]]]:
+def read_skeleton(data: bytes) -> tuple[object, list[tuple[torch.dtype, str, tuple[int, ...]]]]:
     """Return the tree, and the (dtype, device, shape) of its tensors. Raises whatever damage leads to."""
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         if sum(entry.file_size for entry in packed.infolist()) > len(data):
@@ -68,10 +68,10 @@ class TensorRoom:
             yield raw(flat).numpy().data
 
 
-def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence[Any] | None) -> Any:
+def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence[object] | None) -> Any:
     """Put tensors and objects into the tree."""
 
-    def give(value: object) -> Any:
+    def give(value: object) -> object:
         if type(value) is _StateDict:
             return StateDict(_marked(map_tree(give, *value.fields)))
         if type(value) is _Leaf:
@@ -92,7 +92,7 @@ def _marked(content: Any) -> Any:
     return content
 
 
-def _spec(dtype: Any, device: Any, shape: Any) -> tuple[torch.dtype, str, tuple[int, ...]]:
+def _spec(dtype: object, device: object, shape: Iterable[object]) -> tuple[torch.dtype, str, tuple[int, ...]]:
     if not isinstance(dtype, torch.dtype) or type(device) is not str:
         raise ValueError(f"a tensor has the dtype {dtype!r} and the device {device!r}")
     return dtype, device, tuple(map(_index, shape))

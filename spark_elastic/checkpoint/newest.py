@@ -20,7 +20,9 @@ logger = logging.getLogger("spark_elastic")
 COMPILED = "_orig_mod"
 
 
-def load_checkpoint(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def load_checkpoint(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
+) -> dict[str, Any]:
     """Return what the newest whole checkpoint of ``url`` holds, by the names that the State gave it.
 
     Objects with a state dict come as that, tensors on the CPU. A model's weights have the names of the plain module, also where
@@ -61,7 +63,7 @@ def load_newest(
     return None
 
 
-def _state_dicts(value: Any) -> Any:
+def _state_dicts(value: Any) -> object:
     """Return a value with its ``StateDict``s replaced by their contents, those of modules by the names of the plain module."""
     if type(value) is StateDict:
         return plain_names(_state_dicts(value.content))
@@ -72,7 +74,7 @@ def _state_dicts(value: Any) -> Any:
     return value
 
 
-def plain_names(weights: Any) -> Any:
+def plain_names(weights: Any) -> object:
     """Rename a module's weights as if it had neither been wrapped by ``DistributedDataParallel`` nor compiled."""
     if not hasattr(weights, "_metadata"):
         return weights

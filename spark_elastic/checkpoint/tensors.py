@@ -11,12 +11,16 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from spark_elastic._json import Json
 from spark_elastic.checkpoint.directory import PIECE_BYTES
 from spark_elastic.checkpoint.strict_json import load_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # The dtypes of the oldest release of safetensors still in use: a reader refuses a file with a dtype that it does not know.
 _CODES = {
@@ -43,7 +47,7 @@ _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 
 
-def file_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Any]:
+def file_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Buffer]:
     """Yield the bytes of a file of contiguous tensors. From a GPU they come beside its work, on a stream of their own."""
     # The widest dtypes first, so that every tensor lies at a multiple of its element's size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -97,7 +101,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _header(tensors: list[tuple[str, torch.Tensor]]) -> bytes:
-    entries: dict[str, Any] = {}
+    entries: dict[str, Json] = {}
     others, end = {}, 0
     for name, tensor in tensors:
         code, shape, start = _CODES.get(tensor.dtype), list(tensor.shape), end

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from spark_elastic.cli.run import make_session, pairs
 from spark_elastic.launchers.defaults import cores
@@ -63,7 +62,7 @@ warning = partial(Diagnosis, Level.WARNING)
 fault = partial(Diagnosis, Level.FAULT)
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("doctor", help="look for faults in the set-up", description=__doc__)
     parser.add_argument("--master", help="start Spark there and look at its executors, too")

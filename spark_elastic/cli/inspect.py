@@ -13,7 +13,7 @@ HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "inspect", help="look at a Parquet dataset's files and row groups", description=__doc__

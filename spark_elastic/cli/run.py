@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -36,7 +37,7 @@ _SETTINGS = {
 }
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("run", help="run a script on Spark executors, or on this machine", description=__doc__)
     parser.add_argument("target", help="a script, or module:function")
@@ -88,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.local and (options.master is not None or options.conf):
         raise ValueError("--local is without Spark: give either it or --master and --conf")
-    call: Any = find_target(options.target, [*options.words, *options.arguments], is_module=options.module)
+    target = find_target(options.target, [*options.words, *options.arguments], is_module=options.module)
+    call: Callable[[], object] = target
     restarts = options.max_restarts
     if restarts is not None and not options.restart_on_change:
         raise ValueError("--max-restarts is for scripts that are started anew: give --restart-on-change, too")
@@ -100,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         setattr(options, name, value)
     if options.restart_on_change:
         call = RestartOnChange(
-            cloudpickle.dumps(call), MAX_RESTARTS if restarts is None else restarts, call.folder, call.arguments
+            cloudpickle.dumps(target), MAX_RESTARTS if restarts is None else restarts, target.folder, target.arguments
         )
     settings = {name: getattr(options, name) for name in (*_SETTINGS, "elastic") if getattr(options, name) is not None}
     begun = time.monotonic()

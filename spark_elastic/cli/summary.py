@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from spark_elastic.cli.timeline import add_log, history_of
 from spark_elastic.timeline.summary import summarize, summary_text
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "summary", help="print availability, speed, and what each reset cost", description=__doc__

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from spark_elastic.timeline.history import History, read_history
 from spark_elastic.timeline.schema import choose_run, read_events
 from spark_elastic.timeline.summary import summarize
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("timeline", help="draw an event log as a page or a picture", description=__doc__)
     add_log(parser)

@@ -33,8 +33,8 @@ class Reading:
     columns: Sequence[str] | None = None
     row_filter: RowFilter | None = None
     transform: Any = None
-    options: Mapping[str, Any] | None = None
-    storage_options: Mapping[str, Any] | None = None
+    options: Mapping[str, object] | None = None
+    storage_options: Mapping[str, object] | None = None
 
 
 class Engine(Protocol):

@@ -7,7 +7,6 @@ import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -38,7 +37,7 @@ class Location:
         return f"{self.root.rstrip('/')}/{relative}" if relative else self.root
 
 
-def locate(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Location:
+def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None) -> Location:
     """Resolve a local path, `file://`, or a URL that fsspec or pyarrow opens.
 
     fsspec comes first. pyarrow's own file systems take over where fsspec's driver of the URL is not installed, with
@@ -73,7 +72,7 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | Non
     return Location(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root, False)
 
 
-def _native(text: str, scheme: str, options: dict[str, Any]) -> Location:
+def _native(text: str, scheme: str, options: dict[str, object]) -> Location:
     """Open a URL with pyarrow's own file system. options: its arguments; without them the URL's query has them."""
     name, kind = _NATIVE[scheme]
     rest = text.removeprefix(f"{scheme}://")

@@ -107,7 +107,7 @@ class PositionedLoader(Generic[T]):
     (rank, size) to be used outside a state: that rank's part of each batch, without repeated batches.
     """
 
-    def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, Any], shard: tuple[int, int] | None) -> None:
+    def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, object], shard: tuple[int, int] | None) -> None:
         self._tracker = tracker
         self._identity = dict(identity)
         # The order of this loader's own epochs. An epoch that was begun with another batch size keeps the order that it had.

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import msgspec
 import numpy as np
@@ -164,7 +164,7 @@ class Footer:
 
 
 def read_manifest(
-    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, threads: int = 16
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None, threads: int = 16
 ) -> Manifest:
     """Read all footers of a Parquet dataset in parallel and return its manifest.
 

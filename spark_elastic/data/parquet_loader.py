@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -66,13 +66,13 @@ class ParquetLoader(PositionedLoader[Batch]):
         shuffle_rows: int | None = None,
         seed: int = 0,
         engine: str = "arrow",
-        engine_options: Mapping[str, Any] | None = None,
+        engine_options: Mapping[str, object] | None = None,
         transform: Callable[[pa.Table], object] | TransformSpec | None = None,
         filters: Filters = None,
         drop_last: bool = False,
         with_row_ids: bool = False,
         prefetch: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:

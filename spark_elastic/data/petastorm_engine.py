@@ -79,8 +79,8 @@ class PetastormEngine:
         *,
         row_filter: RowFilter | None = None,
         transform: object = None,
-        options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> None:
         unknown = sorted(set(options or {}) - set(_OPTIONS))
         if unknown:
@@ -105,7 +105,7 @@ class PetastormEngine:
         self._piece_of: dict[int, int] = {}
         self._group_of: dict[int, int] = {}
         self._asked: set[int] = set()
-        self._arrived: dict[int, Any] = {}
+        self._arrived: dict[int, pa.Table | list[dict[str, Any]]] = {}
         # The rows of row groups that were asked for, where a filter chooses.
         self._kept: dict[int, np.ndarray] = {}
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spark_elastic.errors import DataError
 
@@ -55,6 +54,7 @@ from petastorm.workers_pool.thread_pool import ThreadPool  # noqa: E402
 from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
     from petastorm.transform import TransformSpec
     from petastorm.workers_pool.worker_base import WorkerBase
     from zmq import Poller
@@ -301,7 +301,7 @@ def _abandon(pool: Pool) -> None:
         context.destroy(linger=0)
 
 
-def _pool(options: Mapping[str, Any], own_format: bool) -> Pool:
+def _pool(options: Mapping[str, object], own_format: bool) -> Pool:
     kind, workers = options.get("reader_pool_type", "thread"), options.get("workers_count", 2)
     if kind == "thread":
         return ThreadPool(workers, options.get("results_queue_size", 50))

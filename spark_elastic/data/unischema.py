@@ -12,7 +12,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ class Field:
 class _StandIn:
     """An instance of a class that the pickle names. Its state is set as attributes, nothing else happens."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         self.args = args
 
     def __setstate__(self, state: object) -> None:
@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
             return _reconstruct
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no Unischema needs")
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise pickle.UnpicklingError("it has persistent ids, which no Unischema needs")
 
 

@@ -125,7 +125,7 @@ def make_bar() -> Any:
         head = tail = ""
 
         @property
-        def format_dict(self) -> dict[str, Any]:
+        def format_dict(self) -> dict[str, object]:
             return {**super().format_dict, "head": self.head, "tail": self.tail}
 
     if not hasattr(tqdm, "_lock"):
@@ -136,7 +136,7 @@ def make_bar() -> Any:
         return None
 
 
-def _size() -> dict[str, Any]:
+def _size() -> dict[str, int]:
     """Return the size of the terminal for tqdm, which draws nothing where a terminal reports none, as some in containers do."""
     try:
         is_known = min(os.get_terminal_size(sys.stderr.fileno())) > 0

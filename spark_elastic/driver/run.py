@@ -48,8 +48,8 @@ SIGNAL_SECONDS = 0.2
 
 def run(
     fn: Callable[..., T],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     num_proc: int | None = None,
     min_np: int | None = None,
@@ -67,7 +67,7 @@ def run(
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
@@ -265,7 +265,7 @@ def _await(service: SparkDriverService) -> list[bytes]:
 # ---------------------------------------------------------------- arguments
 
 
-def _pickle_call(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bytes:
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {fn!r}")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
@@ -288,7 +288,7 @@ def _pickle_call(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | No
 
 
 def _claim_checkpoint(
-    checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, Any] | None
+    checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, object] | None
 ) -> CheckpointPlan:
     """Claim the next attempt in the checkpoint directory; a directory that cannot be written shows here."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:

@@ -15,6 +15,10 @@ from spark_elastic._saved_names import saved_as
 
 if TYPE_CHECKING:
     import torch
+    from mlflow.tracking import MlflowClient
+
+# An epoch's entry of the history: numbers by name, the list of the world's sizes, and whatever callbacks add.
+Metrics = dict[str, Any]
 
 
 @saved_as("spark_elastic.estimator")
@@ -27,8 +31,8 @@ class EpochContext:
     """
 
     epoch: int
-    metrics: dict[str, Any]
-    history: list[dict[str, Any]]
+    metrics: Metrics
+    history: list[Metrics]
     model: torch.nn.Module
     run_id: str
     log_url: str | None = None
@@ -147,7 +151,7 @@ class MLflow(Callback):
         tracking_uri: str | None = None,
         experiment: str | None = None,
         run_name: str | None = None,
-        params: dict[str, Any] | None = None,
+        params: dict[str, object] | None = None,
     ) -> None:
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.params = dict(params or {})
@@ -162,7 +166,7 @@ class MLflow(Callback):
         for name, value in _numbers(ctx.metrics).items():
             client.log_metric(self.mlflow_run_id, name, value, step=ctx.epoch)
 
-    def _create_run(self, client: Any, ctx: EpochContext) -> str:
+    def _create_run(self, client: MlflowClient, ctx: EpochContext) -> str:
         name = self.experiment or "spark_elastic"
         found = client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else client.create_experiment(name)
@@ -172,7 +176,7 @@ class MLflow(Callback):
         return str(run.info.run_id)
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+def _numbers(metrics: Metrics) -> dict[str, float]:
     return {
         name: float(value) for name, value in metrics.items() if isinstance(value, (int, float)) and name != "epoch"
     }

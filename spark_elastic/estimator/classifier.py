@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, Evaluator, MulticlassClassificationEvaluator
 from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
 
+from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
+from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.objective import Loss
 from spark_elastic.estimator.params import class_thresholds, param, whole
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
+from spark_elastic.estimator.transform import Finish
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Metric = Literal["accuracy", "f1", "weightedPrecision", "weightedRecall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -37,7 +44,7 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors):
 
     numClasses = param("numClasses", "number of classes; default as many as the model has outputs", whole(2))
 
-    def _default_loss(self) -> Any:
+    def _default_loss(self) -> Loss:
         return ClassificationLoss()
 
     def _make_model(self, layout: Layout) -> TorchClassificationModel:
@@ -57,7 +64,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
         """The number of classes; 0 before there is a network: Spark looks at it then, too."""
         return (self.widths[0] or 2) if self.widths else 0
 
-    def _set(self, **params: Any) -> Any:
+    def _set(self, **params: Any) -> Self:
         if params.get("thresholds") is not None:
             self._check_length(self.thresholds.typeConverter(params["thresholds"]))
         return super()._set(**params)
@@ -66,7 +73,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
         if thresholds is not None and self.widths and len(thresholds) != self.numClasses:
             raise ValueError(f"thresholds must have one number for each of {self.numClasses} classes, not {thresholds}")
 
-    def _check(self, facts: Mapping[str, Any]) -> None:
+    def _check(self, facts: Facts) -> None:
         if len(self.widths) != 1:
             raise ValueError(f"a classifier's model has one output, this one has {len(self.widths)}")
         if self.expected not in (None, self.numClasses):
@@ -83,13 +90,13 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
         columns = {"rawPredictionCol": self.numClasses, "probabilityCol": self.numClasses, "predictionCol": 0}
         return {self.value(name): width for name, width in columns.items() if self.value(name)}
 
-    def _finish(self, outputs: Mapping[str, int]) -> Any:
+    def _finish(self, outputs: Mapping[str, int]) -> Finish:
         roles = {self.value(f"{role}Col"): role for role in ("rawPrediction", "probability", "prediction")}
         thresholds = self.value("thresholds")
         self._check_length(thresholds)
         return Classes({name: roles.get(name, "prediction") for name in outputs}, thresholds, self.is_probability)
 
-    def _metadata(self, name: str) -> dict[str, Any]:
+    def _metadata(self, name: str) -> dict[str, Json]:
         return self.label_metadata if name == self.value("predictionCol") else {}
 
     def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, FloatType
 
 from spark_elastic.estimator.finite import SHOWN
-from spark_elastic.estimator.frame import as_numbers, column
+from spark_elastic.estimator.frame import Facts, as_numbers, column
 from spark_elastic.estimator.frame import is_list as is_list_type
 from spark_elastic.estimator.identity import content_of, identity_by_plan, identity_by_rows, identity_of_content
 from spark_elastic.estimator.store import Store
@@ -66,7 +66,7 @@ class Dataset:
     url: str
     rows: int
     validation_rows: int
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     identity: str = ""
 
     @property
@@ -245,7 +245,7 @@ def _is_infinite(value: Column) -> Column:
     return f.abs(value) == float("inf")
 
 
-def _checked(url: str, frame: DataFrame, names: Sequence[str], seen: dict[str, Any], split: Split) -> Dataset:
+def _checked(url: str, frame: DataFrame, names: Sequence[str], seen: Mapping[str, Any], split: Split) -> Dataset:
     rows, validation_rows = int(seen["rows"]), int(seen["validation_rows"] or 0)
     if not rows:
         raise ValueError("the DataFrame has no rows")

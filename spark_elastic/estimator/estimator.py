@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,10 +23,10 @@ from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.dataset import identity_of, written
-from spark_elastic.estimator.frame import check_columns, check_scalars, is_index, is_vector, labels_of
+from spark_elastic.estimator.frame import Facts, check_columns, check_scalars, is_index, is_vector, labels_of
 from spark_elastic.estimator.layout import Input, Layout, outputs_of
 from spark_elastic.estimator.model import ElasticModel, TorchModel
-from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.objective import Loss, Objective
 from spark_elastic.estimator.params import TrainingParams, inputs, names, param, text
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
@@ -71,7 +71,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Return the roles of the columns of a dataset whose schema is not known here."""
         raise NotImplementedError
 
-    def _default_loss(self) -> Any:
+    def _default_loss(self) -> Loss | None:
         return None
 
     def _make_model(self, layout: Layout) -> ElasticModel:
@@ -80,7 +80,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     # ------------------------------------------------------------------ fit
 
-    def _fit(self, dataset: DataFrame) -> Any:
+    def _fit(self, dataset: DataFrame) -> ElasticModel:
         if not isinstance(dataset, DataFrame):
             raise TypeError(f"fit takes a Spark DataFrame, not {type(dataset)}")
         session = dataset.sparkSession
@@ -126,9 +126,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         url: str,
         validation_url: str | None = None,
         *,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         spark: SparkSession | None = None,
-    ) -> Any:
+    ) -> ElasticModel:
         """Train on Parquet, or a Petastorm dataset, that exists already, and return the model.
 
         url, validation_url: of any file system that pyarrow or fsspec opens on driver and workers, with ``storage_options``
@@ -162,8 +162,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         data: DataPlan,
         recipe: Recipe,
         sizes: Sizes,
-        facts: Mapping[str, Any],
-    ) -> Any:
+        facts: Facts,
+    ) -> ElasticModel:
         """Check the recipe on the first rows, train, and return the model."""
         sample = first_rows(recipe.layout, data)
         recipe = recipe.checked_on(sample)
@@ -274,7 +274,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         return EstimatorWriter(self)
 
     @classmethod
-    def read(cls) -> MLReader[Any]:
+    def read(cls) -> MLReader[ElasticEstimator]:
         """Return a reader; ``load(path)`` is short for ``read().load(path)``. Loading runs the saved code, and warns."""
         return EstimatorReader(cls)
 
@@ -314,7 +314,7 @@ class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
         return TorchModel(outputCols=list(layout.outputs))
 
 
-def _keyword_input(name: str, columns: list[Any]) -> Input:
+def _keyword_input(name: str, columns: list[Any]) -> Input:  # [column, …] or [[column, …], dtype]
     with_dtype = isinstance(columns[0], list)
     return Input(name, tuple(columns[0]), columns[1]) if with_dtype else Input(name, tuple(columns))
 
@@ -326,7 +326,7 @@ def _with_dtype(entry: Input, schema: StructType) -> Input:
     return replace(entry, dtype="int64")
 
 
-def _check_facts(schema: StructType, layout: Layout, facts: Mapping[str, Any]) -> None:
+def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
     if layout.weight and facts[layout.weight]["min"] < 0:
         raise ValueError(negative_weight(layout.weight, facts[layout.weight]["min"]))
     if layout.weight and facts[layout.weight]["max"] == 0:
@@ -336,14 +336,14 @@ def _check_facts(schema: StructType, layout: Layout, facts: Mapping[str, Any]) -
             raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")
 
 
-def _check_classes(names: tuple[str, ...], facts: Mapping[str, Any]) -> None:
+def _check_classes(names: tuple[str, ...], facts: Facts) -> None:
     for name in names:
         fraction = facts.get(name, {}).get("fraction")  # data that an earlier release has written does not tell
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
 
 
-def _printer(run_id: str) -> Any:
+def _printer(run_id: str) -> Callable[[dict[str, Any]], None]:
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "metrics":
             values = event["values"]

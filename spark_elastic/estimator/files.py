@@ -7,7 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyarrow.fs import FileInfo, FileSelector, FileType
 
@@ -47,7 +47,7 @@ class Files(Protocol):
 class ArrowFiles:
     """Files of any URL that fsspec or pyarrow opens. Raises ``DataError`` where none does, saying what to install."""
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, url: str, storage_options: Mapping[str, object] | None = None) -> None:
         self._url = url
         self._location = locate(as_mounted(url), storage_options)
         self._files = self._location.filesystem

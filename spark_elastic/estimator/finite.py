@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from spark_elastic.errors import DataError
 
+# How many values of a row are shown, by which people find it.
 SHOWN = 6
-"""So many other values of a row are shown, for people to find it by."""
+
+# A column of a batch: a tensor, jagged or not, an array, or an array for each row.
+Values = torch.Tensor | np.ndarray | Sequence[np.ndarray]
 
 
 def check_finite(
-    columns: Mapping[str, Any], names: Sequence[str], where: Callable[[int], str], others: Sequence[str] = ()
+    columns: Mapping[str, Values], names: Sequence[str], where: Callable[[int], str], others: Sequence[str] = ()
 ) -> None:
     """Raise ``DataError`` for what is no finite number in one of the columns, naming the column and the first such row.
 
@@ -36,7 +38,7 @@ def check_finite(
         )
 
 
-def _first_bad(values: Any) -> int | None:
+def _first_bad(values: Values) -> int | None:
     """Return the place of the first row with a value that is no finite number; None where all are finite, as nearly always."""
     if isinstance(values, torch.Tensor) and values.is_nested:
         flat = values.values()
@@ -62,7 +64,7 @@ def _is_finite(row: object) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _row(values: Any, place: int) -> np.ndarray:
+def _row(values: Values, place: int) -> np.ndarray:
     row = values[place]
     return np.asarray(row.numpy(force=True) if isinstance(row, torch.Tensor) else row).reshape(-1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyspark.ml.functions import vector_to_array
@@ -20,6 +20,11 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
+
+from spark_elastic._json import Json
+
+# What one pass over the data found of each column, by names such as "min"; a value that does not exist is None.
+Facts = Mapping[str, Mapping[str, Any]]
 
 
 def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
@@ -71,7 +76,7 @@ def row_shape(field: StructField) -> tuple[int, ...] | None:
     return (int(size),) if is_vector(field.dataType) and size else None
 
 
-def labels_of(field: StructField) -> dict[str, Any]:
+def labels_of(field: StructField) -> dict[str, Json]:
     """Return the ML attribute of a label column that StringIndexer made; by it IndexToString finds the strings again."""
     metadata = field.metadata or {}
     return dict(metadata) if metadata.get("ml_attr", {}).get("vals") else {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 
 class HadoopFiles:
@@ -76,7 +79,7 @@ class HadoopFiles:
         with _as_os_errors(url):
             self._fs.copyToLocalFile(False, self._path(url), self._path(f"file://{local}"), True)
 
-    def _path(self, url: str) -> Any:
+    def _path(self, url: str) -> JavaObject:
         return self._jvm.org.apache.hadoop.fs.Path(url)
 
 
@@ -89,7 +92,7 @@ class _as_os_errors:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         from py4j.protocol import Py4JJavaError
 
         if isinstance(error, Py4JJavaError):

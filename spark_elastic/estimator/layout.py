@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -57,7 +56,7 @@ class Layout:
         """The columns that training needs, each once."""
         return unique([*self.features, *self.labels, *([self.weight] if self.weight else [])])
 
-    def call(self, model: Any, batch: Mapping[str, torch.Tensor]) -> Any:
+    def call(self, model: Callable[..., object], batch: Mapping[str, torch.Tensor]) -> object:
         """Call the model on a batch and return what it returns."""
         args, kwargs = [], {}
         for entry in self.inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -17,14 +17,16 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
-from spark_elastic.estimator.frame import column
+from spark_elastic.estimator.callbacks import Metrics
+from spark_elastic.estimator.frame import Facts, column
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
-from spark_elastic.estimator.transform import PredictionUdf, Scorer, carry_vectors, check_features
+from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features
 from spark_elastic.estimator.unfitted import learn
 
 if TYPE_CHECKING:
+    from pyspark.ml._typing import ParamMap
     from pyspark.sql import SparkSession
     from typing_extensions import Self
 
@@ -48,23 +50,23 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
 
     def __init__(self, model: torch.nn.Module | None = None, **params: object) -> None:
         self.model = model
-        self.history: list[dict[str, Any]] = []
+        self.history: list[Metrics] = []
         self.run_id: str | None = None
         self.layout = Layout(())
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.widths: list[int] = []
-        self.label_metadata: dict[str, Any] = {}
+        self.label_metadata: dict[str, Json] = {}
         self.is_probability = False
-        self._udf: tuple[Any, PredictionUdf] | None = None
+        self._udf: tuple[object, PredictionUdf] | None = None
         super().__init__(**params)
 
-    def describe(self, **facts: Any) -> Self:
+    def describe(self, **facts: object) -> Self:
         """Set what training found out, such as layout, shapes, widths and history."""
         for name, value in facts.items():
             setattr(self, name, value)
         return self
 
-    def copy(self, extra: Any = None) -> Any:
+    def copy(self, extra: ParamMap | None = None) -> Self:
         """Copy the Params; the network is shared."""
         copied = super().copy(extra)
         copied._udf = None
@@ -89,18 +91,18 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         """Names of the output columns and how many numbers a row of each has; 0 for one number that is no vector."""
         raise NotImplementedError
 
-    def _finish(self, outputs: Mapping[str, int]) -> Any:
+    def _finish(self, outputs: Mapping[str, int]) -> Finish:
         """A function from the network's outputs, arrays of [rows, …], to output columns; see ``Scorer``."""
         raise NotImplementedError
 
-    def _check(self, facts: Mapping[str, Any]) -> None:
+    def _check(self, facts: Facts) -> None:
         """Raise ValueError where the network's outputs fit neither the Params nor the facts of the training data."""
 
     def _layout_of_names(self) -> Layout:
         """The roles of the columns that the Params name, for a network that was trained elsewhere."""
         raise NotImplementedError
 
-    def _metadata(self, name: str) -> dict[str, Any]:
+    def _metadata(self, name: str) -> dict[str, Json]:
         return {}
 
     # ------------------------------------------------------------------ Spark
@@ -161,12 +163,12 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return ModelWriter(self)
 
     @classmethod
-    def read(cls) -> MLReader[Any]:
+    def read(cls) -> MLReader[ElasticModel]:
         """Return a reader; ``load(path)`` is short for ``read().load(path)``. Loading runs the saved code, and warns."""
         return ModelReader(cls)
 
 
-def _state_of(network: torch.nn.Module | None) -> Any:
+def _state_of(network: torch.nn.Module | None) -> object:
     """Equal as long as a network and its tensors are the same objects, changed by nobody."""
     tensors = network.state_dict(keep_vars=True).values() if network is not None else ()
     return id(network), tuple((id(tensor), getattr(tensor, "_version", 0)) for tensor in tensors)
@@ -181,7 +183,7 @@ class TorchModel(ElasticModel, TorchModelAccessors):
     labelCols = param("labelCols", "columns of the labels that it was trained on", names)
     weightCol = param("weightCol", "column by which rows were weighted in training", text)
 
-    def _set(self, **params: Any) -> Any:
+    def _set(self, **params: object) -> Self:
         if params.get("featureCols") is not None:
             self._feed(names(params["featureCols"]))
         return super()._set(**params)
@@ -199,13 +201,13 @@ class TorchModel(ElasticModel, TorchModelAccessors):
     def _outputs(self) -> dict[str, int]:
         return dict(zip(self.value("outputCols"), self.widths, strict=True))
 
-    def _check(self, facts: Mapping[str, Any]) -> None:
+    def _check(self, facts: Facts) -> None:
         if len(self.value("outputCols")) != len(self.widths):
             raise ValueError(
                 f"outputCols must name the model's {len(self.widths)} outputs, not {self.value('outputCols')}"
             )
 
-    def _finish(self, outputs: Mapping[str, int]) -> Any:
+    def _finish(self, outputs: Mapping[str, int]) -> Finish:
         return Flat(tuple(outputs.items()))
 
 

@@ -19,6 +19,8 @@ from spark_elastic.estimator.shapes import ClassificationLoss, meet, takes_class
 TINY = 1e-30
 
 Loss = Callable[..., torch.Tensor]
+# A function of output and label, or an object with ``update``, ``compute`` and ``reset``.
+Metric = Any
 # A loss with the output and the label that it is called with.
 Pair = tuple[Loss, torch.Tensor, torch.Tensor]
 
@@ -33,7 +35,7 @@ class Objective:
 
     losses: tuple[Loss, ...]
     weights: tuple[float, ...] = ()
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     count: int = 1
 
     def to(self, device: torch.device) -> Objective:
@@ -91,14 +93,14 @@ class Objective:
             values[name] = float(metric(output.detach(), label))
         return values
 
-    def metrics_of(self, layout: Layout) -> dict[str, tuple[Any, int]]:
+    def metrics_of(self, layout: Layout) -> dict[str, tuple[Metric, int]]:
         """Return each metric and the place of its label; names carry the label where there are several."""
         if self.count == 1:
             return {name: (metric, 0) for name, metric in self.metrics.items()}
         places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
         return {f"{label}_{name}": (metric, place) for place, label in places for name, metric in self.metrics.items()}
 
-    def accumulators(self, layout: Layout, device: torch.device) -> dict[str, tuple[Any, int]]:
+    def accumulators(self, layout: Layout, device: torch.device) -> dict[str, tuple[Metric, int]]:
         """Return fresh copies of the metrics that keep a state, by name, with the place of their label."""
         kept = {name: entry for name, entry in self.metrics_of(layout).items() if _has_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
@@ -140,7 +142,7 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def can_weight(loss: object) -> bool:
+def can_weight(loss: Callable[..., object]) -> bool:
     """Whether a loss can be had for each row, as a weighted mean needs it."""
     return hasattr(loss, "reduction") or _takes_reduction(loss)
 
@@ -161,7 +163,7 @@ def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight
     return (values * weight).sum() / weight.sum().clamp(min=TINY)
 
 
-def _takes_reduction(loss: Any) -> bool:
+def _takes_reduction(loss: Callable[..., object]) -> bool:
     try:
         return "reduction" in inspect.signature(loss).parameters
     except (TypeError, ValueError):

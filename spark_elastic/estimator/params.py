@@ -93,7 +93,7 @@ def param(name: str, doc: str, convert: Converter[T]) -> Param[T | None]:
     return Param(Params._dummy(), name, doc, typeConverter=named)
 
 
-def converter_of(param: Param[Any]) -> str:
+def converter_of(param: Param[object]) -> str:
     """Return the name of a Param's converter, or of the function that made it."""
     convert = inspect.unwrap(param.typeConverter)
     name: str = convert.__qualname__

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective
 
@@ -30,12 +31,12 @@ class DataPlan:
     seed: int
     engine: str = "arrow"
     readers: int | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, object] = field(default_factory=dict)
     check: bool = False
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
     @property
-    def reading(self) -> dict[str, Any]:
+    def reading(self) -> dict[str, Any]:  # of several types
         """Arguments of every loader of this fit."""
         options = {"workers_count": self.readers} if self.engine == "petastorm" and self.readers else None
         return {
@@ -66,15 +67,15 @@ class StepPlan:
     """
 
     optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer
-    optimizer_arguments: Mapping[str, Any]
+    optimizer_arguments: Mapping[str, object]
     scheduler: Callable[..., LRScheduler] | None = None
-    scheduler_arguments: Mapping[str, Any] = field(default_factory=dict)
+    scheduler_arguments: Mapping[str, object] = field(default_factory=dict)
     scheduler_interval: str = "epoch"
     passes: int = 1
     clip_norm: float | None = None
     clip_value: float | None = None
     precision: str | None = None
-    train_step: Callable[..., torch.Tensor | tuple[torch.Tensor, Any]] | None = None
+    train_step: Callable[..., torch.Tensor | tuple[torch.Tensor, object]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,6 @@ class Trained:
     not_finite: where a loss was NaN or infinite and has ended training; the weights are then those of before.
     """
 
-    weights: dict[str, Any]
-    history: list[dict[str, Any]]
+    weights: dict[str, object]
+    history: list[Metrics]
     not_finite: str | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 import torch
@@ -47,7 +47,7 @@ class Recipe:
     steps: StepPlan
     objective: Objective | None
     on_cpu: bool
-    transform: Any = None
+    transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
     def checked_on(self, batch: dict[str, torch.Tensor]) -> Recipe:
         """Try one step on the driver's CPU, where it can run there, and return the recipe with what that told.
@@ -118,7 +118,9 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     return sizes
 
 
-def plan_data(params: Parameterized, urls: tuple[str, str | None], storage_options: Any, check: bool) -> DataPlan:
+def plan_data(
+    params: Parameterized, urls: tuple[str, str | None], storage_options: Mapping[str, object], check: bool
+) -> DataPlan:
     """Say how workers read the data for training and for validation at ``urls``. check: nobody has looked at the values yet."""
     everywhere = params.value("globalBatchSize")
     return DataPlan(
@@ -179,7 +181,9 @@ def _network(params: Parameterized) -> torch.nn.Module:
     return made
 
 
-def _steps(params: Parameterized, optimizer: Any) -> StepPlan:
+def _steps(
+    params: Parameterized, optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None
+) -> StepPlan:
     arguments = dict(params.value("optimizerParams") or {})
     if params.value("learningRate") is not None:
         arguments["lr"] = params.value("learningRate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.ml.evaluation import Evaluator
@@ -22,6 +22,9 @@ from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import ElasticModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class HasPredictorCols(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol, HasPredictorColsAccessors):
@@ -52,15 +55,15 @@ class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, P
 class PredictionModel(ElasticModel, HasPredictorCols):
     """A network that predicts one number a row."""
 
-    def _set(self, **params: Any) -> Any:
-        if params.get("featuresCol") is not None:
-            self._feed([params["featuresCol"]])
+    def _set(self, **params: object) -> Self:
+        if isinstance(name := params.get("featuresCol"), str):
+            self._feed([name])
         return super()._set(**params)
 
     def _layout_of_names(self) -> Layout:
         return layout_of(self)
 
-    def predict(self, x: object) -> Any:
+    def predict(self, x: object) -> float | np.ndarray:
         """Predict on the driver. x: the features of one row, a vector or array: a float; or [rows, features]: an array."""
         if not self.layout.inputs:
             raise ValueError(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -56,7 +55,7 @@ def try_model(
     return layout, replace(objective, count=len(pairs))
 
 
-def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[Any, Layout]:
+def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[object, Layout]:
     """Call a copy of the model and return what it returns, with the layout by which it could be called."""
     scalar = tuple(
         replace(entry, expand=entry.name is None and batch[entry.columns[0]].dim() == 1) for entry in layout.inputs
@@ -78,5 +77,5 @@ def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:
     return [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
 
 
-def _of(batch: Mapping[str, torch.Tensor], names: Any) -> list[str]:
+def _of(batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
     return [f"{name} {shown_shape(batch[name])} {str(batch[name].dtype).removeprefix('torch.')}" for name in names]

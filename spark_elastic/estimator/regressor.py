@@ -9,9 +9,12 @@ import torch
 from pyspark.ml.evaluation import Evaluator, RegressionEvaluator
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.model import Flat
+from spark_elastic.estimator.objective import Loss
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
+from spark_elastic.estimator.transform import Finish
 
 Metric = Literal["rmse", "mse", "mae", "r2"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -21,7 +24,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 class TorchRegressor(Predictor):
     """Trains a network that gives one number a row; the loss is the mean squared error unless another is given."""
 
-    def _default_loss(self) -> Any:
+    def _default_loss(self) -> Loss:
         return torch.nn.MSELoss()
 
     def _make_model(self, layout: Layout) -> TorchRegressionModel:
@@ -32,7 +35,7 @@ class TorchRegressor(Predictor):
 class TorchRegressionModel(PredictionModel):
     """Adds ``predictionCol``, a double."""
 
-    def _check(self, facts: Mapping[str, Any]) -> None:
+    def _check(self, facts: Facts) -> None:
         if self.widths != [0]:
             raise ValueError(
                 f"a regressor's model gives one number a row; this one gives outputs of {self.widths} numbers"
@@ -41,7 +44,7 @@ class TorchRegressionModel(PredictionModel):
     def _outputs(self) -> dict[str, int]:
         return {self.value("predictionCol"): 0} if self.value("predictionCol") else {}
 
-    def _finish(self, outputs: Mapping[str, int]) -> Any:
+    def _finish(self, outputs: Mapping[str, int]) -> Finish:
         return Flat(tuple(outputs.items()))
 
     def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:

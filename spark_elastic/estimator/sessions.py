@@ -7,7 +7,7 @@ One of Spark Connect has a server, which may be anywhere: this process opens fil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.utils import is_remote
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def open_files(url: str, storage_options: Mapping[str, Any] | None = None) -> Files:
+def open_files(url: str, storage_options: Mapping[str, object] | None = None) -> Files:
     """Open the file system of a URL: as Spark does, or where there is no JVM as the workers do, with ``storage_options``."""
     return ArrowFiles(url, storage_options) if is_remote() else HadoopFiles(url)
 

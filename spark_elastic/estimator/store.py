@@ -38,7 +38,7 @@ class Store:
     """
 
     url: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold secrets
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)  # may hold secrets
     keep: frozenset[str] = frozenset(KINDS)
     temporary: bool = False
 
@@ -47,7 +47,7 @@ class Store:
         cls,
         url: str | os.PathLike[str],
         *,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         keep: bool | str | Collection[str] = True,
     ) -> Store:
         """Describe a store; nothing is opened or written yet.

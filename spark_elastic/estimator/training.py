@@ -21,7 +21,7 @@ import spark_elastic as se
 from spark_elastic import _saved_names
 from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError, SparkElasticError
-from spark_elastic.estimator.callbacks import Callback, EpochContext
+from spark_elastic.estimator.callbacks import Callback, EpochContext, Metrics
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
@@ -48,7 +48,7 @@ class FitState(se.TorchState):
     sizes: list[int]
     history: bytes
     stopped: int
-    best: dict[str, Any] | None
+    best: dict[str, object] | None
     started: float
     callbacks: bytes
     callbacks_given: str
@@ -130,7 +130,7 @@ class Trainer:
         """Train from where the state is to the end."""
         self.not_finite, self._losses = None, LossWatch()
         if not isinstance(state.history, bytes):  # of a checkpoint of an earlier release
-            earlier: list[dict[str, Any]] = state.history
+            earlier: list[Metrics] = state.history
             state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in earlier)
         if state.best is not None:
             state.best = kept_weights(state.best)
@@ -300,7 +300,7 @@ class Trainer:
         self.model.eval()
         if state.sums is not None:
             self._check_weight("training", float(state.sums[-1]))
-        metrics: dict[str, Any] = {"epoch": state.epoch, **_means(state.names, state.sums)}
+        metrics: Metrics = {"epoch": state.epoch, **_means(state.names, state.sums)}
         if self.plan.data.validation_url is not None:
             metrics |= {f"val_{name}": value for name, value in self._validate(state).items()}
             if self.not_finite is not None:
@@ -365,9 +365,9 @@ class Trainer:
         means = _means(names, sums)
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
 
-    def _call_back(self, state: FitState, metrics: dict[str, Any]) -> tuple[dict[str, Any], bytes, bool, bool]:
+    def _call_back(self, state: FitState, metrics: Metrics) -> tuple[Metrics, bytes, bool, bool]:
         """Run the callbacks on rank 0 and return, on all ranks: metrics, the callbacks as they are now, stop, keep the model."""
-        outcome: Any = None
+        outcome: tuple[Metrics, bytes, bool, bool] | Exception | None = None
         if se.rank() == 0:
             try:
                 context = EpochContext(
@@ -383,8 +383,8 @@ class Trainer:
         outcome = se.broadcast_object(outcome)
         if isinstance(outcome, Exception):
             raise outcome
-        result: tuple[dict[str, Any], bytes, bool, bool] = outcome
-        return result
+        assert outcome is not None, "rank 0 has sent its outcome"
+        return outcome
 
     def _live_callbacks(self, packed: bytes) -> list[Callback]:
         """The callbacks whose attributes ``packed`` holds: the objects of this process, if they were the last to run."""
@@ -393,17 +393,17 @@ class Trainer:
         return callbacks
 
 
-def history_of(state: FitState) -> list[dict[str, Any]]:
+def history_of(state: FitState) -> list[Metrics]:
     """The epochs that have ended, a dict for each."""
     return [json.loads(line) for line in state.history.splitlines()]
 
 
-def kept_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
+def kept_weights(weights: Mapping[str, object]) -> dict[str, object]:
     """A copy of a state dict that commits copy once, and not at every step."""
     return {name: constant(value) if isinstance(value, torch.Tensor) else value for name, value in weights.items()}
 
 
-def _as_plain(value: object) -> Any:
+def _as_plain(value: object) -> object:
     """What JSON does not know, as callbacks may add it to an epoch's metrics."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
 

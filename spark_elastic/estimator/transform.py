@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 import numpy as np
@@ -23,10 +23,15 @@ from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
 """Makes the output columns, [rows] or [rows, n] each, of what the network returned."""
+# What Spark takes from a prediction: the arrays of a struct's fields, or the one array.
+Predicted = dict[str, np.ndarray] | np.ndarray
 
 
 class Scorer:
@@ -36,7 +41,7 @@ class Scorer:
         self.module, self.layout, self.finish = module, layout, finish
         self._rows = RowCount()
 
-    def __call__(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def __call__(self, columns: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
         """Predict a batch. columns: [rows] or [rows, …] arrays by name, or lists of arrays of different lengths.
 
         Raises ``DataError`` for NaN, infinity and nulls, naming column and row.
@@ -159,13 +164,13 @@ def carry_vectors(frame: DataFrame) -> None:
 
 def _maker(
     network: bytes, names: Sequence[str], only: str | None, use_gpu: bool | None
-) -> Callable[[], Callable[..., Any]]:
+) -> Callable[[], Callable[..., Predicted]]:
     """What ``predict_batch_udf`` calls once in a Python worker. only: the one output, if it is not to be in a struct."""
 
-    def make() -> Callable[..., Any]:
-        scorer = cloudpickle.loads(network)
+    def make() -> Callable[..., Predicted]:
+        scorer: Scorer = cloudpickle.loads(network)
 
-        def predict(*columns: np.ndarray) -> Any:
+        def predict(*columns: np.ndarray) -> Predicted:
             scorer.module.to(scoring_device(use_gpu))  # a Python worker may serve tasks with other GPUs
             found = scorer(dict(zip(names, columns, strict=True)))
             return found if only is None else found[only]
@@ -182,9 +187,9 @@ def _maker(
 def _ragged_udf(
     network: bytes, names: Sequence[str], kind: StructType, batch_size: int, use_gpu: bool | None
 ) -> Callable[..., Column]:
-    loaded: list[Any] = []
+    loaded: list[Scorer] = []
 
-    def predict(batches: Iterator[Any]) -> Iterator[Any]:
+    def predict(batches: Iterator[pd.Series | tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
         import pandas as pd
 
         if not loaded:
@@ -200,12 +205,12 @@ def _ragged_udf(
                 )
 
     if len(names) == 1:
-        predict.__annotations__ = {"batches": Iterator["pd.Series"], "return": Iterator["pd.DataFrame"]}  # type: ignore[name-defined]  # noqa: F821
+        predict.__annotations__ = {"batches": Iterator["pd.Series"], "return": Iterator["pd.DataFrame"]}
     udf: Callable[..., Column] = pandas_udf(predict, kind, PandasUDFType.SCALAR_ITER)  # type: ignore[call-overload]
     return udf
 
 
-def _values(series: Any) -> Any:
+def _values(series: pd.Series) -> np.ndarray | list[np.ndarray]:
     return list(series) if series.dtype == object else series.to_numpy()
 
 
@@ -232,7 +237,7 @@ def _or_error(frame: DataFrame, name: str, value: Column) -> Column:
     return f.when(column(name).isNull(), f.raise_error(message)).otherwise(value)
 
 
-def check_features(frame: DataFrame, shapes: Mapping[str, Any], features: Sequence[str]) -> None:
+def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
     """Raise ValueError for a missing feature, and TypeError for one that is a number here and a list there."""
     for name in features:
         if name not in frame.columns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from pyspark.ml.functions import vector_to_array
@@ -61,7 +61,7 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _zeros(frame: DataFrame, name: str, sizes: Sequence[int]) -> torch.Tensor:
-    kind: Any = frame.schema[name].dataType
+    kind = frame.schema[name].dataType
     is_whole = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, IntegralType)
     dtype = torch.int64 if is_whole else torch.float32
     if len(set(sizes)) <= 1:

@@ -14,7 +14,6 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes
@@ -263,7 +262,7 @@ class LocalSlots:
             self._selector.register(source, selectors.EVENT_READ, slot)
 
     def _take_note(self, key: selectors.SelectorKey) -> None:
-        slot: Any = key.data
+        slot: _Slot = key.data
         process: SlotProcess | None = slot.process
         if process is None:
             return  # both of its descriptors had something to say

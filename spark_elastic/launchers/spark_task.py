@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_elastic.protocol.ticket import Ticket
 
@@ -22,7 +22,7 @@ class RowsTask:
         self._ticket = ticket
         self._slot = slot
 
-    def __call__(self, rows: Iterable[Any]) -> list[Any]:
+    def __call__(self, rows: Iterable[object]) -> list[object]:
         """Run the task to its end."""
         _run(self._ticket, self._slot, rows)
         return []
@@ -41,7 +41,7 @@ class ArrowTask:
         yield from ()
 
 
-def _run(ticket: Ticket, slot: int, given: Iterable[Any]) -> None:
+def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
     from pyspark import TaskContext
 
     from spark_elastic.task.service import TaskPlace, run_task

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
@@ -72,9 +71,9 @@ class TaskRuntime:
     environment: Callable[..., dict[str, str]] = worker_environment
     supervisor: Callable[..., WorkerSupervisor] = WorkerSupervisor
     # Returns when this process is left behind by those that it belongs to.
-    orphaned: Callable[[], Coroutine[Any, Any, None]] = ancestors_gone
+    orphaned: Callable[[], Coroutine[object, object, None]] = ancestors_gone
     # Returns when the executor that has this pid is being taken away.
-    leaving: Callable[[int], Coroutine[Any, Any, None]] = executor_leaves
+    leaving: Callable[[int], Coroutine[object, object, None]] = executor_leaves
 
 
 REAL_RUNTIME = TaskRuntime()
@@ -182,7 +181,7 @@ class _Host:
                     return
 
 
-async def _within(waiting: Any, seconds: float) -> None:
+async def _within(waiting: Awaitable[object], seconds: float) -> None:
     try:
         await asyncio.wait_for(waiting, seconds)
     except asyncio.TimeoutError:
