@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,25 @@ class KeptPart(ABC):
 Keep = Callable[[Stateful], "StateDict | KeptPart"]
 
 
+@dataclass(slots=True)
+class Found:
+    """What is taken out of a tree: tensors, uncopied; which of them nobody changes; and objects with a state dict."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    objects: list[Stateful] = field(default_factory=list)
+
+
+class Remembered(Protocol):
+    """Knows from the commits before what is kept of objects with a state dict: see ``templates.py``."""
+
+    def part_of(self, found: Found, take: Callable[[object], object], write: Callable[[], object]) -> object:
+        """Return the skeleton of the object that was found last, its tensors added; ``write`` makes one that is not known."""
+
+    def end(self, found: Found) -> None:
+        """The commit has come to all objects."""
+
+
 def has_state_dict(value: object) -> TypeGuard[Stateful]:
     """Whether an object is saved and restored through a state dict."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
@@ -82,11 +102,12 @@ def as_state_dict(value: Stateful) -> StateDict:
     return StateDict(content)
 
 
-def flatten(tree: object, tensors: list[torch.Tensor], objects: list[Stateful], keep: Keep = as_state_dict) -> object:
-    """Copy a tree; its tensors are added to ``tensors`` uncopied, with a ``Leaf`` in their place.
+def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: Remembered | None = None) -> object:
+    """Copy a tree; its tensors are added to ``found`` uncopied, with a ``Leaf`` in their place.
 
-    Objects with a state dict, wherever they are in the tree, are added to ``objects``, and what ``keep`` returns for each is
-    copied. Other mutable objects are deep-copied. Raises ``TypeError`` for an object that cannot be copied.
+    Objects with a state dict, wherever they are in the tree, are added to ``found``, too, and what ``keep`` returns for each is
+    copied; with ``remembered``, ``keep`` is called only for those that have changed. Other mutable objects are deep-copied.
+    Raises ``TypeError`` for an object that cannot be copied.
     """
     holders: list[tuple[object, set[int]]] = []
 
@@ -94,8 +115,10 @@ def flatten(tree: object, tensors: list[torch.Tensor], objects: list[Stateful], 
         if isinstance(value, torch.Tensor):
             if why_unsupported(value) is not None:
                 check_supported(value, "what has been put into the State")
-            tensors.append(value.detach() if value.requires_grad else value)
-            return Leaf(len(tensors) - 1)
+            if is_constant(value):
+                found.constants.append(len(found.tensors))
+            found.tensors.append(value.detach() if value.requires_grad else value)
+            return Leaf(len(found.tensors) - 1)
         return value if type(value) in PLAIN else _deep_copy(value, holders)
 
     def take_or_keep(value: object) -> object:
@@ -103,12 +126,16 @@ def flatten(tree: object, tensors: list[torch.Tensor], objects: list[Stateful], 
             return take(value)
         if why_unsupported(value) is not None:
             check_supported(value, "what has been put into the State")
-        objects.append(value)
-        return map_tree(take, keep(value))
+        found.objects.append(value)
+        if remembered is None:
+            return map_tree(take, keep(value))
+        return remembered.part_of(found, take, lambda: map_tree(take, keep(value)))
 
     skeleton = map_tree(take_or_keep, tree)
+    if remembered is not None:
+        remembered.end(found)
     if holders:
-        _check_holders(holders, objects)
+        _check_holders(holders, found.objects)
     return skeleton
 
 
@@ -175,23 +202,29 @@ def is_constant(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "is_constant", False)
 
 
+_dtype, _shape, _device = map(operator.attrgetter, ("dtype", "shape", "device"))
+
+
 @dataclass(slots=True)
 class TensorBuffer:
     """Room for a list of tensors: one flat tensor per (dtype, device), and a view of it per tensor.
 
-    ``on_host`` places it in the memory of the CPU, pinned where CUDA is in use. ``held`` lists the constants that have been
-    copied in, each with its version, and None for every other tensor.
+    ``on_host`` places it in the memory of the CPU, pinned where CUDA is in use. ``held`` has the constants that have been copied
+    in, by their numbers, each with its version.
     """
 
     on_host: bool = False
     specs: tuple[TensorSpec, ...] = ()
     flats: list[torch.Tensor] = field(default_factory=list)
     views: list[torch.Tensor] = field(default_factory=list)
-    held: list[tuple[torch.Tensor, int] | None] = field(default_factory=list)
+    held: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    # What has to be equal of tensors that come into the same room. Asked of the views each time, it would take twice as long.
+    _kinds: tuple[list[object], ...] = ()
 
     def fit(self, specs: tuple[TensorSpec, ...]) -> None:
         """Make room for tensors of these specs. Present room for the same specs is kept."""
-        self.held = []
+        self.held = {}
+        self._kinds = ()
         if specs == self.specs and self.flats:
             return
         sizes: dict[tuple[torch.dtype, str], int] = {}
@@ -215,8 +248,11 @@ class TensorBuffer:
         ]
         self.specs = specs
 
-    def copy_from(self, tensors: list[torch.Tensor]) -> PendingCopy | None:
-        """Copy the tensors in. Where a GPU is in use, the copy is only enqueued, behind all else on its current stream."""
+    def copy_from(self, tensors: list[torch.Tensor], constants: Sequence[int] = ()) -> PendingCopy | None:
+        """Copy the tensors in, except for constants that have been copied already. ``constants`` are the numbers of these.
+
+        Where a GPU is in use, the copy is only enqueued, behind all else on its current stream.
+        """
         if not self._has_room_for(tensors):
             self.fit(
                 tuple(
@@ -224,26 +260,31 @@ class TensorBuffer:
                     for tensor in tensors
                 )
             )
-        held, self.held = self.held, []
-        constants = [(tensor, tensor._version) if is_constant(tensor) else None for tensor in tensors]
+            self._kinds = self._kinds_of(tensors)
+        held, self.held = self.held, {}
+        now = {number: (tensors[number], tensors[number]._version) for number in constants}
+        known = {
+            number
+            for number, (tensor, version) in now.items()
+            if number in held and held[number][0] is tensor and held[number][1] == version
+        }
         views, copied = self.views, tensors
-        if any(constants) and len(held) == len(constants):
-            known = [new is not None and old is not None and new[0] is old[0] and new[1] == old[1]
-                     for new, old in zip(constants, held, strict=True)]  # fmt: skip
-            views = [view for view, is_known in zip(views, known, strict=True) if not is_known]
-            copied = [tensor for tensor, is_known in zip(tensors, known, strict=True) if not is_known]
+        if known:
+            views = [view for number, view in enumerate(views) if number not in known]
+            copied = [tensor for number, tensor in enumerate(tensors) if number not in known]
         if copied:
             with torch.no_grad():
                 torch._foreach_copy_(views, copied, non_blocking=True)
-        self.held = constants
+        self.held = now
         return pending_copy(tensors)
 
     def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether the tensors fit into the views, as they nearly always do. Comparing specs would take longer."""
-        return len(tensors) == len(self.views) and all(
-            tensor.dtype is view.dtype and tensor.shape == view.shape and (self.on_host or tensor.device == view.device)
-            for tensor, view in zip(tensors, self.views, strict=True)
-        )
+        """Whether the tensors are like those of the last time, as they nearly always are. Making specs would take longer."""
+        return self._kinds == self._kinds_of(tensors)
+
+    def _kinds_of(self, tensors: list[torch.Tensor]) -> tuple[list[object], ...]:
+        kinds = list(map(_dtype, tensors)), list(map(_shape, tensors))
+        return kinds if self.on_host else (*kinds, list(map(_device, tensors)))
 
 
 @dataclass(slots=True)
@@ -259,23 +300,30 @@ class Snapshot:
     put_back: Callable[[], None] | None = None
     # The ids of these objects, and how many parameters each optimizer had.
     outline: list[int] | None = None
+    # The version of the templates for which ``put_back`` and ``outline`` were made.
+    version: int | None = None
     # The changes of structure that a newcomer has to be told before it loads the copy.
     told: bytes | None = None
     # The last copy into this one, while a GPU may still be making it.
     pending: PendingCopy | None = None
 
-    def take(self, shared: Mapping[str, object], own: object, keep: Keep = as_state_dict) -> None:
+    def take(
+        self,
+        shared: Mapping[str, object],
+        own: object,
+        keep: Keep = as_state_dict,
+        remembered: Remembered | None = None,
+    ) -> None:
         """Copy a state in; a GPU may still be copying when this returns (see ``wait``).
 
         ``keep`` decides what is kept of objects with a state dict. An exception leaves this snapshot unusable, and the other one
         of its pair untouched.
         """
-        tensors: list[torch.Tensor] = []
-        objects: list[Stateful] = []
-        skeleton = flatten(shared, tensors, objects, keep)
-        self.pending = self.buffer.copy_from(tensors)
+        found = Found()
+        skeleton = flatten(shared, found, keep, remembered)
+        self.pending = self.buffer.copy_from(found.tensors, found.constants)
         self.skeleton = skeleton
-        self.objects = objects
+        self.objects = found.objects
         self.own = own
 
     def wait(self) -> None:

@@ -289,7 +289,7 @@ def test_commits_copy_no_constants_that_they_hold_and_restores_set_them(dataset:
     for _ in range(2):  # into each of the two buffers
         state.commit()
     spare = state._keeper.snapshots.spare.buffer
-    (place,) = (place for place, held in enumerate(spare.held) if held is not None)
+    (place,) = spare.held
     spare.views[place].fill_(7.0)  # tells whether it is copied again
     state.commit()
     assert state._keeper.current.buffer.views[place].unique().tolist() == [7.0]

@@ -9,6 +9,7 @@ from spark_elastic.worker.state.keepers.keeper import Keeper
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, as_state_dict
 from spark_elastic.worker.state.structure import outline, remember
+from spark_elastic.worker.state.templates import Templates
 
 
 class OnDevice(Keeper):
@@ -19,6 +20,7 @@ class OnDevice(Keeper):
 
     def __init__(self) -> None:
         self.snapshots = SnapshotPair(on_host=self.is_on_host)
+        self._templates = Templates()
         # Whether the spare snapshot holds the last commit and has yet to become the current one.
         self._is_taken = False
 
@@ -29,10 +31,12 @@ class OnDevice(Keeper):
         self._is_taken = False
         snapshot = self.snapshots.spare
         specs, before = snapshot.buffer.specs, snapshot.outline
-        snapshot.take({"steps": steps, "size": size, "objects": values}, own, self.part_of)
+        snapshot.take({"steps": steps, "size": size, "objects": values}, own, self.part_of, self._templates)
         assert snapshot.objects is not None
-        snapshot.put_back = remember(snapshot.objects)
-        snapshot.outline = outline(snapshot.objects)
+        if snapshot.put_back is None or snapshot.version != self._templates.version:
+            snapshot.put_back = remember(snapshot.objects)
+            snapshot.outline = outline(snapshot.objects)
+            snapshot.version = self._templates.version
         self._is_taken = True
         return snapshot.buffer.specs is not specs or snapshot.outline != before
 

@@ -1,0 +1,246 @@
+"""Templates: what commits have in common of a module or an optimizer, kept from each to the next.
+
+Writing down the state dict of a hundred layers takes ten times as long as copying their tensors, and says the same at every
+commit, except for the values. So it is written down once; as long as the object has the same parts, a commit only fetches its
+tensors. What makes its state dict in another way than torch's own classes do (by hooks, or by methods of the user's) has no
+template, and is asked at every commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
+from spark_elastic.worker.checks.unsupported import check_supported
+from spark_elastic.worker.state.snapshot import Found, Stateful
+
+Take = Callable[[object], object]
+
+
+class Template(ABC):
+    """The skeleton of an object's state dict, whose first tensor is number ``start`` of the commit."""
+
+    def __init__(self, owner: Stateful, skeleton: StateDict, start: int) -> None:
+        self.owner = owner
+        self._skeleton = skeleton
+        self._start = start
+
+    def fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict | None:
+        """Append the object's tensors and return its skeleton; None, with nothing appended, where it has other parts by now."""
+        return self._fill(tensors, take) if len(tensors) == self._start and self._is_current() else None
+
+    @abstractmethod
+    def _is_current(self) -> bool:
+        """Whether its state dict would be the same, except for values."""
+
+    @abstractmethod
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict:
+        """Append the tensors and return the skeleton. ``take`` does so with what is no tensor of the object's own."""
+
+
+class Templates:
+    """The templates of one state's objects, in the order in which a commit comes to them."""
+
+    def __init__(self) -> None:
+        # Changes with every commit that found other objects than the one before, or objects with other parts.
+        self.version = 0
+        self._known: list[tuple[Stateful, Template | None]] = []
+
+    def part_of(self, found: Found, take: Take, write: Callable[[], object]) -> object:
+        """Return the skeleton of the object that was found last, its tensors added: by its template, else by ``write``."""
+        number = len(found.objects) - 1
+        value = found.objects[number]
+        owner, template = self._known[number] if number < len(self._known) else (None, None)
+        if owner is value and template is not None:
+            skeleton = template.fill(found.tensors, take)
+            if skeleton is not None:
+                return skeleton
+        start = len(found.tensors)
+        written = write()
+        if owner is not value or isinstance(value, (nn.Module, torch.optim.Optimizer)):
+            self.version += 1
+        self._known[number : number + 1] = [(value, _template_of(value, written, found.tensors[start:], start))]
+        return written
+
+    def end(self, found: Found) -> None:
+        """The commit has come to all objects: forget others."""
+        if len(found.objects) < len(self._known):
+            del self._known[len(found.objects) :]
+            self.version += 1
+
+
+def _template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+    if isinstance(written, StateDict):
+        if isinstance(value, nn.Module) and ModuleTemplate.fits(value, written, tensors):
+            return ModuleTemplate(value, written, start)
+        if isinstance(value, torch.optim.Optimizer) and OptimizerTemplate.fits(value, written):
+            return OptimizerTemplate(value, written, start)
+    return None
+
+
+class ModuleTemplate(Template):
+    """Of a module whose parts and tensors are the same objects as before, with the same switches."""
+
+    def __init__(self, module: nn.Module, skeleton: StateDict, start: int) -> None:
+        super().__init__(module, skeleton, start)
+        named = _named_tensors(module)
+        self._tensors = [named[name] for name in skeleton.content]
+        self._parts = list(module.modules())
+        self._hooks = [hooks for part in self._parts for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks)]
+        self._left_out = [part._non_persistent_buffers_set for part in self._parts]
+        self._places = [place for part in self._parts for place in (part._modules, part._parameters, part._buffers)]
+        self._parameters = list(module.parameters())
+        self._known = self._look()
+        self._values = [value for place in self._places for value in place.values()]
+
+    @staticmethod
+    def fits(module: nn.Module, written: StateDict, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether what was written is what torch's own way gives: all registered tensors, and nothing else."""
+        from spark_elastic.worker.ddp import DistributedDataParallel
+
+        own = (nn.Module._save_to_state_dict, DistributedDataParallel._save_to_state_dict)
+        for part in module.modules():
+            kind = type(part)
+            if (
+                kind.state_dict is not nn.Module.state_dict
+                or kind._save_to_state_dict not in own
+                or {"state_dict", "_save_to_state_dict"} & vars(part).keys()
+                or part._state_dict_hooks
+                or part._state_dict_pre_hooks
+            ):
+                return False
+        named = _named_tensors(module)
+        return len(tensors) == len(written.content) and all(
+            name in named and _is_same(tensor, named[name])
+            for name, tensor in zip(written.content, tensors, strict=True)
+        )
+
+    def _is_current(self) -> bool:
+        present = itertools.chain.from_iterable(place.values() for place in self._places)
+        return (
+            not any(self._hooks)
+            and sum(map(len, self._places)) == len(self._values)
+            and all(map(operator.is_, present, self._values))
+            and self._look() == self._known
+        )
+
+    def _look(self) -> tuple[list[object], ...]:
+        return (
+            list(itertools.chain.from_iterable(self._places)),
+            list(map(len, self._left_out)),
+            [part.training for part in self._parts],
+            [parameter.requires_grad for parameter in self._parameters],
+        )
+
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict:
+        tensors += self._tensors
+        return self._skeleton
+
+
+class OptimizerTemplate(Template):
+    """Of an optimizer that steps the same parameters and keeps the same of each. Settings are written down at every commit."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, skeleton: StateDict, start: int) -> None:
+        super().__init__(optimizer, skeleton, start)
+        self._optimizer = optimizer
+        self._stepped = _stepped(optimizer)
+        self._numbers = [group["params"] for group in skeleton.content["param_groups"]]
+        self._kept = list(optimizer.state)
+        self._values = _values(optimizer)
+        self._known = self._look(self._values)
+
+    @staticmethod
+    def fits(optimizer: torch.optim.Optimizer, written: StateDict) -> bool:
+        """Whether what was written is what torch's own way gives: a dict for each parameter, and the settings of each group."""
+        content = written.content
+        if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict or "state_dict" in vars(optimizer):
+            return False
+        if _has_hooks(optimizer) or list(content) != ["state", "param_groups"]:
+            return False
+        entries = list(optimizer.state.values())
+        return (
+            all(type(entry) is dict for entry in entries)
+            and all(isinstance(value, torch.Tensor) or type(value) in PLAIN for value in _values(optimizer))
+            and [list(entry) for entry in content["state"].values()] == [list(entry) for entry in entries]
+            and [list(group) for group in content["param_groups"]]
+            == [_names(group) for group in optimizer.param_groups]
+        )
+
+    def _is_current(self) -> bool:
+        optimizer = self._optimizer
+        stepped = _stepped(optimizer)
+        if (
+            _has_hooks(optimizer)
+            or len(stepped) != len(self._stepped)
+            or not all(map(operator.is_, stepped, self._stepped))
+            or len(optimizer.state) != len(self._kept)
+            or not all(map(operator.is_, optimizer.state, self._kept))
+        ):
+            return False
+        values = _values(optimizer)
+        if self._look(values) != self._known:
+            return False
+        if not all(map(operator.is_, values, self._values)):
+            for value in values:
+                if isinstance(value, torch.Tensor):
+                    check_supported(value, f"what {type(optimizer).__name__} keeps")
+            self._values = values
+        return True
+
+    def _look(self, values: list[object]) -> tuple[list[object], ...]:
+        optimizer = self._optimizer
+        return (
+            [len(group["params"]) for group in optimizer.param_groups],
+            [name for entry in optimizer.state.values() for name in entry],
+            [len(entry) for entry in optimizer.state.values()],
+            list(map(type, values)),
+            [value for value in values if type(value) in PLAIN],
+        )
+
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict:
+        tensors += [value for value in self._values if isinstance(value, torch.Tensor)]
+        groups = [
+            {**map_tree(take, {name: group[name] for name in group if name != "params"}), "params": numbers}
+            for group, numbers in zip(self._optimizer.param_groups, self._numbers, strict=True)
+        ]
+        return StateDict({"state": self._skeleton.content["state"], "param_groups": groups})
+
+
+def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All registered tensors, by their names in a state dict."""
+    return {
+        f"{prefix}.{name}" if prefix else name: tensor
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        for name, tensor in (*part._parameters.items(), *part._buffers.items())
+        if tensor is not None
+    }
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are views of the same memory, of one shape."""
+    return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
+        other.data_ptr(), other.dtype, other.shape, other.stride(),
+    )  # fmt: skip
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks)
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _values(optimizer: torch.optim.Optimizer) -> list[object]:
+    return [value for entry in optimizer.state.values() for value in entry.values()]
+
+
+def _names(group: Iterable[str]) -> list[str]:
+    """How torch orders the settings of a group in a state dict."""
+    return [*(name for name in group if name != "params"), "params"]
