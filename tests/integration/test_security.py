@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 import training
 from descendants import descendants
 from driver_script import fragments_of
 from fuzzer import BURST, Bomb, Fuzzer
 from jobs import SUPPORT
+from processes import command_of, ports_of
 from test_strangers import CALLERS, call
 
 from spark_elastic.driver.service import SparkDriverService
@@ -93,8 +93,9 @@ def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(
     def visit() -> None:
         try:
             assert formed.wait(60)
-            forked = [process for process in descendants() if "warm_parent" in " ".join(process.cmdline())]
-            workers = {process: _listening(process) for process in forked if _listening(process)}
+            forked = [process for process in descendants() if "warm_parent" in command_of(process)]
+            # Workers listen, for Gloo, and nothing else that is forked from a warm parent.
+            workers = {process: ports for process in forked if (ports := ports_of(process))}
             found["ports"] = [len(places) for places in workers.values()]
             before = {process: process.num_fds() for process in workers}
             found["answers"] = sum(
@@ -116,13 +117,6 @@ def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(
     assert result.sizes == [2]
     assert not result.of("world_broken")
     assert result.results[0] == result.results[1]
-
-
-def _listening(process: psutil.Process) -> list[tuple[str, int]]:
-    """Where a process listens: workers do, for Gloo, and nothing else that is forked from a warm parent."""
-    return [
-        (entry.laddr.ip, entry.laddr.port) for entry in process.net_connections() if entry.status == psutil.CONN_LISTEN
-    ]
 
 
 def test_nothing_that_strangers_send_is_unpickled(watched: list[str], tmp_path: Path) -> None:

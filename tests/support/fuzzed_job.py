@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import training
+from processes import command_of, ports_of
 from standalone import free_port
 
 import spark_elastic
@@ -52,7 +53,7 @@ def attacked(spark: Any, frames: int, seed: str, folder: Path) -> dict[str, Any]
             assert formed.wait(60)
             supervisors = _supervisors()
             found["supervisors"] = len(supervisors)
-            found["listeners"] = [process.pid for process in supervisors if _listens(process)]
+            found["listeners"] = [process.pid for process in supervisors if ports_of(process)]
             # The first part lets buffers and free lists grow to what they take.
             for count in (frames // 4, frames - frames // 4):
                 print(_fuzz(made, port, count, seed, folder), file=sys.stderr)
@@ -99,13 +100,9 @@ def _fuzz(credentials: Credentials, port: int, frames: int, seed: str, folder: P
 def _supervisors() -> list[psutil.Process]:
     """Warm parents and their tasks, but not the workers below, where Gloo listens."""
     below = psutil.Process().children(recursive=True)
-    parents = [process for process in below if "warm_parent" in " ".join(process.cmdline())]
+    parents = [process for process in below if "warm_parent" in command_of(process)]
     tops = [parent for parent in parents if parent.parent() not in parents]
     return [*tops, *(task for parent in tops if (task := parent.parent()) is not None)]
-
-
-def _listens(process: psutil.Process) -> bool:
-    return any(entry.status == psutil.CONN_LISTEN for entry in process.net_connections())
 
 
 if __name__ == "__main__":
