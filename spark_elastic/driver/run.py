@@ -42,7 +42,7 @@ logger = logging.getLogger("spark_elastic")
 
 T = TypeVar("T")
 
-# How often a waiting ``run`` lets Python look at signals; the outcome itself arrives as an event.
+# How often a waiting ``run`` lets Python handle signals; the outcome itself arrives as an event.
 SIGNAL_SECONDS = 0.2
 
 
@@ -76,58 +76,60 @@ def run(
 ) -> list[T]:
     """Call ``fn(*args, **kwargs)`` in every worker and return what the workers of the last generation returned.
 
-    The results are in rank order. The job goes on through the loss of workers, tasks and executors as long as ``min_np``
-    workers are left or come back, and grows up to ``max_np`` as executors arrive.
+    The results are in rank order. The job survives the loss of workers, tasks and executors as long as ``min_np`` workers are
+    left or come back, and it grows up to ``max_np`` workers as executors arrive.
 
     Args:
-        fn: called in each worker; travels with its arguments by cloudpickle. With a function decorated by ``@elastic``
-            inside, training survives resets; without, ``fn`` runs once in each of ``num_proc`` workers, which know nothing of
-            each other (see ``elastic`` for those that do).
+        fn: the function to call in each worker. It travels with its arguments by cloudpickle. If it calls a function decorated
+            with ``@elastic``, training survives resets; if not, ``fn`` runs once in each of ``num_proc`` workers, which know
+            nothing of each other unless ``elastic=False``.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.
-        num_proc: workers to wait for before the first generation; default ``min_np``.
-        min_np: with fewer workers, training waits.
-        max_np: slots asked of Spark. Unset, ``min_np`` and ``max_np`` come from the Spark configuration: with dynamic
-            allocation from its limits, else from the cluster's present cores; with ``local`` from this machine.
+        num_proc: the number of workers to wait for before the first generation; ``min_np`` by default.
+        min_np: the number of workers below which training waits.
+        max_np: the number of slots to request from Spark. ``min_np`` and ``max_np`` default to the limits of dynamic allocation
+            in the Spark configuration, or without dynamic allocation to the present cores of the cluster; with ``local``, to
+            what this machine has.
         elastic: False forms one world of ``num_proc`` workers before ``fn`` is called, so that ``fn`` has its rank, its
-            collectives and torch's default group from the first line on. When a worker is lost, all are ended and all of
-            ``fn`` runs again in new processes, ``reset_limit`` times; an exception of ``fn`` ends the job.
-        start_timeout: seconds to get hosts.
-        elastic_timeout: seconds to get back to ``min_np`` workers after a loss.
-        hang_timeout: seconds that a worker may spend in code without a collective, or a ``state.heartbeat()``, while
-            others wait for it; then it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
-        reset_limit: resets caused by failures after which the job fails; None is no limit. Newcomers that fail before they have
-            committed with the others do not count, as long as the others go on committing.
-        backend: "gloo", "nccl", or None: nccl where every worker has a GPU of its own.
+            collectives and torch's default group from its first line on. When a worker is lost, all workers are ended and
+            the whole of ``fn`` runs again in new processes, up to ``reset_limit`` times; an exception in ``fn`` ends the job.
+        start_timeout: how many seconds the job may take to get its first hosts.
+        elastic_timeout: how many seconds the job may take to get back to ``min_np`` workers after a loss.
+        hang_timeout: how many seconds a worker may spend in code without a collective or a ``state.heartbeat()`` while
+            others wait for it, before it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
+        reset_limit: how many resets failures may cause before the job fails; None sets no limit. Newcomers that fail before they
+            have committed with the others do not count, as long as the others keep committing.
+        backend: "gloo", "nccl", or None, which chooses nccl if every worker has a GPU of its own.
         env: environment variables for the workers.
-        spark: the session, classic or of Spark Connect; default the active one, else a local-cluster with as many executors as
-            there are cores. With Spark Connect executors have to reach the machine that calls ``run``.
-        local: True trains in processes of this machine, without Spark or Java: one for each of its GPUs, else of its cores,
-            unless sizes are given. They listen on the loopback interface only. A cluster of ``testing.local_cluster`` has slots
-            that can be taken away.
-        network_interface: the interface that workers use among themselves; default the one that reaches the driver.
-        driver_port: port that the driver listens on; default any.
-        checkpoint: directory or URL, shared by all machines, to which commits are written, too. A later run with the same
-            one goes on from the newest of them that is whole.
-        checkpoint_interval: seconds between two such writes; 0 writes whenever the last write has ended.
-        storage_options: for the library that opens ``checkpoint``, on the driver and the workers; travels by cloudpickle.
-        host_discovery_script: executable that prints the machines that may be used, ``host`` or ``host:slots`` a line; run every
-            second. The workers of machines that it stops listing leave at their next commit.
-        event_log: file to which events are appended as JSON lines; see docs/events.md.
-        progress: True shows how far the job is: a live line in terminals and notebooks, plain lines elsewhere; None only where
-            there is one of the former.
-        on_event: called with each event as a dict, on a thread of its own.
+        spark: the session, classic or of Spark Connect. The default is the active session, else a local-cluster with as many
+            executors as there are cores. With Spark Connect, executors have to reach the machine that calls ``run``.
+        local: True trains in processes on this machine, without Spark or Java: one for each GPU, or for each core if there is
+            none, unless sizes are given. They listen on the loopback interface only. With a cluster from
+            ``testing.local_cluster``, slots can be taken away.
+        network_interface: the interface that workers use among themselves; by default the one that reaches the driver.
+        driver_port: the port that the driver listens on; by default any free port.
+        checkpoint: a directory or URL, shared by all machines, to which commits are also written. A later run with the same
+            ``checkpoint`` resumes from the newest complete one.
+        checkpoint_interval: how many seconds pass between two such writes; 0 writes again as soon as the last write has ended.
+        storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
+            cloudpickle.
+        host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.
+            It runs every second. Workers on machines that it no longer lists leave at their next commit.
+        event_log: a file to which events are appended as JSON lines; see docs/events.md.
+        progress: True shows the progress of the job, as a live line in terminals and notebooks and as plain lines elsewhere.
+            None shows it only in terminals and notebooks.
+        on_event: a function that is called with each event as a dict, on a thread of its own.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
-            ``yield_after``, see ``JobSettings``.
+            ``yield_after``; ``JobSettings`` explains them.
 
     Raises:
-        TrainingFailedError: the job failed; holds every failing worker's rank, host and traceback.
+        TrainingFailedError: the job failed. The error holds the rank, host and traceback of every failing worker.
         NotEnoughHostsError: a timeout passed with fewer than ``min_np`` workers.
-        ResetLimitExceededError: see ``reset_limit``.
+        ResetLimitExceededError: failures caused more resets than ``reset_limit`` allows.
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
-        ValueError, TypeError: an argument is wrong; nothing was started.
+        ValueError, TypeError: an argument is wrong. Nothing was started.
 
-    Blocks until the job ends; Ctrl-C ends it. When it has returned or raised, nothing of the job is left.
+    The call blocks until the job ends; Ctrl-C ends it. When the call has returned or raised, nothing of the job is left.
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()
@@ -149,7 +151,7 @@ def run(
         stack.enter_context(launcher)
         low, start, high = launcher.sizes(num_proc, min_np, max_np)
         if not elastic and low != high:
-            raise ValueError("give num_proc: with elastic=False it says of how many workers the one world is")
+            raise ValueError("give num_proc: with elastic=False it is the number of workers in the one world")
         settings = JobSettings(
             min_np=low,
             num_proc=start,
@@ -240,7 +242,7 @@ def _run_job(
             try:
                 return _await(service)
             except SparkElasticError as error:
-                # All workers are lost then, and that is not what ended the job.
+                # If the slots have ended, all workers are lost as a consequence, which is not what ended the job.
                 ended = slots.find_end()
                 if ended and not isinstance(error, JobCancelledError):
                     raise JobCancelledError(f"{trouble}: {ended}") from error
@@ -254,7 +256,7 @@ def _run_job(
 
 
 def _await(service: SparkDriverService) -> list[bytes]:
-    """Wait for the outcome in short turns: a thread that waits without end takes no Ctrl-C on some platforms."""
+    """Wait for the outcome in short turns, because a thread that waits without a timeout may not notice Ctrl-C."""
     while True:
         try:
             return service.outcome.result(SIGNAL_SECONDS)
@@ -290,7 +292,7 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
 def _claim_checkpoint(
     checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, object] | None
 ) -> CheckpointPlan:
-    """Claim the next attempt in the checkpoint directory; a directory that cannot be written shows here."""
+    """Claim the next attempt in the checkpoint directory. Raises ``CheckpointError`` if it cannot be written."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
     url = os.fspath(checkpoint)
@@ -324,7 +326,7 @@ def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> 
 
 
 def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> int | None:
-    """Return the size of a fixed world; None where it is left to Spark's configuration."""
+    """Return the size of a fixed world; None if Spark's configuration is to decide."""
     given = [size for size in (num_proc, min_np, max_np) if size is not None]
     if len(set(given)) > 1:
         raise ValueError(
@@ -336,4 +338,4 @@ def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> i
 
 def _check_linux() -> None:
     if not sys.platform.startswith("linux"):
-        raise SparkElasticError(f"spark_elastic runs on Linux only, this is {sys.platform}")
+        raise SparkElasticError(f"spark_elastic runs on Linux only, and this is {sys.platform}")

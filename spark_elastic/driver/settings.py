@@ -13,7 +13,7 @@ from spark_elastic.worker.backends import BACKENDS
 class JobSettings:
     """Everything that the driver's decisions depend on. All times are in seconds.
 
-    The first block is the public contract of ``spark_elastic.run``; the second holds what few users turn.
+    The first block is the public contract of ``spark_elastic.run``; the second holds settings that few users change.
     """
 
     min_np: int
@@ -28,25 +28,25 @@ class JobSettings:
     network_interface: str | None = None
     driver_port: int = 0
     host_discovery_script: str | None = None
-    # False: one world of num_proc workers around the whole function; a loss runs all of it again in new processes.
+    # False forms one world of num_proc workers around the whole function, which a loss runs again in new processes.
     elastic: bool = True
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
-    # What gives workers more memory where the slots come from; None where nothing does.
+    # The setting of the launcher's platform that gives workers more memory; None if it has none.
     memory_setting: str | None = "spark.executor.memoryOverhead"
 
-    # A worker whose process is stopped (SIGSTOP) for so long is replaced, and so is a host that does not answer (a frozen
-    # machine, a cut network). A process that runs is alive, whatever it does: ``hang_timeout`` judges whether it gets on. The
-    # last holders of the newest commit are waited for until ``elastic_timeout``.
+    # A worker whose process is stopped (SIGSTOP) for this long is replaced, and so is a host that does not answer (a frozen
+    # machine, a cut network). A process that runs counts as alive, whatever it does; whether it makes progress is for
+    # ``hang_timeout`` to judge. The last holders of the newest commit are waited for until ``elastic_timeout``.
     heartbeat_timeout: float = 20.0
-    # A survivor has so long to come back to its elastic function after an abort, and never less than ``hang_timeout``.
+    # How long a survivor may take to return to its elastic function after an abort; never less than ``hang_timeout``.
     ready_timeout: float = 60.0
-    # The ranks of a new world have so long to connect to each other.
+    # How long the ranks of a new world may take to connect to each other.
     form_timeout: float = 60.0
     # Newcomers are collected until none has arrived for ``join_window``, or the first has waited ``join_patience``.
     join_window: float = 0.25
     join_patience: float = 10.0
-    # A run that holds fewer than min_np slots gives them back after so long, so that another run may finish.
+    # A run that holds fewer than min_np slots gives them back after this time, so that another run can finish.
     yield_after: float = 30.0
 
     def __post_init__(self) -> None:
