@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for: what is not used is not loaded, and need not be installed."""
+"""Packages whose names are imported on first use, so that what is not used is not loaded and need not be installed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Names under which saved files know our classes: that of a public package, whatever module a class lives in.
+"""The names by which saved files know our classes: those of public packages, whatever module a class is in.
 
-A pickle names the module of each class in it, and Spark ML's metadata the class itself. Both outlive the layout of our
-modules, so a class that may be saved calls the package that exports it its home (``saved_as``), and what earlier releases
-wrote under names of modules is found there, too.
+A pickle names the module of each class in it, and Spark ML's metadata names the class itself. Both outlive the layout of our
+modules. A class that may be saved therefore declares the package that exports it as its module (``saved_as``), and classes that
+earlier releases saved under the names of modules are found in that package, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=type)
 
 
 def saved_as(package: str) -> Callable[[T], T]:
-    """Have saved files name a class by the package that exports it."""
+    """Return a decorator by which saved files name a class by the package that exports it."""
 
     def name(kind: T) -> T:
         kind.__module__ = package
@@ -29,7 +29,7 @@ def saved_as(package: str) -> Callable[[T], T]:
 
 
 def home_of(module: str, name: str) -> str:
-    """Return the module by which something saved is found now: the innermost public package around it that exports it."""
+    """Return the module in which a saved name is found now: the innermost enclosing public package that exports it."""
     outermost, around = name.partition(".")[0], module.rpartition(".")[0]
     while around:
         if around in PACKAGES and outermost in importlib.import_module(around).__all__:
@@ -39,7 +39,7 @@ def home_of(module: str, name: str) -> str:
 
 
 class Unpickler(pickle.Unpickler):
-    """Unpickles what any release has saved. As with all pickles, whoever wrote it runs code here."""
+    """Unpickles what any release has saved. As with all pickles, its author can run code here."""
 
     def find_class(self, module: str, name: str) -> object:
         return super().find_class(home_of(module, name), name)

@@ -1,4 +1,4 @@
-"""Durable checkpoints: commits written to a directory or URL, from which a later job goes on.
+"""Durable checkpoints: commits that are written to a directory or URL, from which a later job resumes.
 
 ::
 
@@ -8,7 +8,8 @@
         tree.json tensors.safetensors objects.pickle
         manifest.json                      written last: lengths and SHA-256 of the others
 
-``naming`` decides what counts and what goes, ``directory`` reads and writes, ``content`` turns snapshots into files and
-back, by ``tree`` and ``tensors``, ``writer`` does so on a thread beside training. What earlier releases wrote is read for ever
-(``first_format``), and no file names a module of ours; docs/formats.md describes the files.
+``naming`` decides which checkpoints count and which are removed, ``directory`` reads and writes them, ``content`` turns
+snapshots into files and back, using ``tree`` and ``tensors``, and ``writer`` does so on a thread beside training. Whatever
+earlier releases wrote can still be read (``first_format``), and no file names a module of ours; docs/formats.md describes the
+files.
 """

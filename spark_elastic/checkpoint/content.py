@@ -1,7 +1,7 @@
-"""Turns a snapshot into the files of a checkpoint, and these into objects again; docs/formats.md describes them.
+"""Turns a snapshot into the files of a checkpoint, and these back into objects; docs/formats.md describes the files.
 
-``tree.json`` holds the state without its tensors, ``tensors.safetensors`` the tensors, ``objects.pickle`` what is neither a
-tensor nor plain data. That file is unpickled by a job that goes on from its own checkpoint, and by nobody else.
+``tree.json`` holds the state without its tensors, ``tensors.safetensors`` the tensors, and ``objects.pickle`` what is neither a
+tensor nor plain data. Only a job that resumes from its own checkpoint unpickles that last file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A state as it was committed. ``size`` is that of the world that committed it; values hold ``StateDict``s."""
+    """A state as it was committed, by a world of ``size`` ranks. The values may hold ``StateDict``s."""
 
     name: CheckpointName
     steps: int
@@ -44,7 +44,7 @@ class SavedState:
 
 
 def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
-    """Return the files of a snapshot, in pieces. Holds no second copy of the tensors; the snapshot must stay as it is."""
+    """Return the files of a snapshot, in pieces. The tensors are not copied, so the snapshot must not change meanwhile."""
     encoder = TreeEncoder(snapshot.buffer.views, [spec.device for spec in snapshot.buffer.specs])
     objects = {name: encoder.encode(value, name) for name, value in snapshot.skeleton["objects"].items()}
     tree = {"steps": snapshot.skeleton["steps"], "size": snapshot.skeleton["size"], "objects": objects}
@@ -65,9 +65,9 @@ def decode(
     device: torch.device | None = None,
     progress: Progress = lambda: None,
 ) -> SavedState:
-    """Read a checkpoint of any release. Raises ``DamagedError``; nothing is unpickled unless ``unpickle`` says so.
+    """Read a checkpoint of any release. Raises ``DamagedError``. Nothing is unpickled unless ``unpickle`` is true.
 
-    Tensors that were not on the CPU go to ``device``, if one is given.
+    Tensors that were not on the CPU are moved to ``device``, if one is given.
     """
     manifest = directory.manifest(name)
     reader = _Reader(directory, name, manifest, unpickle, device, progress)
@@ -75,7 +75,7 @@ def decode(
     with _damage(directory, name):
         steps, size, objects = tree["steps"], tree["size"], tree["objects"]
         if not (type(steps) is int and type(size) is int and type(objects) is dict and all(map(_is_name, objects))):
-            raise ValueError("it is not that of a state")
+            raise ValueError("it is not the tree of a state")
     return SavedState(name, steps, size, objects)
 
 
@@ -91,7 +91,7 @@ class _Reader:
     progress: Progress
 
     def read_tree(self) -> Any:
-        """Return the tree of today's format."""
+        """Return the tree of a checkpoint in the present format."""
         text = self._bytes(TREE)
         room = TensorRoom(self._size(TENSORS))
         self._fill(TENSORS, room)
@@ -102,7 +102,7 @@ class _Reader:
             return {**tree, "objects": {key: decoder.decode(node) for key, node in tree["objects"].items()}}
 
     def read_first_format(self) -> Any:
-        """Return the tree of a checkpoint of the first release."""
+        """Return the tree of a checkpoint in the first format."""
         packed = self._bytes(first_format.SKELETON)
         with _damage(self.directory, self.name, first_format.SKELETON):
             skeleton, specs = first_format.read_skeleton(packed)
@@ -124,12 +124,12 @@ class _Reader:
         return 0 if entry is None else entry.bytes
 
     def _fill(self, file: str, room: Iterable[memoryview]) -> None:
-        """Read a file of tensors into its room."""
+        """Read a file of tensors into the room that was made for it."""
         checked = _checked(room, self.directory, self.name)
         self.directory.read(self.name, file, self.manifest.files.get(file), checked, self.progress)
 
     def _objects(self) -> list[object] | None:
-        """Return what was pickled; None where nothing is to be unpickled."""
+        """Return the objects that were pickled; None if nothing is to be unpickled."""
         if not self.unpickle:
             return None
         if OBJECTS not in self.manifest.files:
@@ -140,14 +140,14 @@ class _Reader:
                 objects: list[object] = _saved_names.loads(packed)
             except (ImportError, AttributeError) as error:
                 raise CheckpointError(
-                    f"the objects of checkpoint {self.name} of {self.directory.url} need what is not here: {error}. Have it "
-                    "importable on the workers, or give another checkpoint= to begin anew"
+                    f"the objects of checkpoint {self.name} of {self.directory.url} need code that is not here: {error}. Make "
+                    "it importable on the workers, or give another checkpoint= to begin anew"
                 ) from error
             return objects
 
 
 def _checked(room: Iterable[memoryview], directory: CheckpointDirectory, name: CheckpointName) -> Iterator[memoryview]:
-    """Yield the room for tensors. A description that makes no sense is damage; a lack of memory is not."""
+    """Yield the room for tensors. A header that makes no sense counts as damage; a lack of memory does not."""
     try:
         yield from room
     except ValueError as error:
@@ -162,7 +162,7 @@ def _is_name(name: object) -> bool:
 
 @contextmanager
 def _damage(directory: CheckpointDirectory, name: CheckpointName, file: str = "its tree") -> Iterator[None]:
-    """Make one error of the many kinds that damage, or malice, leads to in whatever reads it."""
+    """Turn the many kinds of errors that damage, or malice, causes in a reader into a ``DamagedError``."""
     try:
         yield
     except CheckpointError:

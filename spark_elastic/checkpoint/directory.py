@@ -1,8 +1,8 @@
 """CheckpointDirectory: claims attempts; writes, reads and removes checkpoints in one directory of any file system.
 
-The store has to give two things, as local and network file systems, HDFS, S3, GCS and Azure do: a listing shows every
-file whose writing has ended, and a file that was written stays until it is removed. Neither renames nor exclusive creation
-nor locks are needed.
+The store has to guarantee two things, as local and network file systems, HDFS, S3, GCS and Azure do: a listing shows every file
+whose writing has ended, and a file that was written stays until it is removed. Renames, exclusive creation and locks are not
+needed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The format that is written. Every format from the first to this one can be read.
+# The format that this release writes. Every format from the first to this one can be read.
 VERSION = 2
-# The size that a manifest may have, far more than that of any checkpoint.
+# The largest size that a manifest may have, far more than any checkpoint needs.
 MOST_MANIFEST_BYTES = 2**20
-# What is raised when a file is opened whose place something else has taken.
+# The errors of opening a file that is missing, or whose place something else has taken.
 _NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOTDIR}
-# Files are read and written in pieces of this size; between two of them progress is reported.
+# Files are read and written in pieces of this size; progress is reported after each.
 PIECE_BYTES = 4 * 2**20
-# Runs that claim an attempt at the same time step back from each other. More tries than this mean that the store lists
-# what is not there.
+# Runs that claim an attempt at the same time step back from each other. If so many tries fail, the store's listings are wrong.
 CLAIM_TRIES = 20
 
 Progress = Callable[[], None]
@@ -52,29 +51,29 @@ class SupersededError(CheckpointError):
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """What a manifest says of a file."""
+    """The length and checksum of a file, as its manifest has them."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """Completes a checkpoint: it is written when all other files are."""
+    """Completes a checkpoint: it is written once all other files are."""
 
     version: int
     files: dict[str, FileEntry]
 
 
 class _AnyManifest(msgspec.Struct, frozen=True):
-    """What a manifest of every format has."""
+    """The part of a manifest that every format has."""
 
     version: int
 
 
 class CheckpointDirectory:
-    """The checkpoints of one job. Every method may block for as long as the store does, and raise what its library raises.
+    """The checkpoints of one job. Every method may block as long as the store does, and raise what its library raises.
 
-    storage_options: for the library that opens the URL. Raises ``CheckpointError`` where it cannot be opened.
+    storage_options: options for the library that opens the URL. Raises ``CheckpointError`` if the URL cannot be opened.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, object] | None = None) -> None:
@@ -90,18 +89,18 @@ class CheckpointDirectory:
         self._files = self._location.filesystem
 
     def list(self) -> Listing:
-        """List what is there; a directory that does not exist is empty."""
+        """List the checkpoints and claims in the directory. A directory that does not exist counts as empty."""
         from pyarrow.fs import FileSelector, FileType
 
         handler = getattr(self._files, "handler", None)
         if handler is not None:
-            handler.fs.invalidate_cache()  # or fsspec would return a listing that it has cached
+            handler.fs.invalidate_cache()  # otherwise fsspec would return a cached listing
         root = self._location.root.strip("/")
         everything = FileSelector(self._location.root, allow_not_found=True, recursive=True)
         try:
             entries = self._files.get_file_info(everything)
         except FileNotFoundError:
-            # Pyarrow has not found the folder and then looked again, and another run has made it in between.
+            # Pyarrow did not find the folder and looked again; another run has made it in between.
             entries = self._files.get_file_info(everything)
         paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
@@ -109,10 +108,10 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ attempts
 
     def claim(self) -> int:
-        """Take the next attempt, which nobody else has or gets, and remove the claims of earlier ones.
+        """Claim the next attempt, which no other run has or gets, and remove the claims of earlier attempts.
 
-        Runs that claim at once all write first and list then, so of two with one number at least one sees the other. Who
-        sees another claim as high as its own steps back and tries a higher number.
+        Runs that claim at the same time all write first and list afterwards, so of two runs with the same number at least one
+        sees the other. A run that sees another claim as high as its own steps back and tries a higher number.
         """
         token = secrets.token_hex(8)
         for tries in range(CLAIM_TRIES):
@@ -124,12 +123,14 @@ class CheckpointDirectory:
                     self._delete(str(claim))
                 return mine.attempt
             self._delete(str(mine))
-        raise CheckpointError(f"{self.url} does not list what was written there; checkpoint= needs a place that does")
+        raise CheckpointError(
+            f"{self.url} does not list files that were just written there; checkpoint= needs a store that does"
+        )
 
     def check_claim(self, attempt: int) -> Listing:
-        """Return what is there. Raises ``SupersededError`` when a later run has claimed the directory.
+        """Return the listing. Raises ``SupersededError`` when a later run has claimed the directory.
 
-        Raises ``CheckpointError`` where the claim does not show: on this machine the URL names another place.
+        Raises ``CheckpointError`` if the claim is not listed, which means that the URL names another place on this machine.
         """
         listing = self.list()
         newest = max((claim.attempt for claim in listing.claims), default=0)
@@ -140,8 +141,8 @@ class CheckpointDirectory:
             )
         if newest < attempt:
             raise CheckpointError(
-                f"on this machine {self.url} does not show what the driver has written there; checkpoint= has to name a "
-                "place that all machines share"
+                f"on this machine {self.url} does not show the claim that the driver has written there; checkpoint= has to name "
+                "a place that all machines share"
             )
         return listing
 
@@ -150,9 +151,9 @@ class CheckpointDirectory:
     def write(
         self, name: CheckpointName, files: Mapping[str, Iterable[Buffer]], progress: Progress = _no_progress
     ) -> int:
-        """Write the pieces of each file, then the manifest that makes the checkpoint complete. Return the bytes written.
+        """Write the pieces of each file, then the manifest that completes the checkpoint. Return the bytes written.
 
-        After an error nothing of it is left, if the store allows; without a manifest it counts for nothing in any case.
+        After an error, what was written is removed if the store allows that; without a manifest it does not count anyway.
         """
         try:
             entries = {file: self._write(f"{name}/{file}", pieces, progress) for file, pieces in files.items()}
@@ -167,12 +168,12 @@ class CheckpointDirectory:
         return sum(entry.bytes for entry in entries.values())
 
     def prune(self, attempt: int, damaged: Collection[CheckpointName] = ()) -> None:
-        """Remove what is not kept, see ``choose_removals``. Raises like ``check_claim``."""
+        """Remove the checkpoints that ``choose_removals`` chooses. Raises the same errors as ``check_claim``."""
         for name in choose_removals(self.check_claim(attempt), damaged):
             self.remove(name)
 
     def remove(self, name: CheckpointName) -> None:
-        """Remove a checkpoint, its manifest first, so that half of it is never taken for the whole."""
+        """Remove a checkpoint, its manifest first, so that a partly removed one never counts as complete."""
         self._delete(f"{name}/{MANIFEST}")
         try:
             self._files.delete_dir(self._location.join(str(name)))
@@ -180,7 +181,7 @@ class CheckpointDirectory:
             pass
 
     def manifest(self, name: CheckpointName) -> CheckpointManifest:
-        """Read a manifest. Raises ``DamagedError``, and ``CheckpointError`` for a format that this release does not know."""
+        """Read a manifest. Raises ``DamagedError``, or ``CheckpointError`` if its format is of a later release."""
         try:
             self._check_file(name, MANIFEST)
             with self._open(f"{name}/{MANIFEST}") as stream:
@@ -190,7 +191,7 @@ class CheckpointDirectory:
             if version > VERSION:
                 raise CheckpointError(
                     f"checkpoint {name} of {self.url} has format {version}, and this release of spark_elastic reads formats 1 "
-                    f"to {VERSION}: a later release wrote it. Use that one, or give another checkpoint= to begin anew"
+                    f"to {VERSION}: a later release wrote it. Use that release, or give another checkpoint= to begin anew"
                 )
             if version < 1:
                 raise msgspec.ValidationError(f"there is no format {version}")
@@ -206,12 +207,12 @@ class CheckpointDirectory:
         room: Iterable[memoryview],
         progress: Progress = _no_progress,
     ) -> None:
-        """Fill the pieces of ``room`` with a file. Raises ``DamagedError`` unless it is what its manifest entry says.
+        """Fill the pieces of ``room`` with a file. Raises ``DamagedError`` unless the file agrees with its manifest entry.
 
-        The next piece is asked for when the one before is full, and the first when the file is as long as it should be.
+        The first piece is requested once the file is known to have the right length, each further one when the last is full.
         """
         if entry is None:
-            raise self._damaged(name, f"its manifest knows no {file}")
+            raise self._damaged(name, f"its manifest does not list {file}")
         digest, length = hashlib.sha256(), 0
         try:
             self._check_file(name, file, entry.bytes)
@@ -230,7 +231,7 @@ class CheckpointDirectory:
             raise self._damaged(name, f"{length:,} bytes of {file} are not the {entry.bytes:,} that were written")
 
     def read_bytes(self, name: CheckpointName, file: str, entry: FileEntry | None) -> bytes:
-        """Read a file that fits into memory; see ``read``."""
+        """Read a whole file into memory. Raises the same errors as ``read``."""
         content = bytearray()
 
         def room() -> Iterator[memoryview]:
@@ -244,7 +245,7 @@ class CheckpointDirectory:
         return DamagedError(f"checkpoint {name} of {self.url} is damaged: {how}")
 
     def _check_file(self, name: CheckpointName, file: str, size: int | None = None) -> None:
-        """Raise ``_NotAFile`` for what is no plain file (a pipe would never end), or is not as long as it was."""
+        """Raise ``_NotAFile`` unless this is a plain file (a pipe would never end) of the length that was written."""
         from pyarrow.fs import FileType
 
         with _missing(file):
@@ -252,7 +253,7 @@ class CheckpointDirectory:
         if info.type == FileType.NotFound:
             raise _NotAFile(f"{file} is missing")
         if info.type != FileType.File:
-            raise _NotAFile(f"{file} is no file")
+            raise _NotAFile(f"{file} is not a file")
         if size is not None and info.size is not None and info.size != size:
             raise _NotAFile(f"{file} has {info.size:,} bytes, and {size:,} were written")
 
@@ -279,7 +280,7 @@ class CheckpointDirectory:
         return FileEntry(length, digest.hexdigest())
 
     def _sync(self, paths: Iterable[str]) -> None:
-        """Have a local disk keep what was written: the manifest must not survive a power cut that the rest does not."""
+        """Flush files to a local disk, so that the manifest does not survive a power cut in which the files are lost."""
         if self._location.local:
             for path in paths:
                 with open(self._location.join(path), "rb") as written:
@@ -293,12 +294,12 @@ class CheckpointDirectory:
 
 
 class _NotAFile(Exception):
-    """The file that was written is not there, or something else is."""
+    """A file that was written is missing, or something else has taken its place."""
 
 
 @contextmanager
 def _missing(file: str) -> Iterator[None]:
-    """Tell what is not there from stores that fail: these are asked again, and damage is not."""
+    """Tell a missing file, which is damage, from a failing store, which is tried again."""
     try:
         yield
     except OSError as error:
@@ -308,7 +309,7 @@ def _missing(file: str) -> Iterator[None]:
 
 
 def _path_of(entry: pyarrow.fs.FileInfo) -> str:
-    """Return the path of a listed entry. Names that are not UTF-8 are not ours."""
+    """Return the path of a listed entry; empty for a name that is not UTF-8, which we have not written."""
     try:
         return str(entry.path)
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Reads the first format of checkpoints, which named classes of ours by the modules that they were in then.
+"""Reads the first format of checkpoints, which named our classes by the modules in which they were at the time.
 
-``skeleton.pt`` holds the tree, as ``torch.load(weights_only=True)`` reads it, which runs no code; ``tensors.bin`` the tensors,
-one after the other. The classes here stand for those that it names, whatever has become of them.
+``skeleton.pt`` holds the tree, which ``torch.load(weights_only=True)`` reads without running code; ``tensors.bin`` holds the
+tensors, one after the other. The classes here stand in for those that the tree names, wherever those are now.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SKELETON, TENSORS = "skeleton.pt", "tensors.bin"
 
 
 class _Named:
-    """An instance of a class as it was in the first release: the values of its fields, in their order."""
+    """An instance of a class of the first release, as the values of its fields in order."""
 
     fields: tuple[Any, ...] = ()
 
@@ -42,7 +42,7 @@ _OpaqueObject = _stand_in("spark_elastic.checkpoint.content.OpaqueObject")
 
 
 def read_skeleton(data: bytes) -> tuple[object, list[tuple[torch.dtype, str, tuple[int, ...]]]]:
-    """Return the tree, and the (dtype, device, shape) of its tensors. Raises whatever damage leads to."""
+    """Return the tree, and the (dtype, device, shape) of its tensors. Damage may raise any kind of error."""
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         if sum(entry.file_size for entry in packed.infolist()) > len(data):
             raise ValueError(f"{SKELETON} claims more than it holds")
@@ -52,7 +52,7 @@ def read_skeleton(data: bytes) -> tuple[object, list[tuple[torch.dtype, str, tup
 
 
 class TensorRoom:
-    """Room for the tensors of these specs, made as they are read. Raises ``ValueError`` unless they fill ``size`` bytes."""
+    """Room for tensors of these specs, allocated as they are read. Raises ``ValueError`` unless they fill ``size`` bytes."""
 
     def __init__(self, specs: Sequence[tuple[torch.dtype, str, tuple[int, ...]]], size: int) -> None:
         claimed = sum(math.prod(shape) * dtype.itemsize for dtype, _, shape in specs)
@@ -69,7 +69,7 @@ class TensorRoom:
 
 
 def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence[object] | None) -> Any:
-    """Put tensors and objects into the tree."""
+    """Put tensors and objects back into the tree."""
 
     def give(value: object) -> object:
         if type(value) is _StateDict:
@@ -85,7 +85,7 @@ def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence
 
 
 def _marked(content: Any) -> Any:
-    """Mark the weights of a wrapped model, which this format does not tell from those of a module named ``module``."""
+    """Mark the weights of a wrapped model, which this format does not distinguish from a part named ``module``."""
     facts = getattr(content, "_metadata", {})
     if content and facts.get("module") and all(str(name).startswith("module.") for name in content):
         facts[""] = {**facts[""], WRAPPER_MARK: True}
@@ -100,5 +100,5 @@ def _spec(dtype: object, device: object, shape: Iterable[object]) -> tuple[torch
 
 def _index(number: object) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no size or place")
+        raise ValueError(f"{number!r} is not a size or a place")
     return number

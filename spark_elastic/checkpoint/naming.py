@@ -1,4 +1,4 @@
-"""Names of checkpoints and claims, and what follows from them: which is the newest, which may go. No I/O."""
+"""Names of checkpoints and claims, and what follows from them: which is the newest, and which may be removed. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLAIM = re.compile(r"attempt-(\d{6,})-([0-9a-f]+)")
 
 @dataclass(frozen=True, order=True, slots=True)
 class CheckpointName:
-    """Names a commit of any run of a job. A later attempt is newer, whatever an earlier one still writes."""
+    """Names a commit of any run of a job. A later attempt counts as newer, whatever an earlier one may still write."""
 
     attempt: int
     generation: int
@@ -27,7 +27,7 @@ class CheckpointName:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Says that a run has taken, or tries to take, the number of an attempt. ``token`` tells runs apart."""
+    """States that a run has taken, or tries to take, the number of an attempt. ``token`` tells runs apart."""
 
     attempt: int
     token: str
@@ -38,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a directory holds. Complete checkpoints have a manifest; whether they are whole, only reading them tells."""
+    """What a directory holds. A complete checkpoint has a manifest; whether it is undamaged shows only when it is read."""
 
     complete: frozenset[CheckpointName] = frozenset()
     partial: frozenset[CheckpointName] = frozenset()
@@ -51,19 +51,19 @@ class Listing:
 
     @property
     def highest_attempt(self) -> int:
-        """The highest attempt that has left a trace, 0 for none."""
+        """The highest attempt that has left a trace; 0 if none has."""
         attempts = [name.attempt for name in self.complete | self.partial]
         return max([*attempts, *(claim.attempt for claim in self.claims)], default=0)
 
 
 def read_listing(paths: Iterable[str]) -> Listing:
-    """Make sense of the paths of all files, relative to the directory. Files that are not ours are ignored."""
+    """Interpret the paths of all files, relative to the directory. Other files than ours are ignored."""
     begun, complete, claims = set(), set(), set()
     for path in paths:
         if match := _CHECKPOINT.fullmatch(path):
             name = CheckpointName(*map(int, match.group(1, 2, 3)))
             if str(name) != path.partition("/")[0]:
-                continue  # longer zeros, or digits of another script
+                continue  # it has more leading zeros, or digits of another script
             begun.add(name)
             if match.group(4) == MANIFEST:
                 complete.add(name)
@@ -73,9 +73,9 @@ def read_listing(paths: Iterable[str]) -> Listing:
 
 
 def choose_removals(listing: Listing, damaged: Collection[CheckpointName] = ()) -> list[CheckpointName]:
-    """Choose what may go once a checkpoint has been written: all that is older than it, but for the last whole ones.
+    """Choose what may be removed once a checkpoint has been written: everything older, except the last undamaged ones.
 
-    What is newer stays: somebody may be writing it.
+    Newer checkpoints stay, because another run may be writing them.
     """
     whole = [name for name in listing.newest_first if name not in damaged]
     if not whole:

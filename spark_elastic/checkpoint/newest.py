@@ -1,4 +1,4 @@
-"""Loads the newest whole checkpoint of a directory."""
+"""Loads the newest undamaged checkpoint of a directory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COMPILED = "_orig_mod"
 def load_checkpoint(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Return what the newest whole checkpoint of ``url`` holds, by the names that the State gave it.
+    """Return what the newest undamaged checkpoint of ``url`` holds, by the names that the State gave to its objects.
 
-    Objects with a state dict come as that, tensors on the CPU. A model's weights have the names of the plain module, also where
-    it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code out of the checkpoint is run:
-    for objects that would need it there is an ``OpaqueObject`` that names their type. Checkpoints of earlier releases are read,
-    and damaged ones are skipped with a warning. Raises ``DamagedError`` when all are damaged, ``CheckpointError`` when there is
-    none, or the newest was written by a later release.
+    Objects with a state dict are returned as their state dict, tensors on the CPU. A model's weights have the names of the plain
+    module, even if it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code from the
+    checkpoint is run: an object that would need code is returned as an ``OpaqueObject`` that names its type. Checkpoints of
+    earlier releases can be read, and damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged, and
+    ``CheckpointError`` if there is none or the newest was written by a later release.
     """
     directory = CheckpointDirectory(os.fspath(url), storage_options)
     saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
@@ -43,9 +43,9 @@ def load_newest(
     load: Callable[[CheckpointName], SavedState],
     skipped: Callable[[CheckpointName], None] = lambda name: None,
 ) -> SavedState | None:
-    """Load the newest checkpoint that is whole; None where none has ever been completed.
+    """Load the newest undamaged checkpoint; None if none has ever been completed.
 
-    Raises ``DamagedError`` where all are damaged: whoever wants to begin anew after that should say so.
+    Raises ``DamagedError`` if all are damaged, so that a job begins anew only if its user decides so.
     """
     names = directory.list().newest_first
     reason = ""
@@ -64,7 +64,7 @@ def load_newest(
 
 
 def _state_dicts(value: Any) -> object:
-    """Return a value with its ``StateDict``s replaced by their contents, those of modules by the names of the plain module."""
+    """Replace the ``StateDict``s in a value by their contents, with the plain module's names for those of modules."""
     if type(value) is StateDict:
         return plain_names(_state_dicts(value.content))
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""JSON as it is written here, and nothing else that parsers let pass."""
+"""Parses JSON strictly: what we write passes, and the deviations that Python's parser tolerates do not."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def load_json(data: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("an object has the same name twice")
     return found
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -1,7 +1,7 @@
-"""Files of tensors in the layout of safetensors, which many libraries read: a JSON header, then the bytes of each.
+"""Files of tensors in the layout of safetensors, which many libraries read: a JSON header, then the bytes of each tensor.
 
-Written and read in pieces, so that a state needs no second copy in memory. A dtype that safetensors does not have is stored
-as its bytes (``U8``); ``__metadata__`` then says under ``dtypes`` which dtype and shape they have.
+They are written and read in pieces, so that a state needs no second copy in memory. A tensor of a dtype that safetensors does not
+have is stored as bytes (``U8``); ``__metadata__`` then gives its dtype and shape under ``dtypes``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_elastic.checkpoint.strict_json import load_json
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The dtypes of the oldest release of safetensors still in use: a reader refuses a file with a dtype that it does not know.
+# The dtypes of the oldest release of safetensors still in use; a reader refuses a file with a dtype that it does not know.
 _CODES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -48,8 +48,8 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 def file_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Buffer]:
-    """Yield the bytes of a file of contiguous tensors. From a GPU they come beside its work, on a stream of their own."""
-    # The widest dtypes first, so that every tensor lies at a multiple of its element's size.
+    """Yield the bytes of a file of contiguous tensors. Those on a GPU are copied on a stream of their own, beside its work."""
+    # The widest dtypes come first, so that every tensor is aligned to the size of its elements.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     yield _header(ordered)
     for _, tensor in ordered:
@@ -61,9 +61,9 @@ def file_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Buffer]:
 
 
 class TensorRoom:
-    """Room for a file of tensors, made as the file is read; ``tensors`` holds them by name when it has been.
+    """Room for a file of tensors, allocated as the file is read; afterwards ``tensors`` holds them by name.
 
-    size: of the file, which the header has to agree with before any room is made. Raises ``ValueError``.
+    size: the size of the file. Raises ``ValueError``, before any room is allocated, if the header does not agree with it.
     """
 
     def __init__(self, size: int) -> None:
@@ -76,7 +76,7 @@ class TensorRoom:
         size = int.from_bytes(length, "little")
         room = self._size - _LENGTH_BYTES - size
         if room < 0 or size > _MOST_HEADER_BYTES:
-            raise ValueError(f"that of a file of {self._size:,} bytes cannot have {size:,} of them")
+            raise ValueError(f"a file of {self._size:,} bytes cannot have a header of {size:,}")
         header = bytearray(size)
         yield memoryview(header)
         for name, dtype, shape in _parse(bytes(header), room):
@@ -86,7 +86,7 @@ class TensorRoom:
 
 
 def load_file(path: str) -> dict[str, torch.Tensor]:
-    """Read a file of this machine. Raises ``ValueError`` where it is no such file."""
+    """Read a file on this machine. Raises ``ValueError`` if it is not a file of tensors."""
     room = TensorRoom(os.path.getsize(path))
     with open(path, "rb") as file:
         for piece in room:
@@ -117,9 +117,9 @@ def _header(tensors: list[tuple[str, torch.Tensor]]) -> bytes:
 
 
 def _parse(header: bytes, room: int) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Return (name, dtype, shape) of the tensors in the order in which they fill exactly ``room`` bytes.
+    """Return (name, dtype, shape) of the tensors in the order of their bytes.
 
-    Raises ``ValueError``.
+    Raises ``ValueError`` unless the tensors fill exactly ``room`` bytes.
     """
     try:
         return _entries(header, room)
@@ -150,15 +150,15 @@ def _entries(header: bytes, room: int) -> list[tuple[str, torch.dtype, list[int]
 
 
 def dtype_of(name: object) -> torch.dtype:
-    """Return torch's dtype of this name. Raises ``ValueError`` where there is none."""
+    """Return torch's dtype with this name. Raises ``ValueError`` if there is none."""
     dtype = getattr(torch, name, None) if type(name) is str else None
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype of this torch ({torch.__version__})")
+        raise ValueError(f"{name!r} is not a dtype of this torch ({torch.__version__})")
     return dtype
 
 
 def shaped(flat: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """View a tensor in a shape of as many elements. Raises ``ValueError`` for those that torch does not take."""
+    """View a tensor in a shape with the same number of elements. Raises ``ValueError`` if torch refuses the shape."""
     try:
         return flat.view(tuple(shape))
     except (RuntimeError, TypeError, OverflowError) as error:

@@ -1,8 +1,9 @@
-"""The tree of a state as JSON: what it is made of, but for the tensors, in a form that any language reads.
+"""The tree of a state as JSON: everything except its tensors, in a form that any language can read.
 
 Null, booleans, strings, finite floats, integers below 2**53, lists, and dicts whose keys are strings stand for themselves.
-All else is an object with one name that begins with ``$``; docs/formats.md lists them. Tensors and NumPy arrays are told by
-the name that they have in the file of tensors, and what only code could bring back by its place in ``objects.pickle``.
+Anything else is an object with one name that begins with ``$``; docs/formats.md lists these. Tensors and NumPy arrays are
+represented by their name in the file of tensors, and objects that only code could bring back by their place in
+``objects.pickle``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Dict = TypeVar("Dict", bound="dict[object, object]")
 
 # Every reader of JSON returns integers below this unchanged.
 _EXACT = 2**53
-# Kinds of NumPy dtypes whose bytes say it all: bool, integers, floats, complex numbers, times, bytes and text.
+# Kinds of NumPy dtypes that their bytes represent fully: bool, integers, floats, complex numbers, times, bytes and text.
 _NUMPY_KINDS = "biufcmMSU"
 
 
@@ -38,7 +39,7 @@ class OpaqueObject:
 
 
 class TreeEncoder:
-    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` hold what goes into files of their own."""
+    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` collect what goes into files of its own."""
 
     def __init__(self, views: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -47,7 +48,7 @@ class TreeEncoder:
         self._devices = devices
 
     def encode(self, value: object, path: str = "") -> Json:
-        """Return what JSON can hold of a value; ``path`` names the tensors in it."""
+        """Return the JSON that represents a value; ``path`` names the tensors in it."""
         kind = type(value)
         if value is None or type(value) is bool or type(value) is str:
             return value
@@ -73,7 +74,7 @@ class TreeEncoder:
         return {"$tensor": name} if kind == "cpu" else {"$tensor": name, "device": kind}
 
     def _keep(self, tensor: torch.Tensor, path: str) -> str:
-        """Give a tensor the name of its path, which must be one that every JSON reader takes, and be free."""
+        """Name a tensor after its path, changed so that every JSON reader accepts the name and no other tensor has it."""
         plain = path.encode("utf-8", "backslashreplace").decode()
         name, number = plain, 1
         while name in self.tensors or name.startswith("__"):
@@ -96,7 +97,7 @@ class TreeEncoder:
 
     def _ordered(self, value: OrderedDict[object, object], path: str) -> Json:
         encoded: dict[str, Json] = {"$ordered_dict": self._pairs(value, path)}
-        if hasattr(value, "_metadata"):  # the versions of a module's parts, which torch keeps there
+        if hasattr(value, "_metadata"):  # where torch keeps the versions of a module's parts
             encoded["metadata"] = self.encode(value._metadata, _below(path, "_metadata"))
         return encoded
 
@@ -137,10 +138,10 @@ _ENCODERS: dict[type, Callable[[TreeEncoder, Any, str], Json]] = {
 
 
 class TreeDecoder:
-    """Decodes what ``TreeEncoder`` has encoded. Raises whatever its parts raise for what was not encoded by it.
+    """Decodes what ``TreeEncoder`` has encoded. Any other tree may raise any kind of error.
 
-    device: where tensors go that were not on the CPU; None leaves them there. objects: those out of ``objects.pickle``;
-    None puts an ``OpaqueObject`` in the place of each.
+    device: where to move tensors that were not on the CPU; None leaves them on the CPU. objects: the objects from
+    ``objects.pickle``; None puts an ``OpaqueObject`` in the place of each.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class TreeDecoder:
     def _pairs(self, kind: type[Dict], pairs: list[tuple[object, object]]) -> Dict:
         found = kind((self.decode(key), self.decode(entry)) for key, entry in pairs)
         if len(found) != len(pairs):
-            raise ValueError("a key stands twice in one dict")
+            raise ValueError("a dict has the same key twice")
         return found
 
     def _ordered(self, pairs: list[tuple[object, object]], metadata: object = None) -> OrderedDict[object, object]:
@@ -194,7 +195,7 @@ class TreeDecoder:
 def _numpy_dtype(name: object) -> numpy.dtype[numpy.generic]:
     dtype = numpy.dtype(str(name))
     if dtype.kind not in _NUMPY_KINDS:
-        raise ValueError(f"{name!r} is not among the dtypes that are stored")
+        raise ValueError(f"{name!r} is not among the dtypes that checkpoints store")
     return dtype
 
 

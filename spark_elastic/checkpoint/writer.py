@@ -1,4 +1,4 @@
-"""A worker's part in the durable checkpoints of its job: it restores, and writes while it is rank 0."""
+"""A worker's part in the durable checkpoints of its job: it restores them, and writes them while it is rank 0."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The end of a job waits for its last checkpoint, unless nothing of that has been written for this long.
+# The end of a job waits for its last checkpoint, unless no piece of it has been written for this long.
 STALL_SECONDS = 120.0
 
 
 class CheckpointWriter:
     """Writes snapshots on a thread of its own, one at a time; the user's thread only hands them over.
 
-    A failed write is a warning and an event; the next commit tries again, later and later if that fails, too, but never
-    later than the interval. ``report`` takes what is to be in the event log, ``beat`` is called when a long wait or read gets on.
+    A failed write causes a warning and an event. A later commit tries again, after a pause that grows with each failure, up to
+    the interval. ``report`` takes records for the event log, ``beat`` is called whenever a long wait or read makes progress.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CheckpointWriter:
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
         self._writing: Future[None] | None = None
-        # A new writer writes at once: nobody knows how old its predecessor's last checkpoint is.
+        # A new writer writes at once, because the age of its predecessor's last checkpoint is not known.
         self._due_at = 0.0
         self._asked = False
         self._failures = 0
@@ -62,11 +62,11 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whatever was being written is complete, or the worker is failing and its process ends anyway.
+        # The last write is complete, or the worker is failing and its process is about to end.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def restore(self, device: torch.device) -> SavedState | None:
-        """Load the newest whole checkpoint, None where there is none. Unpickles the job's own objects."""
+        """Load the newest undamaged checkpoint, with the job's pickled objects; None if there is none."""
 
         def load(name: CheckpointName) -> SavedState:
             return decode(self._directory, name, unpickle=True, device=device, progress=self._beat)
@@ -83,22 +83,22 @@ class CheckpointWriter:
         return saved
 
     def ask(self) -> None:
-        """Have the next commit written that can be."""
+        """Request that a commit be written as soon as possible."""
         self._asked = True
 
     def is_due(self) -> bool:
-        """Whether a commit is to be written now: none is being written, and the interval is over, or somebody has asked."""
+        """Whether to write this commit: no other is being written, and the interval is over or a write was requested."""
         return not self._is_writing and not self._superseded and (self._asked or time.monotonic() >= self._due_at)
 
     def begin(self, commit: CommitId, snapshots: Lender) -> None:
-        """Begin to write the current snapshot, which is that of ``commit``. Blocks for no longer than a copy of it takes."""
+        """Begin to write the current snapshot, which is that of ``commit``. Blocks at most as long as a copy of it takes."""
         name = CheckpointName(self.attempt, commit.generation, commit.index)
         self._asked = False
         self._due_at = time.monotonic() + self._interval
         self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
-        """Wait until the current snapshot is written, or ``is_over``. Gives up with a warning after ``STALL_SECONDS``."""
+        """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
         steps = snapshots.current.skeleton["steps"]
         self._wait(is_over)
         if not self._is_writing and self._durable_steps != steps and not self._superseded and not is_over():
@@ -106,14 +106,14 @@ class CheckpointWriter:
             self._wait(is_over)
         if self._durable_steps != steps and not self._superseded and not is_over():
             logger.warning(
-                "the job's last commit could not be written to %s; the next run goes on from the one before", self._url
+                "the job's last commit could not be written to %s; the next run resumes from the one before", self._url
             )
 
     # ------------------------------------------------------------------ inside
 
     @cached_property
     def _directory(self) -> CheckpointDirectory:
-        """Opened at the first use: what is wrong with it is then an error of the training function."""
+        """The directory, opened at its first use, so that an error is raised from the training function."""
         options = pickle.loads(self._storage_options) if self._storage_options else None
         return CheckpointDirectory(self._url, options)
 
@@ -146,7 +146,7 @@ class CheckpointWriter:
             self._due_at = min(self._due_at, time.monotonic() + 2.0 ** (self._failures - 1))
             text = f"{type(error).__name__}: {error}"
             logger.warning(
-                "checkpoint %s could not be written; training goes on, and the next commits try again: %s", name, text
+                "checkpoint %s could not be written; training continues, and the next commits try again: %s", name, text
             )
             self._report(records.CheckpointFailed(str(name), steps, text))
             return

@@ -322,7 +322,7 @@ def test_objects_that_are_no_pickle_are_damage(saved: Saved, content: bytes) -> 
 
 def test_objects_whose_class_is_not_here_are_an_error_that_names_it_and_no_damage(saved: Saved) -> None:
     saved.replace("objects.pickle", b"cnowhere_at_all\nThing\n.")
-    with pytest.raises(CheckpointError, match="need what is not here: No module named 'nowhere_at_all'") as error:
+    with pytest.raises(CheckpointError, match="need code that is not here: No module named 'nowhere_at_all'") as error:
         decode(saved.directory, NEWER, unpickle=True)
     assert not isinstance(error.value, DamagedError)
 

@@ -122,7 +122,7 @@ def test_a_store_that_does_not_list_what_was_written_is_refused(
     directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CheckpointDirectory, "list", lambda self: Listing())
-    with pytest.raises(CheckpointError, match="does not list what was written there"):
+    with pytest.raises(CheckpointError, match="does not list files that were just written there"):
         directory.claim()
 
 
