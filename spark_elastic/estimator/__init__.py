@@ -1,6 +1,6 @@
-"""The Spark ML face: ``TorchEstimator.fit(df)`` trains elastically, ``TorchModel.transform(df)`` predicts.
+"""The Spark ML interface: ``TorchEstimator.fit(df)`` trains elastically, ``TorchModel.transform(df)`` predicts.
 
-Names are imported on first use, so that workers, which import the training function from here, need no pyspark.ml.
+Names are imported on first use, so that workers, which import the training function from this package, need no pyspark.ml.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Callbacks: objects whose ``on_epoch_end(ctx)`` runs on rank 0 after each epoch.
 
-They travel by pickle, to the workers and after each epoch from rank 0 to all ranks: when rank 0 is lost, its successor
-goes on with the attributes as they were. What cannot be pickled (open files, connections) belongs into attributes that
-``__getstate__`` drops. An epoch whose end is interrupted is ended again, so that a callback may see it twice.
+Callbacks travel by pickle, to the workers and after each epoch from rank 0 to all ranks: when rank 0 is lost, its successor
+continues with the attributes as they were. Attributes that cannot be pickled (open files, connections) have to be dropped by
+``__getstate__``. If the end of an epoch is interrupted, it is repeated, so a callback may see the same epoch twice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Metrics = dict[str, Any]
 class EpochContext:
     """What a callback sees.
 
-    epoch: from 0. metrics: this epoch's entry of the history; numbers that a callback adds stay in it. history: the entries
-    before. model: the network, in evaluation mode. log_url: the run's folder for logs in the store, None without one.
+    epoch: the number of the epoch, from 0. metrics: this epoch's entry of the history; numbers that a callback adds stay in it.
+    history: the earlier entries. model: the network, in evaluation mode. log_url: the run's folder for logs in the store; None
+    without a store that keeps logs.
     """
 
     epoch: int
@@ -40,26 +41,27 @@ class EpochContext:
     kept: bool = field(default=False, init=False)
 
     def stop(self) -> None:
-        """Make this epoch the last one, on all ranks."""
+        """End training after this epoch, on all ranks."""
         self.stopped = True
 
     def keep_model(self) -> None:
-        """Make the present weights the result of fit, unless those of a later epoch are kept."""
+        """Make the present weights the result of fit, unless the weights of a later epoch are kept."""
         self.kept = True
 
 
 @saved_as("spark_elastic.estimator")
 class Callback:
-    """Base for callbacks; any object with ``on_epoch_end`` will do."""
+    """A base class for callbacks; any object with ``on_epoch_end`` can serve as one."""
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
         """React to the end of an epoch."""
 
 
 class _Monitor(Callback):
-    """Watches a number of the history, by default val_loss, or loss where nothing validates.
+    """Watches a number of the history, by default val_loss, or loss if there is no validation.
 
-    mode: whether "min" or "max" is good; "auto" takes "min" for names that speak of a loss or an error.
+    mode: whether smaller ("min") or larger ("max") values are better; "auto" means "min" for names of losses and errors, and
+    "max" for all others.
     """
 
     def __init__(self, monitor: str | None = None, mode: str = "auto", min_delta: float = 0.0) -> None:
@@ -70,7 +72,7 @@ class _Monitor(Callback):
         self.best_epoch: int | None = None
 
     def improved(self, ctx: EpochContext) -> bool:
-        """Take the epoch's value into account and tell whether it is the best so far. NaN never is."""
+        """Record the epoch's value and return whether it is the best so far, which NaN never is."""
         name = self.monitor or ("val_loss" if "val_loss" in ctx.metrics else "loss")
         if name not in ctx.metrics:
             raise KeyError(f"monitor={name!r} is not among the metrics: {', '.join(ctx.metrics)}")
@@ -87,7 +89,7 @@ class _Monitor(Callback):
 
 @saved_as("spark_elastic.estimator")
 class EarlyStopping(_Monitor):
-    """Stops when a number has not got better for ``patience`` epochs. restore_best: the result is the best epoch's model."""
+    """Stops when a number has not improved for ``patience`` epochs. restore_best: return the model of the best epoch."""
 
     def __init__(
         self,
@@ -108,13 +110,13 @@ class EarlyStopping(_Monitor):
         else:
             self.waited += 1
             if self.waited >= self.patience:
-                self.waited = 0  # a fit that goes on is patient again
+                self.waited = 0  # a fit that continues this run waits for ``patience`` epochs again
                 ctx.stop()
 
 
 @saved_as("spark_elastic.estimator")
 class BestModel(_Monitor):
-    """Makes the model of the best epoch the result of fit, rather than the last one's."""
+    """Makes the model of the best epoch the result of fit, rather than that of the last epoch."""
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
         if self.improved(ctx):
@@ -123,7 +125,7 @@ class BestModel(_Monitor):
 
 @saved_as("spark_elastic.estimator")
 class TensorBoard(Callback):
-    """Writes all numbers to TensorBoard's event files, by default to the run's logs in the store.
+    """Writes all numbers to TensorBoard's event files, by default among the run's logs in the store.
 
     Needs ``spark-elastic[tensorboard]``.
     """
@@ -136,7 +138,7 @@ class TensorBoard(Callback):
 
         folder = self.log_dir or ctx.log_url
         if folder is None:
-            raise ValueError("TensorBoard needs log_dir=, as this fit has no store that keeps logs")
+            raise ValueError("TensorBoard needs log_dir=, because this fit has no store that keeps logs")
         with SummaryWriter(folder.removeprefix("file://")) as writer:
             for name, value in _numbers(ctx.metrics).items():
                 writer.add_scalar(name, value, ctx.epoch)
@@ -144,7 +146,7 @@ class TensorBoard(Callback):
 
 @saved_as("spark_elastic.estimator")
 class MLflow(Callback):
-    """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``, and a tracking server that workers reach."""
+    """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``, and a tracking server that workers can reach."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds, HasClassifierColsAccessors):
     """Spark ML's columns of classifiers, and its thresholds."""
 
-    # The type of Spark's own does not say that None leaves it unset.
+    # The type of Spark's own Param does not allow None, which leaves it unset.
     thresholds = param("thresholds", HasThresholds.thresholds.doc, class_thresholds)  # type: ignore[assignment]
 
 
@@ -55,13 +55,13 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors):
 
 @saved_as("spark_elastic.estimator")
 class TorchClassificationModel(PredictionModel, HasClassifierCols):
-    """Adds ``rawPredictionCol`` and ``probabilityCol``, vectors, and ``predictionCol``, a double; "" leaves a column out."""
+    """Adds the vectors ``rawPredictionCol`` and ``probabilityCol`` and the double ``predictionCol``; "" omits a column."""
 
     expected: int | None = None
 
     @property
     def numClasses(self) -> int:
-        """The number of classes; 0 before there is a network: Spark looks at it then, too."""
+        """The number of classes; 0 as long as there is no network, because Spark reads it even then."""
         return (self.widths[0] or 2) if self.widths else 0
 
     def _set(self, **params: Any) -> Self:
@@ -119,7 +119,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
 
 
 class Classes:
-    """Makes raw predictions, probabilities and classes of logits [rows, classes], or [rows] for two classes."""
+    """Makes raw predictions, probabilities and classes from logits [rows, classes], or [rows] for two classes."""
 
     def __init__(self, roles: Mapping[str, str], thresholds: Sequence[float] | None, is_probability: bool) -> None:
         self.roles, self.thresholds, self.is_probability = dict(roles), thresholds, is_probability
@@ -131,7 +131,7 @@ class Classes:
             raw = probability = np.hstack([1 - raw, raw]) if raw.shape[1] == 1 else raw
         else:
             raw = np.hstack([-raw, raw]) if raw.shape[1] == 1 else raw
-            # Of two logits -z and z softmax gives sigmoid(2 z); one logit means sigmoid(z).
+            # The softmax of two logits -z and z is sigmoid(2 z), whereas one logit z stands for sigmoid(z).
             probability = _softmax(raw / 2 if values[0].size == len(values[0]) else raw)
         score = probability if self.thresholds is None else _over(probability, np.asarray(self.thresholds, np.float64))
         found = {"rawPrediction": raw, "probability": probability, "prediction": score.argmax(1).astype(np.float64)}
@@ -145,7 +145,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _over(probability: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Spark ML's rule: the class with the largest probability over its threshold; a threshold of 0 beats all others."""
+    """Divide probabilities by thresholds, as Spark ML does; a class with a threshold of 0 then has the largest quotient."""
     with np.errstate(divide="ignore", invalid="ignore"):
         result: np.ndarray = np.nan_to_num(probability / thresholds, nan=0.0, posinf=np.inf)
     return result

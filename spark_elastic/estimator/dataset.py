@@ -1,8 +1,8 @@
 """Writes a DataFrame's columns once to the store as Parquet, checked and spread over row groups for all workers.
 
-A folder of its own for each writer, and a last file that says that it is whole: writers of the same data do not
-collide, and no file system has to rename folders. In one process the same data are written by one fit at a time. What a
-writer that died has left is removed by the next one of the same data, once it is certain that nobody writes there any more.
+Each writer has a folder of its own, and writes a last file that marks it as complete: writers of the same data do not collide,
+and no file system has to rename folders. Within a process, the same data are written by one fit at a time. What a writer that
+died has left behind is removed by the next writer of the same data, once it is certain that nobody writes there any more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_elastic.launchers.session import parallelism
 
 ROW_GROUP_BYTES = 16 * 2**20
 FILES_A_WORKER = 4
-# Spark's tasks write files all the time. Where none has changed for this long, the job that wrote them is dead.
+# Spark's tasks write files all the time. If no file has changed for this long, the job that wrote them is dead.
 ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
 _SPLIT = "_split"
@@ -40,7 +40,7 @@ _KEY = "__spark_elastic_key"
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows are for validation: a random fraction, or those where ``indicator`` is true."""
+    """Selects the rows for validation: a random fraction, or the rows where the column ``indicator`` is true."""
 
     fraction: float = 0.0
     indicator: str | None = None
@@ -48,7 +48,7 @@ class Split:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any rows are to be held back."""
+        """Whether any rows are to be held back for validation."""
         return self.fraction > 0 or self.indicator is not None
 
     def __str__(self) -> str:
@@ -57,10 +57,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Written data: their URL in the store, and what was found while writing.
+    """Written data: their URL in the store, and what was found out while writing.
 
-    facts: for each column nulls, nans, and least and largest value, or for lists least and largest length; the largest
-        number with a fraction, None where there is none and for lists. identity: by which they are known again.
+    facts: for each column the number of nulls and NaN, the least and largest value (for lists, the least and largest length), and
+        the largest number with a fraction, which is None for lists and for columns without fractions. identity: the name by which
+        the data are recognized later.
     """
 
     url: str
@@ -76,18 +77,18 @@ class Dataset:
 
     @property
     def validation_url(self) -> str | None:
-        """The folder of the rows that are held back; None where there are none."""
+        """The folder of the rows for validation; None if there are none."""
         return f"{self.url}/{_SPLIT}=1" if self.validation_rows else None
 
 
 _guard = threading.Lock()
+# A lock for each folder of an identity; its holder may change ``_users`` of the data in that folder.
 _locks: dict[str, threading.Lock] = {}
-"""One for each folder of an identity; who holds it may change ``_users`` of the data in it."""
 _users: Counter[str] = Counter()
 
 
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
-    """Name what ``written`` makes of these columns. Runs a Spark job where the plan does not tell what the rows are."""
+    """Name what ``written`` makes of these columns. Runs a Spark job if the plan does not determine the rows."""
     columns = _selected(frame, names, split)
     content = identity_by_plan(frame, columns) or identity_by_rows(frame.select(*columns))
     return _with_split(content, split)
@@ -115,12 +116,12 @@ def written(
     known: str | None = None,
     keep_on_failure: bool = False,
 ) -> Iterator[Dataset]:
-    """Write the columns, or find them written already. Where the store keeps no data they are deleted at the end.
+    """Write the columns, or find them already written. If the store keeps no data, they are deleted at the end.
 
-    reuse: take what was written under ``identity``; rows that changed while they were written get another one. known: where
-    a run that goes on has its data; these are taken, or nothing. keep_on_failure: leave the data for a run that will go on.
-    Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), where nothing is left to train or to
-    validate on, and where the data of ``known`` are gone.
+    reuse: take data that were already written under ``identity``; data that changed while they were written get another identity.
+    known: the URL of the data of a run that continues; only these are acceptable. keep_on_failure: keep the data for a later
+    continuation of the run. Raises ValueError for an empty DataFrame, for nulls and NaN (naming the column), if no row is left
+    to train or to validate on, and if the data at ``known`` are gone.
     """
     parts = max(FILES_A_WORKER * max_np, parallelism(frame.sparkSession))
     folder = known.rpartition("/")[0] if known else f"{store.data_url}/{identity}-{parts}"
@@ -131,7 +132,7 @@ def written(
             found = _read(store, known)
             if found is None:
                 raise ValueError(
-                    f"the run cannot go on: its data in {known} are gone; a store that is told to keep= them has them"
+                    f"the run cannot go on: its data in {known} are gone; a store with keep=True, or with data in keep, has them"
                 )
         else:
             found = _find(store, folder, identity) if reuse else None
@@ -149,11 +150,11 @@ def written(
 
 
 def _find(store: Store, folder: str, identity: str) -> Dataset | None:
-    """Find data that stay: those that the store keeps, or that a fit of this process is using. Removes what was abandoned."""
+    """Find data that will stay, because the store keeps them or a fit in this process uses them. Remove abandoned data."""
     for token in store.files.names(store.spark_url(folder)):
         found = _read(store, url := f"{folder}/{token}")
         if found is None:
-            with contextlib.suppress(OSError):  # its writer is still at work
+            with contextlib.suppress(OSError):  # the writer is still at work and changes the folder
                 if store.files.newest(store.spark_url(url)) < time.time() - ABANDONED_SECONDS:
                     _delete(store, url)
         elif found.identity == identity and ("data" in store.keep or _users[url]):
@@ -162,13 +163,13 @@ def _find(store: Store, folder: str, identity: str) -> Dataset | None:
 
 
 def _read(store: Store, url: str) -> Dataset | None:
-    """Return what was written to a folder; None where nothing was written, or not all of it."""
+    """Return the data in a folder; None if nothing was written there, or not all of it."""
     marker = store.spark_url(f"{url}/{_COMPLETE}")
     return Dataset(**json.loads(store.files.read(marker))) if store.files.exists(marker) else None
 
 
 def _delete(store: Store, url: str) -> None:
-    """Delete what one writer wrote, and the folder of its identity where that was all."""
+    """Delete what one writer wrote, and the folder of its identity if nothing else is in it."""
     files, folder = store.files, store.spark_url(url.rpartition("/")[0])
     files.delete(store.spark_url(url))
     if not files.names(folder):
@@ -181,7 +182,7 @@ def _write(
     url = f"{folder}/{secrets.token_hex(8)}"
     target = store.spark_url(url)
     numbers = frame.select(*_selected(frame, names, split))
-    # Sorted by a hash, so that files hold the same rows in the same order however Spark's shuffle delivers them.
+    # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
     spread = numbers.repartition(parts).withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
     spread = spread.sortWithinPartitions(_KEY)
     if split.is_wanted:
@@ -267,7 +268,7 @@ def _checked(url: str, frame: DataFrame, names: Sequence[str], seen: Mapping[str
 
 
 def _example(frame: DataFrame, name: str) -> str:
-    """Describe the first row whose column is no finite number, by the values of its other columns."""
+    """Describe the first row whose value in this column is not a finite number, by the values of its other columns."""
     numbers = frame.withColumn(_KEY, as_numbers(frame, name))
     kind, values = numbers.schema[_KEY].dataType, column(_KEY)
     is_list = isinstance(kind, ArrayType)
@@ -281,6 +282,6 @@ def _example(frame: DataFrame, name: str) -> str:
     others = [other for other in numbered if other != name and frame.columns.count(other) == 1]
     shown = [name, *others[: SHOWN - 1]]
     row = numbers.where(bad).select(*map(column, shown)).first()
-    if row is None:  # the DataFrame gives other rows each time it is computed
+    if row is None:  # the DataFrame yields other rows each time it is computed
         return ""
     return f", first in the row {', '.join(f'{key}={str(value)[:60]}' for key, value in zip(shown, row, strict=True))}"

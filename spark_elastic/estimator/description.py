@@ -1,8 +1,8 @@
-"""Says what a Param's value is, as JSON: equal in every session where it is the same, different where it behaves differently.
+"""Describes the value of a Param as JSON: equal in every session for the same value, different for different behaviour.
 
-Own code counts as it is: what a function does, the values that it has from closures, defaults, partials and globals, the
-classes of objects and what they hold. Code of installed packages counts by its name, and tensors by their content. Only the
-weights of a network that is trained are left out.
+The user's own code is described by its content: what a function does, the values that it has from closures, defaults, partials
+and globals, the classes of objects and what they hold. Code of installed packages is described by its name, and a tensor by its
+content. Only the weights of a network that is to be trained are left out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 
 
 def describe(value: object, *, weights: bool = True) -> Json:
-    """Describe a value. weights: whether those of a network count; where they do not, their shapes do."""
+    """Describe a value. weights: whether the weights of a network count; if not, only their shapes do."""
     return _Description(weights).of(value)
 
 
 class _Description:
-    """Walks through a value once. What it meets again below itself is described by its name, so that cycles end."""
+    """Walks through a value once. An object that occurs again inside itself is described by its name, so that cycles end."""
 
     def __init__(self, weights: bool) -> None:
         self._weights = weights
@@ -50,7 +50,7 @@ class _Description:
             if any(value is entry for entry in self._above):
                 return ["again", _name(value)]
             self._above.append(value)
-            # The value is kept, too, so that no other object gets its id.
+            # The value is kept beside its description, so that no other object gets its id.
             self._known[id(value)] = (value, self._composed(value))
             self._above.pop()
         return self._known[id(value)][1]
@@ -75,7 +75,7 @@ class _Description:
         return self._of_object(value)
 
     def _of_object(self, value: object) -> Json:
-        """Describe what can be called, a class or a module; anything else by its attributes."""
+        """Describe a callable, a class or a module; anything else is described by its attributes."""
         if isinstance(value, functools.partial):
             return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
         if isinstance(value, types.MethodType):
@@ -103,7 +103,7 @@ class _Description:
         ]
 
     def _module(self, value: torch.nn.Module) -> Json:
-        """Describe a module by its class, attributes and parts, and by the shapes of its state unless weights count."""
+        """Describe a module by its class, attributes and parts, and by the content of its state, or only its shapes."""
         if isinstance(value, torch.jit.ScriptModule):
             return [_name(value), _hash(str(value.code).encode()), self.of(_shapes(value))]
         attributes = {name: entry for name, entry in vars(value).items() if name not in _OF_EVERY_MODULE}
@@ -125,7 +125,7 @@ class _Description:
         return [*told, _hash(_code(value.__code__)), {name: self._used(used[name], value) for name in sorted(used)}]
 
     def _used(self, value: object, function: types.FunctionType) -> Json:
-        """A global of a function; in short, where that is code. Of a module of own code what the function may take from it."""
+        """Describe a global of a function: code by a hash, and a module of the user's by what the function may take from it."""
         if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
             named = {
                 name: getattr(value, name) for name in sorted(_names_of(function.__code__)) if hasattr(value, name)
@@ -135,7 +135,7 @@ class _Description:
         return _hash(json.dumps(told).encode()) if callable(value) else told
 
     def _class(self, value: type) -> Json:
-        """Its name, and of classes of own code what they consist of."""
+        """Describe a class by its name, and by its content if it is the user's own."""
         own = [kind for kind in value.__mro__ if not _is_installed(kind.__module__)]
         if not own:
             return _name(value)
@@ -163,7 +163,7 @@ def _attributes(value: object) -> dict[str, object]:
 
 
 def _code(code: types.CodeType) -> bytes:
-    """Return what compiled code does, and not where it stands in a file."""
+    """Return what compiled code does, without where it is in a file."""
     constants = [_code(entry) if isinstance(entry, types.CodeType) else _constant(entry) for entry in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars)
     return repr((code.co_code, names, constants)).encode()
@@ -188,7 +188,7 @@ def _names_of(code: types.CodeType) -> set[str]:
 
 
 def _is_installed(module: str | None) -> bool:
-    """Whether a module is Python's or an installed package's, not a script's, notebook's or project's."""
+    """Whether a module belongs to Python or to an installed package, and not to a script, a notebook or a project."""
     top = (module or "").partition(".")[0]
     if top == "__main__":
         return False
@@ -213,6 +213,6 @@ def _hash(data: bytes) -> str:
 def _name(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     module = getattr(named, "__module__", None) or ""
-    # Where our modules lie is nobody's matter but ours; what saved files know is called by its public package already.
+    # Our own modules may move, so they do not count; classes that saved files know already bear the name of a public package.
     is_inside = module.startswith("spark_elastic.") and module not in PACKAGES
     return f"{'spark_elastic' if is_inside else module}.{named.__qualname__}"

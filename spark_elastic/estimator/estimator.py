@@ -1,4 +1,4 @@
-"""TorchEstimator, and what all estimators share: from a DataFrame over an elastic training run to a model."""
+"""TorchEstimator, and what all estimators share: the way from a DataFrame through an elastic training run to a model."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ from spark_elastic.launchers.session import check_gpus, parallelism
 
 
 class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["ElasticEstimator"], MLWritable):
-    """Trains a torch network on a DataFrame, elastically. Subclasses say which columns have which roles."""
+    """Trains a torch network on a DataFrame, elastically. Subclasses define the roles of the columns."""
 
     # ------------------------------------------------------------------ for subclasses
 
     def _layout(self, schema: StructType) -> Layout:
-        """Return the roles of the columns. Raises ValueError and TypeError for columns that are missing or of wrong types."""
+        """Return the roles of the columns. Raises ValueError for missing columns and TypeError for columns of a wrong type."""
         raise NotImplementedError
 
     def _layout_of_names(self) -> Layout:
-        """Return the roles of the columns of a dataset whose schema is not known here."""
+        """Return the roles of the columns of a dataset whose schema is not known to this process."""
         raise NotImplementedError
 
     def _default_loss(self) -> Loss | None:
@@ -97,7 +97,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             recipe = recipe.checked_on(made_up)
         with self._opened_store(session) as store:
             run_id, resumable = self._run_id(), self.value("runId") is not None
-            # Nobody looks for data in a temporary store again, so the rows need not be hashed.
+            # Data in a temporary store are never looked up again, so the rows need not be hashed.
             known_again = resumable or (self.value("reuseData") and not store.temporary)
             identity = identity_of(dataset, layout.columns, split) if known_again else f"new-{secrets.token_hex(8)}"
             record = RunRecord(run_id, identity, describe_params(self), version=VERSION)
@@ -129,11 +129,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         storage_options: Mapping[str, object] | None = None,
         spark: SparkSession | None = None,
     ) -> ElasticModel:
-        """Train on Parquet, or a Petastorm dataset, that exists already, and return the model.
+        """Train on an existing Parquet or Petastorm dataset, and return the model.
 
-        url, validation_url: of any file system that pyarrow or fsspec opens on driver and workers, with ``storage_options``
-        (default: the store's). The columns are those that the Params name. Raises ``DataError`` where the datasets cannot be
-        read, or have nulls or NaN.
+        url, validation_url: URLs in any file system that pyarrow or fsspec opens on driver and workers, with
+        ``storage_options`` (by default those of the store). The Params name the columns. Raises ``DataError`` if a dataset cannot
+        be read, or has nulls or NaN.
         """
         session = spark or SparkSession.getActiveSession()
         if session is None:
@@ -202,7 +202,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if trained.not_finite is not None:
             raise NotFiniteLossError(
                 f"{run_id} ended in {trained.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "
-                "terminateOnNaN=False to go on all the same"
+                "terminateOnNaN=False to continue anyway"
             )
         if not store.temporary:
             forget_run(store, run_id)
@@ -211,17 +211,16 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)
 
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
-        """Return the model with its Params and shapes, but without a network."""
+        """Return the model with its Params and shapes, but without its network."""
         layout = recipe.layout
         with own_randomness(0), torch.no_grad():
             outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths_of(outputs))
-        model.clear(
-            model.useGpu
-        )  # useGpu says where the estimator trains; where its model scores is for the model to say
-        model._resetUid(self.uid)  # as in Spark's own models
+        # The estimator's useGpu says where to train; where to score is decided by the model's own.
+        model.clear(model.useGpu)
+        model._resetUid(self.uid)  # Spark's own models have the uid of their estimator, too
         return model
 
     def _run(self, session: SparkSession, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
@@ -250,7 +249,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     @contextmanager
     def _opened_store(self, session: SparkSession) -> Iterator[Store]:
-        """Return the store after checking it; in local modes a temporary one where none is given."""
+        """Yield the store after checking it; in local modes, a temporary one if none is given."""
         store = self.value("store")
         if store is None:
             if not is_local(session):
@@ -259,7 +258,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                     "store=Store.create(url)"
                 )
             if self.value("runId"):
-                raise ValueError(f"runId={self.value('runId')!r} needs a store, or there is nothing to go on from")
+                raise ValueError(f"runId={self.value('runId')!r} needs a store, or there is nothing to resume from")
             store = Store.temporary_folder()
         try:
             store.check(session)
@@ -281,7 +280,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
 @saved_as("spark_elastic.estimator")
 class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
-    """Any network, any columns. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
+    """Trains any network. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
 
     featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
     inputs = param("inputs", 'keyword arguments of forward: {"x": [columns]} or {"x": ([columns], "int64")}', inputs)
@@ -320,7 +319,7 @@ def _keyword_input(name: str, columns: list[Any]) -> Input:  # [column, …] or 
 
 
 def _with_dtype(entry: Input, schema: StructType) -> Input:
-    """Indexes that StringIndexer wrote as doubles become int64 for embeddings."""
+    """Have indexes that StringIndexer wrote as doubles arrive as int64, for embeddings."""
     if entry.name is None or entry.dtype is not None or not all(is_index(schema[name]) for name in entry.columns):
         return entry
     return replace(entry, dtype="int64")
@@ -338,7 +337,7 @@ def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
 
 def _check_classes(names: tuple[str, ...], facts: Facts) -> None:
     for name in names:
-        fraction = facts.get(name, {}).get("fraction")  # data that an earlier release has written does not tell
+        fraction = facts.get(name, {}).get("fraction")  # data that an earlier release has written lack this fact
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
 

@@ -1,4 +1,4 @@
-"""Small files and folders below a URL, opened by this process itself, as workers open theirs: through fsspec or pyarrow."""
+"""Small files and folders below a URL, which this process opens itself through fsspec or pyarrow, as workers do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE_BYTES = 4 * 2**20
 
 
 class Files(Protocol):
-    """Small files and folders below any URL. All methods take whole URLs, and raise OSError."""
+    """Small files and folders below a URL. All methods take full URLs, and raise OSError."""
 
     def exists(self, url: str) -> bool:
         """Whether there is a file or folder at the URL."""
@@ -26,16 +26,16 @@ class Files(Protocol):
         """Return the content of a file."""
 
     def write(self, url: str, data: bytes) -> None:
-        """Write a small new file, whole or not at all."""
+        """Write a small new file, completely or not at all."""
 
     def names(self, url: str) -> list[str]:
-        """List the names below a folder; empty where there is none."""
+        """List the names in a folder; an empty list if there is no such folder."""
 
     def newest(self, url: str) -> float:
         """Return when a folder or a file in it was last modified, in seconds since 1970."""
 
     def delete(self, url: str) -> None:
-        """Delete a file, or a folder with all that is in it; what is not there is no error."""
+        """Delete a file, or a folder with its content. A missing one is not an error."""
 
     def upload(self, local: str, url: str) -> None:
         """Copy a file of this machine, of any size."""
@@ -45,7 +45,7 @@ class Files(Protocol):
 
 
 class ArrowFiles:
-    """Files of any URL that fsspec or pyarrow opens. Raises ``DataError`` where none does, saying what to install."""
+    """Files below any URL that fsspec or pyarrow opens. Raises ``DataError``, saying what to install, if neither does."""
 
     def __init__(self, url: str, storage_options: Mapping[str, object] | None = None) -> None:
         self._url = url
@@ -62,7 +62,7 @@ class ArrowFiles:
             return bytes(stream.read())
 
     def write(self, url: str, data: bytes) -> None:
-        """Write a small new file, whole or not at all."""
+        """Write a small new file, completely or not at all."""
         partial = self._path(f"{url}.{secrets.token_hex(4)}.tmp")
         self._files.create_dir(os.path.dirname(partial), recursive=True)
         with self._files.open_output_stream(partial, compression=None) as stream:
@@ -70,18 +70,18 @@ class ArrowFiles:
         self._files.move(partial, self._path(url))
 
     def names(self, url: str) -> list[str]:
-        """List the names below a folder; empty where there is none."""
+        """List the names in a folder; an empty list if there is no such folder."""
         return sorted(entry.base_name for entry in self._below(url))
 
     def newest(self, url: str) -> float:
-        """Return when a folder or a file in it was last modified, in seconds since 1970; now where the store does not tell."""
+        """Return when a folder or a file in it was last modified, in seconds since 1970; now if the store does not know."""
         entries = [self._info(url), *self._below(url, recursive=True)]
-        # Object stores have no folders, and so no times of theirs.
+        # Object stores have no folders, and so no times for them.
         times = [entry.mtime_ns for entry in entries if entry.type == FileType.File or entry.mtime_ns is not None]
         return max(times) / 1e9 if times and None not in times else time.time()
 
     def delete(self, url: str) -> None:
-        """Delete a file, or a folder with all that is in it; what is not there is no error."""
+        """Delete a file, or a folder with its content. A missing one is not an error."""
         kind = self._info(url).type
         if kind == FileType.Directory:
             self._files.delete_dir(self._path(url))
@@ -112,7 +112,7 @@ class ArrowFiles:
         return self._files.get_file_info(self._path(url))
 
     def _forget(self) -> None:
-        """Have fsspec look anew: it may have listings of before others have written."""
+        """Drop the listings that fsspec has cached, because other processes may have written since."""
         handler = getattr(self._files, "handler", None)
         if handler is not None:
             handler.fs.invalidate_cache()
@@ -123,5 +123,5 @@ class ArrowFiles:
 
 
 def as_mounted(url: str) -> str:
-    """Return a URL as Python's libraries open it: ``dbfs:/x`` is the mounted ``/dbfs/x``."""
+    """Return a URL as Python's libraries open it: ``dbfs:/x`` is mounted as ``/dbfs/x``."""
     return "file:///dbfs/" + url.removeprefix("dbfs:").lstrip("/") if url.startswith("dbfs:") else url

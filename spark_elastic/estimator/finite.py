@@ -1,4 +1,4 @@
-"""Finds what is no number among numbers: NaN, infinity and nulls in columns, and says which column and which row."""
+"""Finds NaN, infinity and nulls in columns of numbers, and names the column and the row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Values = torch.Tensor | np.ndarray | Sequence[np.ndarray]
 def check_finite(
     columns: Mapping[str, Values], names: Sequence[str], where: Callable[[int], str], others: Sequence[str] = ()
 ) -> None:
-    """Raise ``DataError`` for what is no finite number in one of the columns, naming the column and the first such row.
+    """Raise ``DataError`` for a value that is not a finite number, naming its column and the first such row.
 
-    columns: [rows, …] tensors, jagged ones too, or arrays, or lists of arrays. where: says which row a place in them is.
-    others: columns whose values of that row are shown as well.
+    columns: [rows, …] tensors, which may be jagged, or arrays, or lists of arrays. where: names the row at a place in them.
+    others: further columns whose values in that row are shown.
     """
     for name in names:
         place = _first_bad(columns[name])
@@ -39,7 +39,7 @@ def check_finite(
 
 
 def _first_bad(values: Values) -> int | None:
-    """Return the place of the first row with a value that is no finite number; None where all are finite, as nearly always."""
+    """Return the place of the first row with a value that is not a finite number; None if all are finite, as nearly always."""
     if isinstance(values, torch.Tensor) and values.is_nested:
         flat = values.values()
         if not flat.is_floating_point() or bool(flat.isfinite().all()):

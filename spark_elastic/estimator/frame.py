@@ -1,4 +1,4 @@
-"""What a DataFrame's schema says about the columns that are used, and the columns as numbers and arrays of them."""
+"""What a DataFrame's schema says about its columns, and the columns converted to numbers and arrays of numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise as ``check_columns``, and TypeError for vectors and arrays too."""
+    """Raise the same errors as ``check_columns``, and TypeError for vectors and arrays, too."""
     names = list(names)
     check_columns(schema, names, role)
     for name in names:
@@ -57,18 +57,18 @@ def is_vector(kind: DataType) -> bool:
 
 
 def is_list(kind: DataType) -> bool:
-    """Whether a row holds several numbers."""
+    """Whether a row of the column holds several numbers."""
     return is_vector(kind) or isinstance(kind, ArrayType)
 
 
 def is_index(field: StructField) -> bool:
-    """Whether a column holds whole numbers, or the doubles by which StringIndexer means them."""
+    """Whether a column holds whole numbers, or the doubles as which StringIndexer writes them."""
     attribute = (field.metadata or {}).get("ml_attr", {})
     return isinstance(field.dataType, IntegralType) or attribute.get("type") == "nominal"
 
 
 def row_shape(field: StructField) -> tuple[int, ...] | None:
-    """Return the shape of one row: () for a number, (size,) for a vector of known size, None where the schema does not tell."""
+    """Return the shape of one row: () for a number, (size,) for a vector of known size, None if the schema does not say."""
     if not is_list(field.dataType):
         return ()
     attributes = (field.metadata or {}).get("ml_attr", {})
@@ -77,21 +77,21 @@ def row_shape(field: StructField) -> tuple[int, ...] | None:
 
 
 def labels_of(field: StructField) -> dict[str, Json]:
-    """Return the ML attribute of a label column that StringIndexer made; by it IndexToString finds the strings again."""
+    """Return the ML attribute of a label column that StringIndexer made, from which IndexToString recovers the strings."""
     metadata = field.metadata or {}
     return dict(metadata) if metadata.get("ml_attr", {}).get("vals") else {}
 
 
 def column(name: str) -> Column:
-    """Return the column of exactly this name, which may have dots."""
+    """Return the column with exactly this name, which may contain dots."""
     return f.col("`" + name.replace("`", "``") + "`")
 
 
 def as_numbers(frame: DataFrame, name: str) -> Column:
-    """Return the column as Parquet and Arrow keep it best: vectors as dense arrays, all fractions as float."""
+    """Return the column as Parquet and Arrow store it best: vectors as dense arrays, all fractional numbers as float."""
     kind = frame.schema[name].dataType
     if is_vector(kind):
-        # Spark's function raises for nulls without naming the column.
+        # Without the condition, Spark's function would raise for nulls without naming the column.
         return f.when(column(name).isNotNull(), vector_to_array(column(name), "float32")).alias(name)
     if isinstance(kind, ArrayType):
         return column(name).cast(ArrayType(_narrow(kind.elementType))).alias(name)

@@ -1,4 +1,4 @@
-"""Files as Spark sees them: Hadoop's file system through the driver's JVM, so that every URL which Spark opens works."""
+"""Files as Spark sees them, through Hadoop's file systems in the driver's JVM, so that every URL works that Spark opens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class HadoopFiles:
-    """Small files and folders below any URL. Needs a SparkContext in this process; raises OSError."""
+    """Small files and folders below any URL. Needs a SparkContext in this process. The methods raise OSError."""
 
     def __init__(self, url: str) -> None:
         from pyspark import SparkContext
@@ -37,7 +37,7 @@ class HadoopFiles:
                 stream.close()
 
     def write(self, url: str, data: bytes) -> None:
-        """Write a small new file, whole or not at all."""
+        """Write a small new file, completely or not at all."""
         partial = f"{url}.{secrets.token_hex(4)}.tmp"
         with _as_os_errors(url):
             stream = self._fs.create(self._path(partial), True)
@@ -49,7 +49,7 @@ class HadoopFiles:
                 raise OSError(f"{partial} could not be renamed to {url}")
 
     def names(self, url: str) -> list[str]:
-        """List the names below a folder; empty where there is none."""
+        """List the names in a folder; an empty list if there is no such folder."""
         if not self.exists(url):
             return []
         with _as_os_errors(url):
@@ -65,7 +65,7 @@ class HadoopFiles:
             return float(newest) / 1000
 
     def delete(self, url: str) -> None:
-        """Delete a file, or a folder with all that is in it; what is not there is no error."""
+        """Delete a file, or a folder with its content. A missing one is not an error."""
         with _as_os_errors(url):
             self._fs.delete(self._path(url), True)
 

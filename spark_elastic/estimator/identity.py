@@ -1,10 +1,10 @@
-"""Names the content of a DataFrame, so that the same data are not written twice and a run knows its data again.
+"""Names the content of a DataFrame, so that the same data are not written twice and a run recognizes its data.
 
-Two DataFrames have one identity only where it is certain that they hold the same rows. That is so where they consist of Parquet
-or ORC files, ranges, and steps and expressions that are listed here, all of which their plan tells to the last option; the
-plan, the settings of the session, and sizes and times of the files are the identity then, and nothing is read. Everything
-else may hide something: a reader's parsing, a function, a view, a cache, a connector, random numbers. Its rows are hashed, in
-one pass, whatever their order.
+Two DataFrames have the same identity only if it is certain that they hold the same rows. That is certain for DataFrames made of
+Parquet or ORC files, ranges, and the steps and expressions that are listed here, all of which the plan describes to the last
+option. Their identity consists of the plan, the settings of the session, and the sizes and times of the files, and nothing is
+read. Anything else may hide something: a reader's parsing, a function, a view, a cache, a connector, random numbers. The rows of
+such DataFrames are hashed in one pass, whatever their order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
 _STEPS = frozenset({"Filter", "LogicalRelation", "OneRowRelation", "Project", "Range", "SubqueryAlias", "Union"})
-# Expressions whose last argument is a mode, of errors or of decimals, that the plan's JSON leaves out.
+# Expressions whose last argument is a mode for errors or decimals, which the plan's JSON leaves out.
 _WITH_MODE = frozenset({"Add", "Cast", "Divide", "Multiply", "Remainder", "Subtract"})
 _EXPRESSIONS = _WITH_MODE | {
     "Alias", "And", "AttributeReference", "CaseWhen", "Coalesce", "CreateArray", "EqualNullSafe", "EqualTo", "GetStructField",
@@ -38,10 +38,10 @@ _DATASOURCES = "org.apache.spark.sql.execution.datasources."
 _FILES = f"{_DATASOURCES}HadoopFsRelation"
 _FORMATS = frozenset({f"{_DATASOURCES}parquet.ParquetFileFormat", f"{_DATASOURCES}orc.OrcFileFormat"})
 _LISTED = f"{_DATASOURCES}InMemoryFileIndex"
-# Fields that the JSON of plans leaves out: their content is found by other means, or says nothing of the rows.
+# Fields that the JSON of plans leaves out: their content is found by other means, or does not concern the rows.
 _TOLD_APART = frozenset({"catalogTable", "evalContext", "evalMode", "relation", "session", "stream"})
 _LITERALS = ("boolean", "byte", "date", "decimal", "double", "float", "integer", "long", "short", "string", "timestamp")
-# Settings that change how rows are computed and not which rows come out.
+# Settings that change how rows are computed, but not the rows themselves.
 _OF_SPEED = (
     "spark.sql.adaptive.", "spark.sql.autoBroadcastJoinThreshold", "spark.sql.catalogImplementation", "spark.sql.codegen.",
     "spark.sql.execution.arrow.", "spark.sql.files.max", "spark.sql.files.min", "spark.sql.files.openCostInBytes",
@@ -51,21 +51,21 @@ _OF_SPEED = (
 
 
 def identity_by_plan(frame: DataFrame, columns: Sequence[Column]) -> str | None:
-    """Name the content by the plan, None where that may hide something. Columns must be casts and the like of the frame's."""
+    """Name the content by the plan; None if the plan may hide something. ``columns`` must be casts or the like of columns."""
     if not shows_plans():
         return None
     from py4j.protocol import Py4JError
 
     try:
         selected = frame.select(*columns)
-        # A cache holds rows of the time when it was filled. A DataFrame's own plan may be older than the cache.
+        # A cache holds the rows of the time when it was filled, and a DataFrame's own plan may be older than the cache.
         cached = [_name(leaf) for leaf in _each(selected._jdf.queryExecution().withCachedData().collectLeaves())]
         analysed = frame._jdf.queryExecution().analyzed()
         plan = _told(analysed)
         if plan is None or "InMemoryRelation" in cached:
             return None
         relations = [_relation(frame, leaf.relation()) for leaf in _each(analysed.collectLeaves()) if _reads(leaf)]
-    except Py4JError:  # a file is gone, or this version of Spark has no such method
+    except Py4JError:  # a file is gone, or this version of Spark lacks a method
         return None
     if None in relations:
         return None
@@ -79,7 +79,7 @@ def identity_by_rows(selected: DataFrame) -> str:
 
 
 def content_of(selected: DataFrame) -> list[Column]:
-    """Count and sums of two hashes of all rows: independent of their order, and repeated rows count."""
+    """Return aggregates for the number of rows and the sums of two hashes, which do not depend on the order of rows."""
     parts: list[Column] = []
     for field in selected.schema:
         value = column(field.name)
@@ -97,7 +97,7 @@ def identity_of_content(schema: StructType, seen: Mapping[str, object]) -> str:
 
 
 def _told(analysed: JavaObject) -> Json:
-    """The analysed plan as JSON with its expressions numbered as they come, or None where it may hide something."""
+    """Return the analysed plan as JSON, its expressions numbered in order; None if it may hide something."""
     text: str = analysed.toJSON()
     numbers: dict[str, int] = {}
 
@@ -118,7 +118,7 @@ def _told(analysed: JavaObject) -> Json:
 
 
 def _is_known(node: Mapping[str, object]) -> bool:
-    """Whether all that matters of a node of the plan stands in its JSON, or is told apart from it."""
+    """Whether everything that matters about a node of the plan is in its JSON, or is found by other means."""
     name = node.get("class")
     if not isinstance(name, str) or not name:
         return True
@@ -133,7 +133,7 @@ def _is_known(node: Mapping[str, object]) -> bool:
 
 
 def _modes(node: JavaObject) -> Iterator[str]:
-    """The modes of all expressions of a plan, in its order."""
+    """Yield the modes of all expressions of a plan, in its order."""
     for expression in _each(node.expressions()):
         yield from _modes_within(expression)
     for child in _each(node.children()):
@@ -155,9 +155,9 @@ def _reads(leaf: JavaObject) -> bool:
 
 
 def _relation(frame: DataFrame, relation: JavaObject) -> Json:
-    """What a plan reads: format, options, schema, and the files with their sizes and times.
+    """Describe what a plan reads: format, options, schema, and the files with their sizes and times.
 
-    None where it is no listed files of a known format, or where these have changed since Spark listed them.
+    Returns None if it does not read listed files of a known format, or if they have changed since Spark listed them.
     """
     if (
         _class(relation) != _FILES
@@ -180,7 +180,7 @@ def _relation(frame: DataFrame, relation: JavaObject) -> Json:
 
 
 def _settings(frame: DataFrame) -> list[Json]:
-    """The settings that may change what is read and computed."""
+    """Return the settings that may change what is read and computed."""
     session = frame.sparkSession
     entries = _each(session._jsparkSession.conf().getAll())
     given = {entry._1(): entry._2() for entry in entries}
@@ -192,7 +192,7 @@ def _settings(frame: DataFrame) -> list[Json]:
 
 
 def _each(values: JavaObject) -> Iterator[JavaObject]:
-    """The elements of a Scala collection."""
+    """Yield the elements of a Scala collection."""
     iterator = values.iterator()
     while iterator.hasNext():
         yield iterator.next()

@@ -1,4 +1,4 @@
-"""How the columns of a batch become what a model is called with. Knows tensors only, so that fit and transform share it."""
+"""How the columns of a batch become the arguments of a model. Only tensors occur here, so fit and transform share the code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DTYPES = {"int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
 class Input:
     """One argument of ``forward``.
 
-    name: its keyword; None for a positional argument, which is one column as it is, scalars as [rows].
-    columns: those of a keyword argument are put side by side, scalars as [rows, 1].
-    dtype: a key of ``DTYPES``; None keeps whole numbers (int64) and makes all else float32.
-    expand: make [rows, 1] of a positional scalar, for models that want a matrix.
+    name: its keyword; None for a positional argument, which is one unchanged column, scalars as [rows].
+    columns: its columns. Those of a keyword argument are put side by side, scalars as [rows, 1].
+    dtype: a key of ``DTYPES``; None makes whole numbers int64 and everything else float32.
+    expand: whether a positional scalar is passed as [rows, 1], for models that expect a matrix.
     """
 
     name: str | None
@@ -38,7 +38,7 @@ class Input:
 class Layout:
     """The roles of a dataset's columns.
 
-    outputs: the columns that ``transform`` makes of the network's outputs, where they may be names of its outputs.
+    outputs: the columns that ``transform`` makes from the network's outputs, if these may be named after them.
     """
 
     inputs: tuple[Input, ...]
@@ -68,17 +68,17 @@ class Layout:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return whole numbers as int64, all else as float32."""
+    """Return whole numbers as int64, everything else as float32."""
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return tensor.float()
     return tensor.long()
 
 
 def outputs_of(value: object, layout: Layout) -> list[torch.Tensor]:
-    """Return a model's outputs as a list: those of a list or tuple by their places, those of a dict by their names.
+    """Return a model's outputs as a list: those in a list or tuple by their places, those in a dict by their names.
 
-    Training and ``transform`` both take them in this order. Raises TypeError for what is no tensor, and ValueError for a dict
-    whose names do not tell which label or column an output is for.
+    Training and ``transform`` both use this order. Raises TypeError for outputs that are not tensors, and ValueError for a dict
+    whose names do not say which label or column an output is for.
     """
     if isinstance(value, torch.Tensor):
         return [value]
@@ -90,10 +90,10 @@ def outputs_of(value: object, layout: Layout) -> list[torch.Tensor]:
 
 
 def ordered(names: Sequence[str], layout: Layout) -> list[str]:
-    """Order the names of a dict of outputs as labels and output columns are ordered; those of none of them come last.
+    """Order the names of a dict of outputs like labels and output columns; names that match neither come last.
 
-    An output is called as its label is, or as its column. An output alone, and a last one for a last column that has no label,
-    may have any name. Raises ValueError where names are missing, or say two things.
+    An output is named after its label or its column. A single output may have any name, and so may the last output if its column
+    has no label. Raises ValueError if names are missing or ambiguous.
     """
     if len(names) == 1:
         return list(names)

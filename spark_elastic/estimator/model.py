@@ -1,4 +1,4 @@
-"""TorchModel: what fit returns, a Transformer that adds the network's outputs to a DataFrame."""
+"""TorchModel: the Transformer that fit returns, which adds the network's outputs to a DataFrame."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _STRUCT = "__spark_elastic_prediction"
 
 
 class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, ElasticModelAccessors):
-    """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses say what they make of outputs.
+    """A trained network as a Transformer, with the uid and the Params of its estimator. Subclasses define the output columns.
 
-    A network that was trained elsewhere can be given, too; the first DataFrame then tells the shapes of its rows.
+    A network that was trained elsewhere can be given as well; the shapes of its rows are then taken from the first DataFrame.
 
-    model: the network, on the CPU. history: a dict for each epoch: epoch, loss, val_loss, metrics, rows, seconds, sizes of the
-    world. run_id: the run's name in the store.
+    model: the network, on the CPU. history: a dict for each epoch, with epoch, loss, val_loss, metrics, rows, seconds, and the
+    sizes of the world. run_id: the name of the run in the store.
     """
 
     transformBatchSize = param("transformBatchSize", "rows of a batch in transform", whole(1))
@@ -61,19 +61,19 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         super().__init__(**params)
 
     def describe(self, **facts: object) -> Self:
-        """Set what training found out, such as layout, shapes, widths and history."""
+        """Set facts that training has found out, such as layout, shapes, widths and history."""
         for name, value in facts.items():
             setattr(self, name, value)
         return self
 
     def copy(self, extra: ParamMap | None = None) -> Self:
-        """Copy the Params; the network is shared."""
+        """Return a copy with Params of its own and the same network."""
         copied = super().copy(extra)
         copied._udf = None
         return copied
 
     def _feed(self, columns: Sequence[str]) -> None:
-        """Take these columns for the positional arguments of the network, once it is known which it has."""
+        """Feed these columns to the positional arguments of the network, once its inputs are known."""
         inputs = self.layout.inputs
         if not inputs:
             return
@@ -88,18 +88,18 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     # ------------------------------------------------------------------ for subclasses
 
     def _outputs(self) -> dict[str, int]:
-        """Names of the output columns and how many numbers a row of each has; 0 for one number that is no vector."""
+        """Return the numbers in a row of each output column, by name; 0 for a single number that is not a vector."""
         raise NotImplementedError
 
     def _finish(self, outputs: Mapping[str, int]) -> Finish:
-        """A function from the network's outputs, arrays of [rows, …], to output columns; see ``Scorer``."""
+        """Return the function that makes output columns from the network's outputs; see ``Scorer``."""
         raise NotImplementedError
 
     def _check(self, facts: Facts) -> None:
-        """Raise ValueError where the network's outputs fit neither the Params nor the facts of the training data."""
+        """Raise ValueError if the network's outputs do not fit the Params or the facts of the training data."""
 
     def _layout_of_names(self) -> Layout:
-        """The roles of the columns that the Params name, for a network that was trained elsewhere."""
+        """Return the roles of the columns that the Params name, for a network that was trained elsewhere."""
         raise NotImplementedError
 
     def _metadata(self, name: str) -> dict[str, Json]:
@@ -130,7 +130,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return (array_to_vector(value) if width else value).alias(name, metadata=self._metadata(name))
 
     def _prediction_udf(self, session: SparkSession, outputs: Mapping[str, int]) -> PredictionUdf:
-        """The UDF, made once for a set of outputs, so that executors keep their network over several queries."""
+        """Return the UDF, made once for a set of outputs, so that executors keep their network for several queries."""
         key = (
             session.conf.get("spark.app.id"),
             tuple(outputs.items()),
@@ -154,7 +154,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return self._udf[1]
 
     def _scorer(self, outputs: Mapping[str, int]) -> Scorer:
-        """The network as it is, not a copy: predictions on the driver are made where its parameters are."""
+        """Return a scorer of the network itself, not of a copy, so that the driver predicts where the parameters are."""
         assert self.model is not None
         return Scorer(self.model, self.layout, self._finish(outputs))
 
@@ -169,14 +169,14 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
 
 
 def _state_of(network: torch.nn.Module | None) -> object:
-    """Equal as long as a network and its tensors are the same objects, changed by nobody."""
+    """Return a value that stays equal as long as a network and its tensors are the same objects and unchanged."""
     tensors = network.state_dict(keep_vars=True).values() if network is not None else ()
     return id(network), tuple((id(tensor), getattr(tensor, "_version", 0)) for tensor in tensors)
 
 
 @saved_as("spark_elastic.estimator")
 class TorchModel(ElasticModel, TorchModelAccessors):
-    """Adds ``outputCols``: a double where the network gives one number a row, else a vector."""
+    """Adds ``outputCols``: a double if the network returns one number per row, else a vector."""
 
     outputCols = param("outputCols", "columns for the network's outputs, in its order", names)
     featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
@@ -192,8 +192,8 @@ class TorchModel(ElasticModel, TorchModelAccessors):
         features, outputs = self.value("featureCols"), self.value("outputCols")
         if not features or not outputs:
             raise ValueError(
-                "give featureCols, a column for each positional argument of forward, and outputCols, one for each output: no "
-                "fit has told them"
+                "give featureCols, a column for each positional argument of forward, and outputCols, one for each output: "
+                "this network does not come from a fit, which would have set them"
             )
         inputs = tuple(Input(None, (name,)) for name in features)
         return Layout(inputs, tuple(self.value("labelCols") or ()), self.value("weightCol"), tuple(outputs))
@@ -212,7 +212,7 @@ class TorchModel(ElasticModel, TorchModelAccessors):
 
 
 class Flat:
-    """Makes [rows] or [rows, n] of outputs of any shape, under the names of the output columns."""
+    """Makes columns of [rows] or [rows, n] from outputs of any shape."""
 
     def __init__(self, outputs: Sequence[tuple[str, int]]) -> None:
         self.outputs = outputs

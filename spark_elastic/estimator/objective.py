@@ -1,4 +1,4 @@
-"""What training minimizes and what it reports: losses, one for each label or one for all, and metrics."""
+"""What training minimizes and reports: losses, one for each label or one for all, and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import ClassificationLoss, meet, takes_classes
 
-# In place of a weight of zero.
+# Stands for a weight of zero, by which nothing can be divided.
 TINY = 1e-30
 
 Loss = Callable[..., torch.Tensor]
@@ -29,8 +29,9 @@ Pair = tuple[Loss, torch.Tensor, torch.Tensor]
 class Objective:
     """Losses with their weights, and metrics by name.
 
-    losses: functions of (output, label) or ``torch.nn`` losses. metrics: functions of (output, label) that return a number, or
-    objects with ``update``, ``compute`` and ``reset`` (torchmetrics). count: how many pairs of output and label there are.
+    losses: functions of (output, label), or ``torch.nn`` losses. metrics: functions of (output, label) that return a number, or
+    objects with ``update``, ``compute`` and ``reset``, like those of torchmetrics. count: the number of pairs of output and
+    label.
     """
 
     losses: tuple[Loss, ...]
@@ -39,16 +40,16 @@ class Objective:
     count: int = 1
 
     def to(self, device: torch.device) -> Objective:
-        """Return one whose losses and metrics hold their tensors, such as weights of classes, on ``device``."""
+        """Return an objective whose losses and metrics have their tensors, such as weights of classes, on ``device``."""
         if device.type == "cpu":
             return self
         metrics = {name: moved(metric, device) for name, metric in self.metrics.items()}
         return replace(self, losses=tuple(moved(loss, device) for loss in self.losses), metrics=metrics)
 
     def pairs(self, layout: Layout, outputs: object, batch: Mapping[str, torch.Tensor]) -> list[Pair]:
-        """Return (loss, output, label) in the shapes in which they meet, one for each loss.
+        """Return (loss, output, label), in shapes that fit each other, for each loss.
 
-        One loss and one output with several labels of one number each get the labels side by side.
+        For one loss and one output with several labels of one number each, the labels are put side by side.
         """
         found = outputs_of(outputs, layout)
         labels = [plain(batch[name]) for name in layout.labels]
@@ -64,7 +65,7 @@ class Objective:
         return [(loss, *meet(output, label, loss)) for loss, output, label in zip(losses, found, labels, strict=False)]
 
     def class_labels(self, layout: Layout, outputs: int) -> tuple[str, ...]:
-        """Return the labels that losses take as class indexes; several labels of one output are no indexes."""
+        """Return the labels that losses take as class indexes; several labels of one output are not indexes."""
         if outputs < len(layout.labels):
             return ()
         losses = self.losses if len(self.losses) > 1 else self.losses * len(layout.labels)
@@ -72,7 +73,7 @@ class Objective:
         return tuple(name for name, loss in pairs if isinstance(loss, ClassificationLoss) or takes_classes(loss))
 
     def loss(self, pairs: Sequence[Pair], weight: torch.Tensor | None) -> torch.Tensor:
-        """Return the weighted sum of the losses: each the mean over rows, or the mean weighted by ``weight`` [rows]."""
+        """Return the weighted sum of the losses, each a mean over rows, weighted by ``weight`` [rows] if it is given."""
         factors = self.weights if len(self.weights) == len(pairs) else (1.0,) * len(pairs)
         total: torch.Tensor | float = 0.0
         for factor, (loss, output, label) in zip(factors, pairs, strict=True):
@@ -94,14 +95,14 @@ class Objective:
         return values
 
     def metrics_of(self, layout: Layout) -> dict[str, tuple[Metric, int]]:
-        """Return each metric and the place of its label; names carry the label where there are several."""
+        """Return each metric and the place of its label; the names begin with the label if there are several."""
         if self.count == 1:
             return {name: (metric, 0) for name, metric in self.metrics.items()}
         places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
         return {f"{label}_{name}": (metric, place) for place, label in places for name, metric in self.metrics.items()}
 
     def accumulators(self, layout: Layout, device: torch.device) -> dict[str, tuple[Metric, int]]:
-        """Return fresh copies of the metrics that keep a state, by name, with the place of their label."""
+        """Return fresh copies of the metrics that keep a state, by name, each with the place of its label."""
         kept = {name: entry for name, entry in self.metrics_of(layout).items() if _has_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
         for metric, _ in copies.values():
@@ -143,7 +144,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def can_weight(loss: Callable[..., object]) -> bool:
-    """Whether a loss can be had for each row, as a weighted mean needs it."""
+    """Whether a loss can be computed for each row, as a weighted mean requires."""
     return hasattr(loss, "reduction") or _takes_reduction(loss)
 
 

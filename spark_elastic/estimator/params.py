@@ -26,7 +26,7 @@ Function = Callable[..., object]
 
 
 class Parameterized(Params):
-    """Params that are given by keyword, each with ``getX`` and ``setX``; ``defaults`` holds their JSON-able defaults."""
+    """Params that are given by keyword, each with ``getX`` and ``setX``; ``defaults`` holds defaults that JSON can represent."""
 
     defaults: ClassVar[dict[str, Json]] = {}
 
@@ -57,7 +57,7 @@ class Parameterized(Params):
         return self._set(**{name: value for name, value in params.items() if value is not None})
 
     def value(self, name: str) -> Any:
-        """A Param's value, its default, or None."""
+        """Return the value of a Param, else its default, else None."""
         param = self.getParam(name)
         return self.getOrDefault(param) if self.isDefined(param) else None
 
@@ -79,7 +79,7 @@ def _setter(name: str, title: str, doc: str) -> Callable[[Parameterized, object]
 
 
 def param(name: str, doc: str, convert: Converter[T]) -> Param[T | None]:
-    """Make a Param whose errors name it."""
+    """Make a Param whose conversion errors name it."""
 
     def named(value: object) -> T | None:
         if value is None:
@@ -104,7 +104,7 @@ def converter_of(param: Param[object]) -> str:
 
 
 def whole(least: int) -> Converter[int]:
-    """Whole numbers from ``least`` on."""
+    """Make a converter that takes whole numbers from ``least`` on."""
 
     def convert(value: object) -> int:
         if isinstance(value, bool) or not hasattr(value, "__int__") or isinstance(value, str) or int(value) != value:
@@ -117,7 +117,7 @@ def whole(least: int) -> Converter[int]:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Converter[float]:
-    """Numbers between two bounds; the upper one excluded."""
+    """Make a converter that takes numbers between two bounds, the upper one excluded."""
 
     def convert(value: object) -> float:
         if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
@@ -159,7 +159,7 @@ def one_of(*choices: str) -> Converter[str]:
 
 
 def names(value: object) -> list[str]:
-    """Names of columns; one alone may be given as it is."""
+    """Convert names of columns; a single name need not be in a list."""
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else None
     if not listed or not all(isinstance(name, str) and name for name in listed):
         raise TypeError(f"must be a list of column names, not {value!r}")
@@ -174,7 +174,7 @@ def numbers(value: object) -> list[float]:
 
 
 def class_thresholds(value: object) -> list[float]:
-    """Spark ML's thresholds of classes."""
+    """Convert Spark ML's thresholds of classes."""
     listed: list[float] = TypeConverters.toListFloat(value)
     if not all(entry >= 0 for entry in listed) or listed.count(0) > 1:
         raise ValueError(f"must be numbers from 0 on with at most one 0, not {listed}")
@@ -182,7 +182,7 @@ def class_thresholds(value: object) -> list[float]:
 
 
 def json_dict(value: object) -> dict[str, Json]:
-    """Keyword arguments that survive JSON."""
+    """Convert keyword arguments that JSON can represent."""
     if not isinstance(value, Mapping):
         raise TypeError(f"must be a dict, not {value!r}")
     try:
@@ -207,7 +207,7 @@ def function(value: object) -> Function:
 
 
 def functions(value: object) -> Function | list[Function]:
-    """A function, or a list of them."""
+    """Convert a function or a list of functions."""
     if isinstance(value, (list, tuple)):
         if not value:
             raise ValueError("must not be empty")
@@ -216,7 +216,7 @@ def functions(value: object) -> Function | list[Function]:
 
 
 def metrics(value: object) -> dict[str, Function]:
-    """Metrics by name; in a list they are named after their function or class."""
+    """Convert metrics to a dict; metrics in a list are named after their function or class."""
     if isinstance(value, Mapping):
         return {text(name): function(metric) for name, metric in value.items()}
     found: dict[str, Function] = {}
@@ -229,7 +229,7 @@ def metrics(value: object) -> dict[str, Function]:
 
 
 def inputs(value: object) -> dict[str, Json]:
-    """``{"x": [columns]}`` or ``{"x": ([columns], "int64")}``."""
+    """Convert ``{"x": [columns]}`` or ``{"x": ([columns], "int64")}``."""
     if not isinstance(value, Mapping) or not value:
         raise TypeError(f"must be a dict from keywords of forward to columns, not {value!r}")
     found: dict[str, Json] = {}
@@ -242,7 +242,7 @@ def inputs(value: object) -> dict[str, Json]:
 
 
 def store(value: object) -> Store:
-    """Convert a Store, or the URL of one."""
+    """Convert a Store or its URL."""
     if isinstance(value, str):
         return Store.create(value)
     if not isinstance(value, Store):
@@ -281,15 +281,15 @@ def module(value: object) -> torch.nn.Module:
 
 
 class FitParams(Parameterized, FitParamsAccessors):
-    """How estimators train. Their models carry these Params, too, as Spark's own do."""
+    """How estimators train. Their models have these Params, too, as Spark's own models do."""
 
     modelFn = param("modelFn", "makes the network, called with modelParams; instead of model", function)
-    modelParams = param("modelParams", "keyword arguments of modelFn, JSON-able, for grids", json_dict)
+    modelParams = param("modelParams", "keyword arguments of modelFn that JSON can represent, for grids", json_dict)
     optimizer = param(
         "optimizer", "a class, a function of the parameters, or an instance over the model's own", optimizer
     )
     optimizerParams = param("optimizerParams", "keyword arguments of the optimizer's class or function", keywords)
-    learningRate = param("learningRate", "lr of the optimizer; goes before optimizerParams", number(0, low_open=True))
+    learningRate = param("learningRate", "lr of the optimizer; overrides optimizerParams", number(0, low_open=True))
     loss = param("loss", "a function of (output, label), or one for each label", functions)
     lossWeights = param("lossWeights", "a factor for each loss", numbers)
     metrics = param("metrics", "functions of (output, label) or torchmetrics; a list, or a dict by name", metrics)
@@ -305,19 +305,23 @@ class FitParams(Parameterized, FitParamsAccessors):
     transformBatchSize = param("transformBatchSize", "rows of a batch in transform", whole(1))
     epochs = param("epochs", "passes over the data", whole(1))
     stepsPerEpoch = param("stepsPerEpoch", "optimizer steps after which an epoch ends, at most a pass", whole(1))
-    validationFraction = param("validationFraction", "random part of the rows that validates", number(0, 1))
+    validationFraction = param(
+        "validationFraction", "fraction of the rows, chosen at random, that is used for validation", number(0, 1)
+    )
     numProc = param("numProc", "workers to wait for at the start", whole(1))
-    minNp = param("minNp", "with fewer workers, training waits", whole(1))
-    maxNp = param("maxNp", "workers asked of Spark", whole(1))
+    minNp = param("minNp", "the number of workers below which training waits", whole(1))
+    maxNp = param("maxNp", "the largest number of workers to request from Spark", whole(1))
     resetLimit = param("resetLimit", "resets caused by failures after which fit fails", whole(0))
     startTimeout = param("startTimeout", "seconds to get workers", number(0, low_open=True))
     elasticTimeout = param("elasticTimeout", "seconds to get back to minNp workers", number(0, low_open=True))
-    hangTimeout = param("hangTimeout", "seconds that all may wait for one worker", number(0, low_open=True))
+    hangTimeout = param("hangTimeout", "seconds that the others may wait for one worker", number(0, low_open=True))
     runId = param(
-        "runId", "name of the run; fit goes on where the last one of this name stopped. None: a fresh one", text
+        "runId", "name of the run; fit resumes where the last run of this name stopped. None: a new run", text
     )
-    reuseData = param("reuseData", "do not write an unchanged DataFrame again", boolean)
-    checkpointSteps = param("checkpointSteps", "steps after which a checkpoint is due, besides each epoch's", whole(1))
+    reuseData = param("reuseData", "whether an unchanged DataFrame is not written again", boolean)
+    checkpointSteps = param(
+        "checkpointSteps", "steps after which a checkpoint is due, besides the one at the end of each epoch", whole(1)
+    )
     backwardPassesPerStep = param("backwardPassesPerStep", "batches whose gradients make one step", whole(1))
     gradientClipNorm = param("gradientClipNorm", "largest norm of all gradients together", number(0, low_open=True))
     gradientClipValue = param("gradientClipValue", "largest absolute value of a gradient", number(0, low_open=True))
@@ -328,19 +332,23 @@ class FitParams(Parameterized, FitParamsAccessors):
     trainStep = param(
         "trainStep", "function of (model, batch, ctx) that returns the loss, or (loss, outputs)", function
     )
-    shuffle = param("shuffle", "whether rows are shuffled, anew each epoch", boolean)
-    seed = param("seed", "of shuffling, splitting, initial random numbers", whole(0))
-    engine = param("engine", "what reads Parquet: arrow or petastorm", one_of(*ENGINES))
-    readers = param("readers", "reader workers of the petastorm engine; arrow reads ahead on one thread", whole(1))
-    terminateOnNaN = param("terminateOnNaN", "end the fit when a loss is NaN or infinite; else only say so", boolean)
-    verbose = param("verbose", "0: silent, 1: a line an epoch", whole(0))
+    shuffle = param("shuffle", "whether rows are shuffled, in another order each epoch", boolean)
+    seed = param("seed", "seed of shuffling, splitting and initial random numbers", whole(0))
+    engine = param("engine", "the library that reads Parquet: arrow or petastorm", one_of(*ENGINES))
+    readers = param(
+        "readers", "number of reader workers of the petastorm engine; arrow reads ahead on one thread", whole(1)
+    )
+    terminateOnNaN = param(
+        "terminateOnNaN", "whether a loss that is NaN or infinite ends the fit; otherwise it is only logged", boolean
+    )
+    verbose = param("verbose", "0: silent, 1: a line for each epoch", whole(0))
 
 
 class TrainingParams(FitParams, TrainingParamsAccessors):
     """What all estimators have in common."""
 
     model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
-    store = param("store", "a Store or its URL; in local modes a temporary folder if there is none", store)
+    store = param("store", "a Store or its URL; in local modes a temporary folder if none is given", store)
     callbacks = param("callbacks", "objects with on_epoch_end(ctx), called on rank 0", callback_list)
     transform = param(
         "transform",

@@ -1,13 +1,13 @@
-"""Saves and loads estimators and models: readable metadata, weights as safetensors, the rest by cloudpickle.
+"""Saves and loads estimators and models: readable metadata, weights as safetensors, everything else by cloudpickle.
 
 ::
 
-    metadata/            Spark ML's: class, uid, Params, and what training found out, as JSON
-    weights.safetensors  every tensor of the network by the name that its state dict has for it
-    code.pkl             the network without its tensors, and Params that are no JSON (functions, classes)
+    metadata/            Spark ML's metadata as JSON: class, uid, Params, and facts found out in training
+    weights.safetensors  every tensor of the network, by its name in the state dict
+    code.pkl             the network without its tensors, and Params that JSON cannot represent (functions, classes)
 
-``code.pkl`` is code: loading it runs it. Reading the other two runs nothing. docs/formats.md describes all three; what earlier
-releases saved is read for ever.
+``code.pkl`` is code, which runs when it is loaded. Reading the other two runs nothing. docs/formats.md describes all three;
+whatever earlier releases saved can still be read.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", "ElasticEstimator", "ElasticModel")
 
-# The format that is written. Every format from the first to this one can be read.
+# The format that this release writes. Every format from the first to this one can be read.
 FORMAT = 2
 _WEIGHTS, _CODE = "weights.safetensors", "code.pkl"
 _FACTS = "sparkElastic"
 
 
 class SavedObjects(TypedDict, total=False):
-    """What is in ``code.pkl``: Params that are no JSON, and of a model its network."""
+    """The content of ``code.pkl``: Params that JSON cannot represent, and the network of a model."""
 
     params: dict[str, object]
     model: torch.nn.Module | None
 
 
 class EstimatorWriter(MLWriter):
-    """Writes a Parameterized without any more state."""
+    """Writes a Parameterized that has no state besides its Params."""
 
     def __init__(self, instance: Parameterized) -> None:
         super().__init__()
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Write metadata, Params, tensors and the rest into the folder."""
+        """Write metadata, Params, tensors and everything else into the folder."""
         plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
             written = _write_objects(folder, {"params": other, **self._objects()})
@@ -91,9 +91,9 @@ class EstimatorWriter(MLWriter):
 
 
 class ModelWriter(EstimatorWriter):
-    """Writes a model, with its network, history and layout.
+    """Writes a model with its network, history and layout.
 
-    Functions and classes that it was trained with stay behind: loading a model must not need their modules.
+    Functions and classes with which it was trained are left out, because loading a model must not require their modules.
     """
 
     instance: ElasticModel
@@ -126,7 +126,7 @@ class EstimatorReader(MLReader[P]):
         self.cls: type[P] = cls
 
     def load(self, path: str) -> P:
-        """Read an instance from a folder. Raises where it is damaged, or of another class."""
+        """Read an instance from a folder. Raises ``DamagedError``, or ``ValueError`` if it holds another class."""
         metadata = _read_metadata(path, _context(self))
         found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:
@@ -161,7 +161,7 @@ class ModelReader(EstimatorReader["ElasticModel"]):
 
 
 def split_params(instance: Params) -> tuple[dict[str, Json], dict[str, object]]:
-    """Part the Params that are set into those that JSON gives back as they are, and the others."""
+    """Divide the Params that are set into those that JSON preserves exactly and all others."""
     plain: dict[str, Json] = {}
     other: dict[str, object] = {}
     for entry, value in instance._paramMap.items():
@@ -177,25 +177,25 @@ def split_params(instance: Params) -> tuple[dict[str, Json], dict[str, object]]:
 
 
 def _files_beside_metadata(path: str) -> Files:
-    """The files of a folder whose metadata Spark writes and reads. Raises OSError where it has another folder of this name."""
+    """Open the folder whose metadata Spark writes and reads. Raises OSError if this process sees another folder."""
     files = open_files(path)
     if not files.exists(f"{path}/metadata"):
         raise OSError(
-            f"Spark has metadata in {path}, and this process does not see them: take a place that both reach under the same name"
+            f"Spark has metadata in {path} that this process does not see: choose a place that both reach under the same name"
         )
     return files
 
 
 def _context(base: BaseReadWrite) -> SparkContext | SparkSession:
-    """What Spark's readers and writers of metadata take: a SparkContext before Spark 4, a session since."""
+    """Return what Spark's readers and writers of metadata take: a SparkContext before Spark 4, a session since then."""
     session = base.sparkSession
     return session if int(session.version.split(".")[0]) >= 4 else session.sparkContext
 
 
 def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
-    """Take format and files out of the facts, and return what is known of each file; the first format told nothing of them.
+    """Take format and files out of the facts, and return length and checksum of each file; the first format had none.
 
-    Raises ``CheckpointError`` for a format that this release does not know.
+    Raises ``CheckpointError`` for a format of a later release.
     """
     version = facts.pop("format", 1)
     if version not in range(1, FORMAT + 1):
@@ -208,7 +208,7 @@ def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
 
 
 def _class_name(saved: str) -> str:
-    """The present name of a class that any release has saved."""
+    """Return the present name of a class that any release has saved."""
     module, _, name = saved.rpartition(".")
     return f"{_saved_names.home_of(module, name)}.{name}"
 
@@ -257,14 +257,14 @@ def _load_objects(path: str, written: Mapping[str, object]) -> SavedObjects:
             try:
                 objects: SavedObjects = _Unpickler(file, tensors).load()
             except (AttributeError, ImportError):
-                raise  # the network's code cannot be imported here
+                raise  # the files are intact, but the network's code cannot be imported here
             except Exception as error:
                 raise DamagedError(f"{path} is damaged: {_CODE}: {type(error).__name__}: {error}") from error
         return objects
 
 
 def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
-    """Download a file, and see whether it is what was written."""
+    """Download a file. Raises ``DamagedError`` unless it is what was written."""
     path, _, name = url.rpartition("/")
     local = os.path.join(folder, name)
     if not files.exists(url):
@@ -282,7 +282,7 @@ def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
 
 
 def _names(objects: SavedObjects) -> dict[int, str]:
-    """Names of a network's tensors, by identity; tied ones have one."""
+    """Return the names of a network's tensors by their ids; tied tensors have one name."""
     network = objects.get("model") or objects["params"].get("model")
     found: dict[int, str] = {}
     state = network.state_dict(keep_vars=True) if isinstance(network, torch.nn.Module) else {}
@@ -293,12 +293,12 @@ def _names(objects: SavedObjects) -> dict[int, str]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Leaves tensors out of the pickle: they go to ``tensors`` under their names."""
+    """Leaves tensors out of the pickle and puts them into ``tensors`` by name."""
 
     def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
         super().__init__(file)
         self._tensors, self._names = tensors, names
-        self._seen: list[torch.Tensor] = []  # holds on to them, so that no other object gets one of their ids
+        self._seen: list[torch.Tensor] = []  # keeps tensors alive, so that no other object gets one of their ids
 
     def persistent_id(self, value: object) -> tuple[str, bool, bool] | None:
         if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):

@@ -1,4 +1,4 @@
-"""What the workers have to know of a fit, and what they give back."""
+"""What the workers have to know about a fit, and what they return."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spark_elastic.estimator.objective import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """Where the rows come from and how many make a batch; the arguments of ``ParquetLoader``.
+    """Where the rows come from and how many form a batch: the arguments of ``ParquetLoader``.
 
-    check: look for values that are no finite numbers, as nobody has yet. validation_batch_size: None for as many rows as a
+    check: whether values still have to be checked for being finite numbers. validation_batch_size: None for as many rows as a
     training batch has on one worker.
     """
 
@@ -36,8 +36,8 @@ class DataPlan:
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
     @property
-    def reading(self) -> dict[str, Any]:  # of several types
-        """Arguments of every loader of this fit."""
+    def reading(self) -> dict[str, Any]:
+        """The arguments of every loader in this fit."""
         options = {"workers_count": self.readers} if self.engine == "petastorm" and self.readers else None
         return {
             "engine": self.engine,
@@ -48,7 +48,7 @@ class DataPlan:
 
     @property
     def training(self) -> dict[str, Any]:
-        """Arguments of the loader of the rows to train on."""
+        """The arguments of the loader of the rows to train on."""
         return {
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,
@@ -62,7 +62,7 @@ class DataPlan:
 class StepPlan:
     """How gradients become steps.
 
-    optimizer: a class or function of the parameters, called with ``optimizer_arguments``, or an instance over the
+    optimizer: a class or function of the parameters, which is called with ``optimizer_arguments``, or an instance over the
     parameters of the model that travels with it. scheduler: a class or function of the optimizer.
     """
 
@@ -82,8 +82,9 @@ class StepPlan:
 class TrainingPlan:
     """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters.
 
-    callbacks: pickled. callbacks_given: says which they are, so that a run that goes on with others notices.
-    class_labels: columns that have to hold whole numbers. terminate_on_nan: end where a loss is no finite number.
+    callbacks: the pickled callbacks. callbacks_given: a description of them, by which a run that continues with other callbacks
+    notices that. class_labels: columns that have to hold whole numbers. terminate_on_nan: whether a loss that is not a finite
+    number ends the fit.
     """
 
     run_id: str
@@ -108,7 +109,7 @@ class TrainingPlan:
 class Trained:
     """What rank 0 returns: the model's state dict on the CPU, and a dict for each epoch.
 
-    not_finite: where a loss was NaN or infinite and has ended training; the weights are then those of before.
+    not_finite: says where a loss was NaN or infinite and has ended training; the weights are then those of the step before.
     """
 
     weights: dict[str, object]

@@ -1,4 +1,4 @@
-"""From an estimator's Params to the plan of a fit, and the checks of what does not go together. Starts no Spark job."""
+"""Turns an estimator's Params into the plan of a fit, and refuses Params that contradict each other. Starts no Spark job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Workers: below ``least`` training waits, with ``start`` it starts, ``most`` are asked of Spark."""
+    """Numbers of workers: below ``least`` training waits, with ``start`` it starts, ``most`` are requested from Spark."""
 
     least: int
     start: int
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained: copies of the network and of an optimizer instance over it, and how."""
+    """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings."""
 
     network: torch.nn.Module
     layout: Layout
@@ -50,9 +50,9 @@ class Recipe:
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
     def checked_on(self, batch: dict[str, torch.Tensor]) -> Recipe:
-        """Try one step on the driver's CPU, where it can run there, and return the recipe with what that told.
+        """Try one step on the driver's CPU, if it can run there, and return the recipe with what was learnt from it.
 
-        Raises ValueError where network, columns, labels and losses do not fit each other.
+        Raises ValueError if network, columns, labels and losses do not fit each other.
         """
         if not self.on_cpu:
             return self
@@ -62,7 +62,7 @@ class Recipe:
         return replace(self, layout=layout, objective=objective)
 
     def class_labels(self, outputs: int) -> tuple[str, ...]:
-        """Return the columns that losses take as class indexes, as far as they get the columns as they are."""
+        """Return the columns that losses take as class indexes, provided that losses receive the columns unchanged."""
         if self.objective is None or self.transform is not None or self.steps.train_step is not None:
             return ()
         return self.objective.class_labels(self.layout, outputs)
@@ -73,9 +73,9 @@ _one_generator = threading.Lock()
 
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Draw random numbers from ``seed``, and leave torch's generator as it was.
+    """Draw random numbers from ``seed``, and leave torch's generator unchanged.
 
-    It is one for all threads, so concurrent fits take turns: their networks would begin with each other's numbers.
+    All threads share the generator, so concurrent fits take turns; otherwise their networks would use each other's numbers.
     """
     with _one_generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -83,7 +83,7 @@ def own_randomness(seed: int) -> Iterator[None]:
 
 
 def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> Recipe:
-    """Copy network and optimizer, and check what does not go together."""
+    """Copy network and optimizer. Raises ValueError for Params that contradict each other."""
     size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
     if everywhere is not None and params.isSet("batchSize"):
         raise ValueError(f"give batchSize={size} or globalBatchSize={everywhere}, not both")
@@ -99,7 +99,7 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
-    """Return how rows are split for validation. Raises ValueError where the Params contradict each other."""
+    """Return how rows are split for validation. Raises ValueError if the Params contradict each other."""
     split = Split(params.value("validationFraction"), indicator, params.value("seed"))
     if split.fraction and split.indicator:
         raise ValueError(f"give validationFraction={split.fraction} or validationIndicatorCol={indicator!r}, not both")
@@ -109,7 +109,7 @@ def plan_split(params: Parameterized, indicator: str | None, schema: StructType)
 
 
 def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
-    """Take minNp, numProc and maxNp. What is not given: at least one worker, all slots to start with and at most."""
+    """Return minNp, numProc and maxNp. Their defaults are one worker at least, and all slots to start with and at most."""
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
     _, default_start, default_most = default_sizes(session, start, least, most)
     most = most or default_most
@@ -121,7 +121,7 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
 def plan_data(
     params: Parameterized, urls: tuple[str, str | None], storage_options: Mapping[str, object], check: bool
 ) -> DataPlan:
-    """Say how workers read the data for training and for validation at ``urls``. check: nobody has looked at the values yet."""
+    """Plan how workers read the data for training and validation at ``urls``. check: the values have yet to be checked."""
     everywhere = params.value("globalBatchSize")
     return DataPlan(
         training_url=full_url(urls[0]),
@@ -140,7 +140,7 @@ def plan_data(
 
 
 def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor] | None:
-    """Zeros in the shapes that the schema tells; None where it does not tell all of them."""
+    """Make a batch of zeros in the shapes of the schema; None if the schema does not have all shapes."""
     shapes = {name: row_shape(schema[name]) for name in layout.columns}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     whole = {name for name in known if isinstance(schema[name].dataType, IntegralType)}
@@ -148,7 +148,7 @@ def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor]
 
 
 def first_rows(layout: Layout, data: DataPlan) -> dict[str, torch.Tensor]:
-    """Read a few rows of the training data. Raises ``DataError`` as the loader does, and for NaN."""
+    """Read a few rows of the training data. Raises ``DataError`` like the loader, and for NaN."""
     loader = ParquetLoader(
         data.training_url, ROWS, columns=layout.columns, shuffle=False, prefetch=1, pin_memory=False, **data.reading
     )

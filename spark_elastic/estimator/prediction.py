@@ -1,4 +1,4 @@
-"""What classifier and regressor share: Spark ML's columns, one vector or array of features, one label, predict and evaluate."""
+"""What classifier and regressor share: Spark ML's columns, one column of features, one label, predict and evaluate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layout_of(params: Predictor | PredictionModel) -> Layout:
 
 
 class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, PredictorAccessors):
-    """Trains on ``featuresCol``, which ``forward`` gets as its one argument, and ``labelCol``."""
+    """Trains on ``labelCol`` and ``featuresCol``, which is the only argument of ``forward``."""
 
     def _layout(self, schema: StructType) -> Layout:
         layout = self._layout_of_names()
@@ -53,7 +53,7 @@ class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, P
 
 
 class PredictionModel(ElasticModel, HasPredictorCols):
-    """A network that predicts one number a row."""
+    """A network that predicts one number per row."""
 
     def _set(self, **params: object) -> Self:
         if isinstance(name := params.get("featuresCol"), str):
@@ -64,10 +64,10 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         return layout_of(self)
 
     def predict(self, x: object) -> float | np.ndarray:
-        """Predict on the driver. x: the features of one row, a vector or array: a float; or [rows, features]: an array."""
+        """Predict on the driver: a float for the features of one row, an array for [rows, features]."""
         if not self.layout.inputs:
             raise ValueError(
-                "nobody knows the shape of a row yet: call transform first, or take the model that fit returns"
+                "the shape of a row is not known yet: call transform first, or take the model that fit returns"
             )
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
         shape = self.shapes[self.layout.features[0]] or ()
@@ -76,7 +76,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         return float(found[0]) if features.ndim <= len(shape) else found
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """Return the usual metrics of the predictions for a DataFrame with labels, by the names of Spark's evaluators."""
+        """Return the usual metrics for a DataFrame with labels, by the names that Spark's evaluators use."""
         found = self.transform(dataset).persist()
         try:
             weight = {"weightCol": self.value("weightCol")} if self.value("weightCol") else {}

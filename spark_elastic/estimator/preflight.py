@@ -1,4 +1,4 @@
-"""Finds mistakes before Spark jobs start: one step of the training on the driver, on a few rows that are made up or read."""
+"""Finds mistakes before Spark jobs start, by one training step on the driver with a few rows, made up or read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.shapes import shown_shape
 from spark_elastic.estimator.training import make_optimizer, make_scheduler
 
-# An odd number of rows, which no layer takes for its number of features.
+# An odd number of rows, which is unlikely to be a layer's number of features.
 ROWS = 7
 
 
@@ -27,7 +27,7 @@ def made_up(shapes: Mapping[str, tuple[int, ...]], whole: set[str]) -> dict[str,
 
 
 def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
-    """Make optimizer and scheduler once. Raises ValueError for an optimizer whose parameters are not the model's."""
+    """Create optimizer and scheduler as a trial. Raises ValueError if the optimizer's parameters are not the model's."""
     model, steps = copy.deepcopy((model, steps))
     make_scheduler(steps, make_optimizer(steps, model))
 
@@ -35,10 +35,10 @@ def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
 def try_model(
     model: torch.nn.Module, layout: Layout, objective: Objective | None, batch: dict[str, torch.Tensor]
 ) -> tuple[Layout, Objective | None]:
-    """Call a copy of the model and its losses on a batch. Return layout and objective as they fit each other.
+    """Call a copy of the model and its losses on a batch. Return a layout and an objective that fit each other.
 
-    A model that does not take scalars as [rows] gets them as [rows, 1]. Raises ValueError where the model cannot be called
-    or its outputs do not fit labels and losses.
+    A model that does not take scalars as [rows] gets them as [rows, 1]. Raises ValueError if the model cannot be called, or if
+    its outputs do not fit labels and losses.
     """
     outputs, layout = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
@@ -56,7 +56,7 @@ def try_model(
 
 
 def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[object, Layout]:
-    """Call a copy of the model and return what it returns, with the layout by which it could be called."""
+    """Call a copy of the model. Return what it returns, and the layout with which the call succeeded."""
     scalar = tuple(
         replace(entry, expand=entry.name is None and batch[entry.columns[0]].dim() == 1) for entry in layout.inputs
     )
@@ -73,7 +73,7 @@ def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.T
 
 
 def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """Return how many numbers a row of each output has; 0 for one number that is no vector."""
+    """Return how many numbers a row of each output has; 0 for a single number that is not a vector."""
     return [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
 
 

@@ -1,4 +1,4 @@
-"""TorchRegressor: one number a row, with Spark ML's shared columns."""
+"""TorchRegressor: one number per row, with Spark ML's shared columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 @saved_as("spark_elastic.estimator")
 class TorchRegressor(Predictor):
-    """Trains a network that gives one number a row; the loss is the mean squared error unless another is given."""
+    """Trains a network that returns one number per row; the loss is the mean squared error unless another is given."""
 
     def _default_loss(self) -> Loss:
         return torch.nn.MSELoss()
@@ -38,7 +38,7 @@ class TorchRegressionModel(PredictionModel):
     def _check(self, facts: Facts) -> None:
         if self.widths != [0]:
             raise ValueError(
-                f"a regressor's model gives one number a row; this one gives outputs of {self.widths} numbers"
+                f"a regressor's model returns one number per row; this one returns outputs of {self.widths} numbers"
             )
 
     def _outputs(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Finds values that rows to train on must not have: no finite numbers, classes with fractions, weights below 0."""
+"""Finds values that rows to train on must not have: NaN and infinity, class labels with fractions, weights below 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_elastic.estimator.finite import check_finite
 
 
 def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
-    """Raise ``DataError`` for NaN and infinity, naming column and row, and take the ids of the rows out of the batch."""
+    """Remove the ids of the rows from the batch. Raises ``DataError`` for NaN and infinity, naming column and row."""
     groups, rows = batch.pop("_row_group"), batch.pop("_row")
     check_finite(batch, names, lambda place: f"row {int(rows[place])} of {loader.manifest.where(int(groups[place]))}")
 
@@ -32,10 +32,10 @@ def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
 
 
 def negative_weight(name: str, least: float) -> str:
-    """Return what to say of a column of weights that go below 0."""
+    """Return the message for a column of weights that go below 0."""
     return f"weightCol: column {name!r} has weights below 0, down to {least:g}"
 
 
 def not_a_class(name: str, value: float) -> str:
-    """Return what to say of a label that is no class index."""
+    """Return the message for a label that is not a class index."""
     return f"column {name!r} has the label {value:g}; the loss takes class indexes, which are whole numbers from 0 on"

@@ -1,7 +1,7 @@
-"""What a store remembers of a run, so that a fit with its ``runId`` goes on only where data and training are the same.
+"""Records of runs in a store, so that a fit with a known ``runId`` continues the run only with the same data and training.
 
-A run is (runId, identity of the data, description of the Params that training depends on). The weights of the network are no
-part of it: a network that a script makes anew has other ones, and the checkpoint's replace them.
+A run consists of its runId, the identity of its data, and a description of the Params that training depends on. The weights of
+the network are not part of it: a network that a script creates anew has other weights, which those of the checkpoint replace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.store import Store
 
-# Params that may differ when a run goes on: those that say for how long and with how many workers, and what happens around it.
+# Params that may differ when a run continues: its length, its numbers of workers, and what happens around the training.
 FREE = frozenset(
     {
         "callbacks",
@@ -54,10 +54,10 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run is: ``data``, the identity of its data, and ``params``, each Param that counts, described.
+    """A run: the identity of its data, and a description of each Param that counts.
 
-    data_url: where the data were written, if they were. version: of the way in which data and Params are described; records
-        that name none are of the first.
+    data_url: where the data were written, if they were. version: the version of the descriptions of data and Params; records
+        without one are of the first.
     """
 
     run_id: str
@@ -67,7 +67,7 @@ class RunRecord:
     version: int = 1
 
     def differences(self, other: RunRecord) -> list[str]:
-        """Say what another fit has that this run has not."""
+        """List the differences between this run and another fit."""
         if self.version != other.version:
             return [f"its record (of version {self.version}, this release writes {other.version})"]
         found = [] if self.data == other.data else ["the data"]
@@ -79,7 +79,7 @@ class RunRecord:
 def describe_params(estimator: Params) -> dict[str, Json]:
     """Describe the Params that training depends on, so that the same script describes them equally in every process.
 
-    Which output belongs to which of several labels may hang on the names of the output columns; they count then.
+    With several labels, the names of the output columns may decide which output belongs to which label, so they count, too.
     """
     names = {entry.name for entry in estimator.params if estimator.isDefined(entry)} - FREE
     if len(estimator.getOrDefault("labelCols") if "labelCols" in names else ()) > 1:
@@ -89,18 +89,18 @@ def describe_params(estimator: Params) -> dict[str, Json]:
 
 
 def describe_callbacks(callbacks: Sequence[object]) -> str:
-    """Describe callbacks by their classes and attributes, as they are before a fit."""
+    """Describe callbacks by their classes and by their attributes before a fit."""
     return json.dumps([describe(each) for each in callbacks])
 
 
 def check_run(store: Store, record: RunRecord) -> RunRecord | None:
-    """Return what the store knows of a run. Raises ValueError where that is another one, naming the differences."""
+    """Return the store's record of a run. Raises ValueError, naming the differences, if that is a different run."""
     known = find_run(store, record.run_id)
     differences = known.differences(record) if known else []
     if differences:
         raise ValueError(
-            f"runId={record.run_id!r} is another run in {store.url}: different are {', '.join(differences)}. "
-            "Take another runId, or Store.delete the run"
+            f"runId={record.run_id!r} is another run in {store.url}, which differs in {', '.join(differences)}. "
+            "Choose another runId, or Store.delete the run"
         )
     return known
 
@@ -113,15 +113,15 @@ def record_run(store: Store, record: RunRecord) -> None:
 
 
 def find_run(store: Store, run_id: str) -> RunRecord | None:
-    """The record of a run, None where there is none."""
+    """Return the record of a run; None if there is none."""
     url = store.spark_url(f"{store.run_url(run_id)}/{_RECORD}")
     return read_record(store.files.read(url), url) if store.files.exists(url) else None
 
 
 def read_record(content: bytes, url: str) -> RunRecord:
-    """Read the record of this or another release, which may have fields that this one does not know.
+    """Read a record of this or another release, which may have fields that this release does not know.
 
-    Raises ``DamagedError``, which names ``url``, for what is no record.
+    Raises ``DamagedError``, which names ``url``, if the content is not a record.
     """
     try:
         return msgspec.convert(json.loads(content), RunRecord)
@@ -130,7 +130,7 @@ def read_record(content: bytes, url: str) -> RunRecord:
 
 
 def forget_run(store: Store, run_id: str) -> None:
-    """Delete what the store is not to keep of a run that has ended well."""
+    """Delete the parts of a successful run that the store is not to keep."""
     if "checkpoints" not in store.keep and "logs" not in store.keep:
         store.files.delete(store.spark_url(store.run_url(run_id)))
         return
@@ -140,7 +140,7 @@ def forget_run(store: Store, run_id: str) -> None:
 
 
 def _changes(name: str, ours: object, theirs: object) -> list[str]:
-    """Say where two descriptions differ, as deep inside as their shapes are the same."""
+    """List where two descriptions differ, as deep inside as their shapes agree."""
     if json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True):
         return []
     if isinstance(ours, dict) and isinstance(theirs, dict):

@@ -1,7 +1,8 @@
-"""What a Spark session offers to estimators. All that differs between the two kinds of sessions is said here.
+"""What a Spark session offers to estimators. All differences between the two kinds of sessions are in this module.
 
-A classic session has Spark's JVM beside this process: its file systems, with their credentials, and the plans of DataFrames.
-One of Spark Connect has a server, which may be anywhere: this process opens files itself, and sees of a DataFrame only its rows.
+A classic session has Spark's JVM beside this process, with its file systems, their credentials, and the plans of DataFrames. A
+session of Spark Connect has a server, which may be anywhere: this process opens files itself, and sees only the rows of
+DataFrames.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def open_files(url: str, storage_options: Mapping[str, object] | None = None) -> Files:
-    """Open the file system of a URL: as Spark does, or where there is no JVM as the workers do, with ``storage_options``."""
+    """Open the file system of a URL as Spark does, or without a JVM as the workers do, with ``storage_options``."""
     return ArrowFiles(url, storage_options) if is_remote() else HadoopFiles(url)
 
 
 def shows_plans() -> bool:
-    """Whether the plan of a DataFrame and the files that it reads can be looked at."""
+    """Whether the plan of a DataFrame and the files that it reads are accessible."""
     return not is_remote()
 
 
@@ -34,5 +35,5 @@ def is_local(session: SparkSession) -> bool:
 
 
 def master_of(session: SparkSession) -> str:
-    """The master of the cluster, as messages name it."""
+    """Return the master of the cluster, for messages."""
     return str(session.conf.get("spark.master"))

@@ -1,4 +1,4 @@
-"""Lets outputs and labels meet: a trailing 1 goes, classes become int64, everything else the output's dtype."""
+"""Makes outputs and labels fit: a trailing 1 is dropped, classes become int64, other labels get the output's dtype."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ELEMENTWISE_NAMES = frozenset(
 
 
 class ClassificationLoss:
-    """Cross entropy of logits [rows, classes], or of one logit a row for two classes, and class indexes."""
+    """Cross entropy of class indexes and logits [rows, classes], or one logit per row for two classes."""
 
     reduction = "mean"
 
@@ -45,8 +45,8 @@ def takes_classes(loss: object) -> bool:
 def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and label in the shapes and dtypes that ``loss`` takes.
 
-    output: [rows, …]; label: [rows] or [rows, …]. Half precision becomes float32. Of losses that torch does not know by
-    name only a trailing 1 is taken away. Raises ValueError where shapes do not fit; torch would broadcast some of these.
+    output: [rows, …]; label: [rows] or [rows, …]. Half precision becomes float32. For losses other than torch's, only a trailing
+    1 is dropped. Raises ValueError for shapes that do not fit, some of which torch would broadcast.
     """
     if output.dtype in (torch.float16, torch.bfloat16):
         output = output.float()
@@ -56,7 +56,7 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
         if label.dim() == output.dim() and label.shape[-1] == 1:
             label = label.squeeze(-1)
         if label.shape != output.shape[:1] + output.shape[2:]:
-            raise ValueError(_misfit(output, label, loss, "one class index a row for an output of [rows, classes]"))
+            raise ValueError(_misfit(output, label, loss, "one class index per row for an output of [rows, classes]"))
         return output, label.long()
     if output.dim() == label.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
@@ -76,5 +76,5 @@ def _misfit(output: torch.Tensor, label: torch.Tensor, loss: object, wanted: str
 
 
 def shown_shape(tensor: torch.Tensor) -> str:
-    """Return a batch's shape for messages."""
+    """Return the shape of a batch, for messages."""
     return f"[{', '.join(['rows', *map(str, tensor.shape[1:])])}]" if not tensor.is_nested else "[rows, lists]"

@@ -1,8 +1,8 @@
-"""Lets concurrent fits of one process take turns where the cluster has not enough slots for all of them at once.
+"""Makes concurrent fits of one process take turns if the cluster does not have enough slots for all of them at once.
 
-Each fit waits in line until its ``minNp`` slots are free of other fits, and then asks Spark for no more than are. So no two
-fits hold parts of what both need, and a fit that waits does not run into ``startTimeout``. Fits of other processes are not
-seen here; ``spark_elastic.run`` gives slots back where it cannot start.
+Each fit waits in line until other fits leave its ``minNp`` slots free, and then requests no more than the free slots from Spark.
+Two fits therefore never each hold a part of what both need, and a waiting fit does not run into ``startTimeout``. Fits of other
+processes are not visible here; ``spark_elastic.run`` gives slots back if it cannot start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class SlotLedger:
-    """Who holds how many slots; first come, first served."""
+    """Records how many slots each fit holds. Fits are served in the order in which they come."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -22,9 +22,9 @@ class SlotLedger:
 
     @contextmanager
     def slots(self, least: int, most: int, total: int) -> Iterator[int]:
-        """Wait for ``least`` slots of ``total`` and yield how many to ask for, ``most`` where nobody else is there.
+        """Wait for ``least`` slots of ``total``, and yield how many to request: ``most`` if there is no other fit.
 
-        Who wants more than there are waits for nobody to be left, not for the cluster to grow.
+        A fit that wants more slots than there are waits until no other fit is left, not until the cluster grows.
         """
         me = object()
         with self._changed:

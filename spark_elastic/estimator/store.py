@@ -1,4 +1,4 @@
-"""Where estimators keep data, checkpoints and logs: one folder that the driver, Spark and the workers all reach."""
+"""The place for data, checkpoints and logs of estimators: one folder that the driver, Spark and the workers all reach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 @saved_as("spark_elastic.estimator")
 @dataclass(frozen=True)
 class Store:
-    """A folder by its URL. Make one with ``Store.create``; copies of it are equal and travel by pickle.
+    """A folder, named by its URL. Create one with ``Store.create``; copies are equal and travel by pickle.
 
     ::
 
@@ -52,10 +52,10 @@ class Store:
     ) -> Store:
         """Describe a store; nothing is opened or written yet.
 
-        url: a local path, or a URL of any file system that Hadoop knows on Spark's side, and pyarrow or fsspec on the
-            workers': ``hdfs://``, ``s3://`` or ``s3a://`` (the same), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
-        storage_options: for fsspec, on the workers; Spark's side takes its credentials from the Spark configuration.
-        keep: what remains after a fit has succeeded: all (True), nothing (False), or some of "data", "checkpoints", "logs".
+        url: a local path, or a URL in any file system that both Hadoop, on Spark's side, and pyarrow or fsspec, on the workers,
+            can open: ``hdfs://``, ``s3://`` or ``s3a://`` (the same), ``abfss://``, ``gs://``, ``dbfs:/``, ``file://``.
+        storage_options: options for fsspec on the workers; Spark takes its credentials from the Spark configuration.
+        keep: what remains after a successful fit: everything (True), nothing (False), or some of "data", "checkpoints", "logs".
         """
         listed: Any = keep if isinstance(keep, Collection) and not isinstance(keep, str) else [keep]
         kinds = KINDS if keep is True else () if keep is False else tuple(listed)
@@ -66,11 +66,11 @@ class Store:
 
     @classmethod
     def temporary_folder(cls) -> Store:
-        """Make a folder on this machine that keeps nothing; ``close`` removes it."""
+        """Create a temporary folder on this machine, which ``close`` removes."""
         return cls(f"file://{tempfile.mkdtemp(prefix='spark_elastic-')}", {}, frozenset(), True)
 
     def close(self) -> None:
-        """Remove a temporary folder; other stores stay as they are."""
+        """Remove a temporary folder. For other stores this does nothing."""
         if self.temporary:
             shutil.rmtree(self.url.removeprefix("file://"), ignore_errors=True)
 
@@ -78,11 +78,11 @@ class Store:
 
     @property
     def data_url(self) -> str:
-        """Below it lie the data that ``fit`` has written."""
+        """The folder of the data that ``fit`` has written."""
         return f"{self.url}/data"
 
     def run_url(self, run_id: str) -> str:
-        """The folder of one run. Raises ValueError for an id that is no plain file name."""
+        """Return the folder of one run. Raises ValueError for an id that is not a plain file name."""
         if not _RUN_ID.fullmatch(run_id) or not run_id.strip("."):
             raise ValueError(f"runId must consist of letters, digits, '_', '-' and '.', not {run_id!r}")
         return f"{self.url}/runs/{run_id}"
@@ -96,27 +96,30 @@ class Store:
         return f"{self.run_url(run_id)}/logs"
 
     def spark_url(self, url: str | None = None) -> str:
-        """A URL of this store as Spark opens it: ``s3://`` becomes ``s3a://``, which Hadoop has a driver for."""
+        """Return a URL of this store as Spark opens it: ``s3://`` becomes ``s3a://``, for which Hadoop has a driver."""
         text = url or self.url
         return "s3a" + text[2:] if text.startswith("s3:") else text
 
     def worker_url(self, url: str | None = None) -> str:
-        """A URL of this store as pyarrow and fsspec open it: ``dbfs:/x`` is the mounted ``/dbfs/x``."""
+        """Return a URL of this store as pyarrow and fsspec open it: ``dbfs:/x`` is mounted as ``/dbfs/x``."""
         return as_mounted(url or self.url)
 
     # ------------------------------------------------------------------ use, on the driver with a SparkSession
 
     @property
     def files(self) -> Files:
-        """The store's file system on Spark's side; with Spark Connect as this process opens it."""
+        """The store's file system as Spark opens it, or with Spark Connect as this process opens it."""
         return open_files(self.spark_url(), self.storage_options)
 
     def runs(self) -> list[str]:
-        """List the ids of the runs that are recorded here."""
+        """List the ids of the runs that are recorded in this store."""
         return self.files.names(self.spark_url(f"{self.url}/runs"))
 
     def delete(self, run_id: str) -> None:
-        """Delete a run's record, checkpoints and logs. Data stay: other runs may use them. Raises KeyError for no such run."""
+        """Delete a run's record, checkpoints and logs, but not its data, which other runs may use.
+
+        Raises KeyError if there is no such run.
+        """
         files, url = self.files, self.spark_url(self.run_url(run_id))
         if not files.exists(url):
             raise KeyError(f"there is no run {run_id!r} in {self.url}; there are: {', '.join(self.runs()) or 'none'}")
@@ -127,10 +130,9 @@ class Store:
         self.files.delete(self.spark_url(self.data_url))
 
     def check(self, session: SparkSession) -> None:
-        """Make sure that the store can be written, and that executors see what this process writes.
+        """Raise ValueError unless the store can be written and executors see what this process writes.
 
-        The second costs a small Spark job, and only where the URL is ``file://`` and executors may be on other machines.
-        Raises ValueError.
+        The second check runs a small Spark job, only if the URL is ``file://`` and executors may be on other machines.
         """
         probe = f"{self.url}/.probe-{secrets.token_hex(8)}"
         try:
@@ -166,7 +168,7 @@ class Store:
 
 
 def full_url(url: str | os.PathLike[str]) -> str:
-    """Return a URL that means the same in every process: local paths become absolute, each file system has one name."""
+    """Return a URL that means the same in every process: local paths become absolute, and each scheme gets one name."""
     text = os.fspath(url)
     if not text:
         raise ValueError("a URL must not be empty")

@@ -1,4 +1,4 @@
-"""The training function of a fit. It runs in every worker and is elastic by the public pieces of spark_elastic alone."""
+"""The training function of a fit. It runs in every worker, and is elastic only by the public interface of spark_elastic."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class FitState(se.TorchState):
-    """What a fit has to keep through resets, beside model, optimizer and loader. All ranks hold the same.
+    """What a fit has to keep through resets, beside model, optimizer and loader. All ranks hold the same values.
 
-    epoch, step: the next ones, from 0. names, sums: what is measured, and its sums over the epoch so far, by the rows' weights;
-    the last one is that of the weights. sizes: of the worlds that the epoch has seen. history: a line of JSON for each epoch that
-    has ended. stopped: the number of epochs that were wanted when a callback ended training, else 0. best: the weights that a
-    callback has kept. started: when the epoch began. callbacks: pickled. callbacks_given: says which they were at first.
+    epoch, step: the next ones, from 0. names, sums: the names of what is measured, and its sums over the epoch so far, weighted
+    by the rows' weights; the last sum is that of the weights. sizes: the sizes of the worlds that have trained in this epoch.
+    history: a line of JSON for each epoch that has ended. stopped: the number of epochs that were wanted when a callback ended
+    training, else 0. best: the weights that a callback has kept. started: the time when the epoch began. callbacks: the pickled
+    callbacks. callbacks_given: a description of the callbacks that the fit began with.
     """
 
     epoch: int
@@ -56,7 +57,10 @@ class FitState(se.TorchState):
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a custom ``trainStep`` sees. epoch, step: from 0. rows: of this batch on this rank, 0 for a repeated one."""
+    """What a custom ``trainStep`` sees.
+
+    epoch, step: the present ones, from 0. rows: the rows of this batch on this rank; 0 for a repeated batch.
+    """
 
     epoch: int
     step: int
@@ -66,7 +70,7 @@ class StepContext:
 
 
 def train(plan: TrainingPlan) -> Trained | None:
-    """Train and return rank 0's result, None on the other ranks. Inside a job of ``spark_elastic.run``, or as a world of one."""
+    """Train, in a job or as a world of one. Return the result on rank 0, and None on the other ranks."""
     torch.manual_seed(plan.seed)
     trainer = Trainer(plan)
     state = trainer.make_state()
@@ -85,7 +89,7 @@ def train(plan: TrainingPlan) -> Trained | None:
 
 
 class Trainer:
-    """A fit in one worker: what is the same in all generations. All that changes is in the state."""
+    """A fit in one worker. It holds what is the same in all generations; everything that changes is in the state."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
@@ -100,13 +104,13 @@ class Trainer:
         self.objective = plan.objective.to(self.device)
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self._callbacks: tuple[bytes, list[Callback]] = (b"", [])
-        # A sentence that says where a loss was no finite number, which ends the fit; and the last epoch for which it was logged.
+        # Says where a loss was not a finite number, which ends the fit; and the last epoch for which that was logged.
         self.not_finite: str | None = None
         self._complained: int | None = None
         self._losses = LossWatch()
 
     def make_state(self) -> FitState:
-        """Everything that has to survive, as it is before the first step."""
+        """Make the state of everything that has to survive, as it is before the first step."""
         optional: dict[str, Any] = {"scheduler": self.scheduler, "scaler": self.scaler}
         return FitState(
             model=self.model,
@@ -127,18 +131,18 @@ class Trainer:
         )
 
     def run(self, state: FitState) -> None:
-        """Train from where the state is to the end."""
+        """Train from the position of the state to the end."""
         self.not_finite, self._losses = None, LossWatch()
-        if not isinstance(state.history, bytes):  # of a checkpoint of an earlier release
+        if not isinstance(state.history, bytes):  # it comes from a checkpoint of an earlier release
             earlier: list[Metrics] = state.history
             state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in earlier)
         if state.best is not None:
             state.best = kept_weights(state.best)
-        if state.callbacks_given != self.plan.callbacks_given:  # the run goes on with others
+        if state.callbacks_given != self.plan.callbacks_given:  # the run continues with other callbacks
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
             torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
-        # A callback that stopped training did so for the epochs that were wanted then: a fit that wants more of them goes on.
+        # A callback stops training only for the number of epochs wanted at the time: a fit that wants more continues.
         while max(state.epoch, state.stopped) < self.plan.epochs:
             if not state.started:
                 state.started = time.time()
@@ -181,14 +185,13 @@ class Trainer:
                 break
 
     def _backward(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
-        """One batch forward and backward. Return what it adds to the epoch's sums over all ranks: loss, metrics, weight."""
+        """Run forward and backward on one batch. Return loss, metrics and weight, each summed over all ranks."""
         batch = self._prepare(columns)
         rows = self.loader.batch_rows[se.rank()]
         weight = batch[self.plan.layout.weight].float() if self.plan.layout.weight else None
         if weight is not None and not rows:
-            weight = torch.zeros_like(
-                weight
-            )  # a repeated batch adds nothing, also where no other rank's rows weigh anything
+            # A repeated batch adds nothing, even if the rows of all other ranks have no weight.
+            weight = torch.zeros_like(weight)
         amount = float(rows if weight is None else weight.sum())
         if weight is not None:
             self.model.set_rows(max(amount, TINY))
@@ -210,7 +213,7 @@ class Trainer:
         return sums
 
     def _look(self, state: FitState, name: str, total: float) -> None:
-        """Say where a loss is no finite number, and have the fit end. All ranks see the same, the sum over all of them."""
+        """End the fit if a loss is not a finite number. All ranks see the same sum over all ranks, and so decide alike."""
         if math.isfinite(total):
             return
         where = f"epoch {state.epoch}, step {state.step}: {name} is {total:g}"
@@ -222,9 +225,9 @@ class Trainer:
             self.not_finite = where
 
     def _check_weight(self, purpose: str, total: float) -> None:
-        """Raise ``DataError`` where the rows of an epoch weigh nothing together: no mean over them is a number.
+        """Raise ``DataError`` if the rows of an epoch have no weight together, so that they have no mean.
 
-        All ranks see the same sum over all of them. Where a fit goes on after losses that are NaN, it only says so.
+        All ranks see the same sum over all ranks. A fit that continues after a loss of NaN only logs a warning.
         """
         if total:
             return
@@ -244,7 +247,7 @@ class Trainer:
         rows: int,
         weight: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Sequence[Pair]]:
-        """Return the loss, and the (loss, output, label) to measure: none where a custom step tells no outputs."""
+        """Return the loss, and each (loss, output, label) to measure; none if a custom step does not return outputs."""
         layout, objective, custom = self.plan.layout, self.objective, self.plan.steps.train_step
         if custom is None:
             pairs = objective.pairs(layout, layout.call(model, batch), batch)
@@ -284,7 +287,7 @@ class Trainer:
         batch = {name: plain(value.to(self.device, non_blocking=True)) for name, value in batch.items()}
         if self.plan.data.transform is not None:
             batch = self.plan.data.transform(batch)
-        # A custom step finds the grouped inputs, too.
+        # A custom step gets the grouped inputs, too.
         for entry in self.plan.layout.inputs if self.plan.steps.train_step else ():
             if entry.name is not None:
                 batch[entry.name] = entry.tensor(batch)
@@ -318,7 +321,7 @@ class Trainer:
         metrics, state.callbacks, stop, keep = self._call_back(state, metrics)
         if keep:
             state.best = kept_weights(self.model.module.state_dict())
-        # As bytes the history is copied by no commit, however many epochs it tells of.
+        # The history is kept as bytes, which no commit copies, however many epochs it covers.
         state.history += json.dumps(metrics, default=_as_plain).encode() + b"\n"
         state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
         state.stopped = self.plan.epochs if stop else 0
@@ -328,11 +331,11 @@ class Trainer:
             state.report(**{name: value for name, value in metrics.items() if isinstance(value, (int, float, str))})
 
     def _validate(self, state: FitState) -> dict[str, float]:
-        """Means over all rows of the validation data; metrics with a state of their own are computed over all of them."""
+        """Return means over all rows of the validation data; a metric with a state of its own is computed over all rows."""
         layout, objective, data = self.plan.layout, self.objective, self.plan.data
         assert data.validation_url is not None
         shard = (se.rank(), se.size())
-        # By default as many rows as a training batch has on this rank.
+        # By default a validation batch has as many rows as a training batch has on this rank.
         size = data.validation_batch_size or -(-(data.global_batch_size or 1) // se.size())
         loader = ParquetLoader(
             data.validation_url,
@@ -366,7 +369,7 @@ class Trainer:
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
 
     def _call_back(self, state: FitState, metrics: Metrics) -> tuple[Metrics, bytes, bool, bool]:
-        """Run the callbacks on rank 0 and return, on all ranks: metrics, the callbacks as they are now, stop, keep the model."""
+        """Run the callbacks on rank 0. Return on all ranks: metrics, pickled callbacks, whether to stop, whether to keep."""
         outcome: tuple[Metrics, bytes, bool, bool] | Exception | None = None
         if se.rank() == 0:
             try:
@@ -387,35 +390,35 @@ class Trainer:
         return outcome
 
     def _live_callbacks(self, packed: bytes) -> list[Callback]:
-        """The callbacks whose attributes ``packed`` holds: the objects of this process, if they were the last to run."""
+        """Return the callbacks that ``packed`` holds: the objects of this process, if they were the last ones to run."""
         before, live = self._callbacks
         callbacks: list[Callback] = live if before == packed else _saved_names.loads(packed)
         return callbacks
 
 
 def history_of(state: FitState) -> list[Metrics]:
-    """The epochs that have ended, a dict for each."""
+    """Return a dict for each epoch that has ended."""
     return [json.loads(line) for line in state.history.splitlines()]
 
 
 def kept_weights(weights: Mapping[str, object]) -> dict[str, object]:
-    """A copy of a state dict that commits copy once, and not at every step."""
+    """Copy a state dict such that commits copy it once, and not at every step."""
     return {name: constant(value) if isinstance(value, torch.Tensor) else value for name, value in weights.items()}
 
 
 def _as_plain(value: object) -> object:
-    """What JSON does not know, as callbacks may add it to an epoch's metrics."""
+    """Convert a value that JSON cannot represent, such as callbacks may add to an epoch's metrics."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
 
 
 class LossWatch:
-    """Brings each step's loss to the CPU: at once from there, and from a GPU one step later, so that no step waits for it."""
+    """Brings the loss of each step to the CPU; from a GPU one step late, so that no step waits for it."""
 
     def __init__(self) -> None:
         self._last: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def see(self, value: torch.Tensor) -> float:
-        """Take a loss and return it, or on a GPU the last one that was given here."""
+        """Take a loss and return it, or on a GPU the loss that was given before it."""
         if value.device.type != "cuda":
             return float(value)
         before, copied = self._last, torch.cuda.Event()
@@ -428,9 +431,9 @@ class LossWatch:
 
 
 def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer over the model's parameters, or take the one that came with it.
+    """Make the optimizer over the model's parameters, or take the instance that came with the model.
 
-    Raises ValueError where it is over parameters that are not the model's.
+    Raises ValueError if its parameters are not the model's.
     """
     optimizer = steps.optimizer
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -440,27 +443,27 @@ def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optim
         raise TypeError(f"optimizer must make a torch.optim.Optimizer, and made a {type(optimizer).__name__}")
     check_parameters(optimizer, model)
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # moves its state to the device of the parameters
+        optimizer.load_state_dict(optimizer.state_dict())  # which moves its state to the device of the parameters
     return optimizer
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Raise ValueError for an optimizer of foreign parameters: it would train nothing of the model."""
+    """Raise ValueError for an optimizer of other parameters, which would not train the model."""
     own = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
         raise ValueError(
-            f"the optimizer has {foreign} parameters that are not the model's; make it of model.parameters(), or give its class"
+            f"the optimizer has {foreign} parameters that are not the model's; make it from model.parameters(), or give its class"
         )
 
 
 def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-    """Make the learning rate scheduler, if there is to be one."""
+    """Make the learning rate scheduler; None if there is to be none."""
     return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
 
 
 def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:
-    """Divide sums by their last one, the weight."""
+    """Divide sums by the last of them, the weight."""
     if sums is None:
         return {"loss": float("nan")}
     *values, weight = sums.tolist()

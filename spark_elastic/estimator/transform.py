@@ -1,4 +1,4 @@
-"""Prediction on executors: a vectorised UDF around a network that each Python worker loads once."""
+"""Prediction on executors, by a vectorized UDF around a network that each Python worker loads once."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
+# Makes the output columns, each [rows] or [rows, n], from the network's outputs, each [rows, …].
 Finish = Callable[[list[np.ndarray]], dict[str, np.ndarray]]
-"""Makes the output columns, [rows] or [rows, n] each, of what the network returned."""
 # What Spark takes from a prediction: the arrays of a struct's fields, or the one array.
 Predicted = dict[str, np.ndarray] | np.ndarray
 
 
 class Scorer:
-    """A network with its layout: calls it on numpy columns, where its parameters are. Travels by cloudpickle."""
+    """Calls a network on numpy columns, on the device of its parameters. Travels by cloudpickle."""
 
     def __init__(self, module: torch.nn.Module, layout: Layout, finish: Finish) -> None:
         self.module, self.layout, self.finish = module, layout, finish
         self._rows = RowCount()
 
     def __call__(self, columns: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
-        """Predict a batch. columns: [rows] or [rows, …] arrays by name, or lists of arrays of different lengths.
+        """Predict a batch. columns: by name, arrays of [rows] or [rows, …], or lists of arrays of different lengths.
 
         Raises ``DataError`` for NaN, infinity and nulls, naming column and row.
         """
@@ -60,21 +60,21 @@ class Scorer:
         )
 
     def on_cpu(self) -> Scorer:
-        """Itself, or where the network is on a GPU one with a copy that is not."""
+        """Return this scorer, or if the network is on a GPU, a scorer with a copy on the CPU."""
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
         return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
 
 
 class RowCount:
-    """Numbers the rows of a Spark task, as they come; elsewhere those of each batch."""
+    """Numbers the rows of a Spark task in order; outside a task, the rows of each batch."""
 
     def __init__(self) -> None:
         self._task: int | None = None
         self._rows = 0
 
     def next(self, rows: int) -> Callable[[int], str]:
-        """Take the next rows, and return what names them by their places."""
+        """Count the next rows, and return a function that names each of them by its place."""
         context = TaskContext.get()
         if context is None:
             return lambda place: f"row {place}"
@@ -87,7 +87,7 @@ class RowCount:
 
 @contextlib.contextmanager
 def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
-    """Switch all parts of a network to evaluation, and back those that were training."""
+    """Switch all parts of a network to evaluation mode, and afterwards switch back those that were in training mode."""
     training = [part for part in module.modules() if part.training]
     try:
         for part in training:
@@ -99,9 +99,9 @@ def in_evaluation(module: torch.nn.Module) -> Iterator[None]:
 
 
 def scoring_device(use_gpu: bool | None) -> torch.device:
-    """Where a Spark task scores: on the GPU that Spark has assigned to it, unless ``use_gpu`` is False; else on the CPU.
+    """Return where a Spark task scores: on the GPU that Spark has assigned, unless ``use_gpu`` is False; else on the CPU.
 
-    Raises SparkElasticError where ``use_gpu`` is True and there is none.
+    Raises SparkElasticError if ``use_gpu`` is True and no GPU is assigned.
     """
     context = TaskContext.get()
     resources = context.resources() if context is not None and use_gpu is not False else {}
@@ -110,16 +110,16 @@ def scoring_device(use_gpu: bool | None) -> torch.device:
         raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
     if not addresses or not torch.cuda.is_available():
         return torch.device("cpu")
-    # Where the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
+    # If the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
     return torch.device("cuda", int(addresses[0]) if int(addresses[0]) < torch.cuda.device_count() else 0)
 
 
 class PredictionUdf:
     """Predictions as one column of Spark: a struct of the outputs.
 
-    shapes: of one row of each feature; None for lists of different lengths, which go through a plain pandas UDF, as
-    ``predict_batch_udf`` takes arrays of one shape only. The network travels in the function, which Spark broadcasts where it is
-    large; Spark Connect sends it with each query. use_gpu: see ``scoring_device``.
+    shapes: the shape of one row of each feature; None for lists of different lengths, which go through a plain pandas UDF,
+    because ``predict_batch_udf`` takes only arrays of one shape. The network travels inside the function, which Spark
+    broadcasts if it is large; Spark Connect sends it with each query. use_gpu: see ``scoring_device``.
     """
 
     def __init__(
@@ -147,15 +147,15 @@ class PredictionUdf:
             )
 
     def __call__(self, frame: DataFrame) -> Column:
-        """The struct of predictions for a DataFrame that has the features."""
+        """Return the struct of predictions for a DataFrame that has the features."""
         found = self._udf(*(_as_input(frame, name) for name in self._shapes))
         return found if self._only is None else f.struct(found.alias(self._only))
 
 
 def carry_vectors(frame: DataFrame) -> None:
-    """Have Spark hand rows to the UDF where there are vectors.
+    """Have Spark pass rows to the UDF if the DataFrame has vectors.
 
-    Spark 4.2 and 4.3 feed pandas UDFs in columnar form right behind a Parquet scan, and cannot carry a vector past them so.
+    Right behind a Parquet scan, Spark 4.2 and 4.3 feed pandas UDFs in columnar form, in which vectors cannot pass them.
     """
     conf = frame.sparkSession.conf
     if conf.get(_COLUMNAR, "true") == "true" and any(is_vector(field.dataType) for field in frame.schema):
@@ -165,17 +165,20 @@ def carry_vectors(frame: DataFrame) -> None:
 def _maker(
     network: bytes, names: Sequence[str], only: str | None, use_gpu: bool | None
 ) -> Callable[[], Callable[..., Predicted]]:
-    """What ``predict_batch_udf`` calls once in a Python worker. only: the one output, if it is not to be in a struct."""
+    """Return the function that ``predict_batch_udf`` calls once in a Python worker.
+
+    only: the name of the one output, if it is not to be in a struct.
+    """
 
     def make() -> Callable[..., Predicted]:
         scorer: Scorer = cloudpickle.loads(network)
 
         def predict(*columns: np.ndarray) -> Predicted:
-            scorer.module.to(scoring_device(use_gpu))  # a Python worker may serve tasks with other GPUs
+            scorer.module.to(scoring_device(use_gpu))  # a Python worker may serve tasks with different GPUs
             found = scorer(dict(zip(names, columns, strict=True)))
             return found if only is None else found[only]
 
-        # Spark counts the parameters to know that each column is an input of its own.
+        # From the number of parameters, Spark infers that each column is an input of its own.
         positional = inspect.Parameter.POSITIONAL_ONLY
         parameters = [inspect.Parameter(f"column_{place}", positional) for place in range(len(names))]
         predict.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -230,7 +233,7 @@ def _as_input(frame: DataFrame, name: str) -> Column:
 
 
 def _or_error(frame: DataFrame, name: str, value: Column) -> Column:
-    """The value, or an error that names column and row where the column is null: nothing in Python gets as far."""
+    """Return the value, or an error naming column and row if it is null, because Spark fails before Python sees a null."""
     others = [field.name for field in frame.schema if not is_list(field.dataType)][:SHOWN]
     row = f.to_json(f.struct(*map(column, others))) if others else f.lit("{}")
     message = f.concat(f.lit(f"column {name!r} is null in the row "), row, f.lit("; fill such values or drop the rows"))
@@ -238,7 +241,7 @@ def _or_error(frame: DataFrame, name: str, value: Column) -> Column:
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
-    """Raise ValueError for a missing feature, and TypeError for one that is a number here and a list there."""
+    """Raise ValueError for a missing feature, and TypeError for one that is a number where a list is expected, or vice versa."""
     for name in features:
         if name not in frame.columns:
             raise ValueError(f"there is no column {name!r}; the DataFrame has {', '.join(frame.columns)}")

@@ -1,4 +1,4 @@
-"""Finds out of a network that was trained elsewhere what fit would know: how it takes its columns, and what it makes of a row."""
+"""Finds out what fit would know about a network that was trained elsewhere: how it takes its columns, and what it returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     """Set a model's layout, shapes and widths by calling its network on zeros in the shapes of the DataFrame's features.
 
-    Reads a few rows where the schema does not tell how long lists are. Raises ValueError where the network cannot be called.
+    Reads a few rows if the schema does not say how long lists are. Raises ValueError if the network cannot be called.
     """
     assert model.model is not None
     check_columns(frame.schema, layout.features, "features")
@@ -39,7 +39,7 @@ def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
 
 
 def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
-    """How many numbers the first rows have in each column; none for a column of numbers."""
+    """Return how many numbers the first rows have in each column; an empty list for a column of numbers."""
     shapes = {name: row_shape(frame.schema[name]) for name in names}
     found = {name: list(shape or ()) for name, shape in shapes.items()}
     unknown = [name for name, shape in shapes.items() if shape is None]
@@ -48,14 +48,14 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
     lists = [
         vector_to_array(column(name)) if is_vector(frame.schema[name].dataType) else column(name) for name in unknown
     ]
-    # Spark gives -1 or null for the size of a null, as its settings say.
+    # The size of a null is -1 or null, depending on Spark's settings.
     rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()
     for place, name in enumerate(unknown):
         found[name] = [row[place] for row in rows if row[place] is not None]
         if not found[name]:
             raise ValueError(
-                f"column {name!r} has no list in the first {len(rows)} rows, so that nobody knows how long its lists are; "
-                "transform a DataFrame that has some first"
+                f"column {name!r} has no list in the first {len(rows)} rows, so that the length of its lists is unknown; first "
+                "transform a DataFrame that has some"
             )
     return found
 

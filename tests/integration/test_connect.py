@@ -274,7 +274,7 @@ def test_lists_of_different_lengths_are_scored_and_runs_go_on(session: Any, fram
     model = estimator.copy().setEpochs(2).fit(frame)
     assert [entry["epoch"] for entry in model.history] == [0, 1]
     assert model.transform(frame.coalesce(1)).where("prediction is null").count() == 0
-    with pytest.raises(ValueError, match=r"'lengths' is another run .* different are the data"):
+    with pytest.raises(ValueError, match=r"'lengths' is another run .* differs in the data"):
         estimator.fit(frame.where("y > 0"))
     store = estimator.getStore()
     assert store.runs() == ["lengths"]
@@ -298,5 +298,5 @@ def test_places_that_server_and_client_do_not_share_are_named(
         Store.create("/nowhere")._check_shared(frame.sparkSession, "/nowhere/probe")
     monkeypatch.chdir(tmp_path)
     relative = f"saved-{uuid.uuid4()}"  # the server takes it for a folder of its own
-    with pytest.raises(OSError, match=f"Spark has metadata in {relative}, and this process does not see them"):
+    with pytest.raises(OSError, match=f"Spark has metadata in {relative} that this process does not see"):
         classifier(None).save(relative)

@@ -151,7 +151,7 @@ def test_a_run_of_the_same_name_goes_on_where_the_last_one_stopped(frame: Any, t
     assert len(longer.history) == 4
     with pytest.raises(ValueError, match=r"runId='nightly' is another run.*batchSize \(was 32, is 16\)"):
         regressor(epochs=3, batchSize=16, **run).fit(data)
-    with pytest.raises(ValueError, match=r"different are the data"):
+    with pytest.raises(ValueError, match=r"differs in the data"):
         regressor(epochs=3, **run).fit(data.where("id > 5"))
 
 

@@ -125,7 +125,7 @@ def test_a_network_that_nobody_has_fitted_names_what_is_missing(frame: Any) -> N
             TorchModel(torch.nn.Linear(5, 1), featureCols=["list"], outputCols=["u"]),
             r"cannot be called.*list \[rows, 3\]",
         ),
-        (TorchRegressionModel(network, featuresCol="vector"), "a regressor's model gives one number a row"),
+        (TorchRegressionModel(network, featuresCol="vector"), "a regressor's model returns one number per row"),
     ):
         with pytest.raises(ValueError, match=error):
             model.transform(frame)
