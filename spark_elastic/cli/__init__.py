@@ -1,4 +1,4 @@
-"""spark-elastic: run scripts, look at what happened to them, at data sets, and at what is wrong with a set-up."""
+"""spark-elastic: runs scripts, shows what happened to them, inspects data sets, and finds faults in a set-up."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ COMMANDS = (run, timeline, summary, inspect, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0, 1 where it found fault, 2 where it could not do its work."""
+    """Run a command. Return its exit status: 0 for success, 1 if it found faults, 2 if it could not do its work."""
     parser = argparse.ArgumentParser(prog="spark-elastic", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     for module in COMMANDS:
         module.add_to(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # What follows "--" is the script's; argparse would look into it.
+    # Arguments after "--" are the script's, and argparse must not interpret them.
     split = given.index("--") if "--" in given else len(given)
     options = parser.parse_args(given[:split])
     options.arguments = given[split + 1 :]

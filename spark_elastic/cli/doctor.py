@@ -1,6 +1,6 @@
-"""spark-elastic doctor: finds what in a set-up keeps jobs from running, or hurts them, and says what to do about it.
+"""spark-elastic doctor: finds what keeps jobs from running in a set-up, or harms them, and says what to do about it.
 
-Looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors, with
+It looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors. With
 --local it looks only at what run(local=True) needs, which is neither Spark nor Java.
 """
 
@@ -31,7 +31,7 @@ ASK_SECONDS = 60.0
 # The packages that no worker can do without.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
 
-# The descriptors that Gloo takes for each other worker, and those that a worker has open besides. Jobs of this size are common.
+# How many descriptors Gloo takes for each other worker, how many a worker has open besides, and a common size of jobs.
 DESCRIPTORS_A_PEER = 4
 OTHER_DESCRIPTORS = 500
 FEW_WORKERS = 500
@@ -40,7 +40,7 @@ Version = tuple[int, ...]
 
 
 class Level(str, Enum):
-    """How much a finding matters."""
+    """How serious a finding is."""
 
     FINE = "fine"
     WARNING = "warning"
@@ -49,7 +49,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Something that was looked at: what there is, and what to do where that is not fine."""
+    """The result of one check: what was found, and what to do if that is not fine."""
 
     level: Level
     topic: str
@@ -68,13 +68,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument("--master", help="start Spark there and look at its executors, too")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.add_argument("--local", action="store_true", help="look only at what run(local=True) needs")
-    parser.add_argument("--driver-port", type=int, default=0, help="the one that run(driver_port=) is to use")
+    parser.add_argument("--driver-port", type=int, default=0, help="the port that run(driver_port=) is to use")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(call=examine)
 
 
 def examine(options: argparse.Namespace) -> int:
-    """Print the findings; return 1 where one is a fault."""
+    """Print the findings. Return 1 if one of them is a fault."""
     if options.local and (options.master or options.conf):
         raise ValueError("--local is without Spark: give either it or --master and --conf")
     findings = examine_local() if options.local else examine_spark(options)
@@ -88,7 +88,7 @@ def examine(options: argparse.Namespace) -> int:
 
 
 def examine_local() -> list[Diagnosis]:
-    """Look at what ``run(local=True)`` needs."""
+    """Check what ``run(local=True)`` needs."""
     return [
         check_system(),
         check_descriptors("this machine", hard_descriptor_limit()),
@@ -98,7 +98,7 @@ def examine_local() -> list[Diagnosis]:
 
 
 def examine_spark(options: argparse.Namespace) -> list[Diagnosis]:
-    """Look at what jobs on Spark need, and at what ``run(local=True)`` would have."""
+    """Check what jobs on Spark need, and what ``run(local=True)`` would have."""
     conf = {**spark_defaults(), **pairs(options.conf, "--conf")}
     master = options.master or conf.get("spark.master", "")
     spark = installed("pyspark")
@@ -130,16 +130,16 @@ def check_system() -> Diagnosis:
 
 
 def hard_descriptor_limit(_: int = 0) -> int:
-    """How many files a process may have open once it has raised its own limit, as workers do."""
+    """Return how many files a process can have open once it has raised its own limit, as workers do."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def check_descriptors(where: str, limit: int) -> Diagnosis:
-    """Open files: a worker takes some for each other one, besides those of Python, torch and user code."""
+    """Check the limit of open files: a worker needs some for each other worker, besides those of Python, torch and user code."""
     workers = max(limit - OTHER_DESCRIPTORS, 0) // DESCRIPTORS_A_PEER
     if limit == sys.maxsize:
-        return fine("open files", f"{where}: as many as wanted")
+        return fine("open files", f"{where}: no limit")
     what = f"{where}: {limit:,} for a process, which is enough for {workers:,} workers"
     if workers < FEW_WORKERS:
         return warning(
@@ -160,16 +160,16 @@ def check_torch() -> Diagnosis:
 
 
 def check_java(spark: Version | None) -> Diagnosis:
-    """Check the Java that pyspark starts against what the installed Spark wants."""
+    """Check whether the Java that pyspark starts is one that the installed Spark supports."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
     fix = (
         "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and let JAVA_HOME point to it; run(local=True) needs "
-        "none (doctor --local)"
+        "no Java (doctor --local)"
     )
     if java is None or not os.path.exists(java):
-        return fault("Java", f"there is no {java or 'java'}", fix)
+        return fault("Java", f"{java or 'java'} does not exist", fix)
     said = _output([java, "-version"])
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None:
@@ -214,10 +214,10 @@ def _check_petastorm(version: Version) -> list[Diagnosis]:
 
 
 def check_python(conf: Mapping[str, str]) -> Diagnosis:
-    """Check the Python that executors are told to use, as far as it can be tried here."""
+    """Check the Python that executors are configured to use, as far as this machine can run it."""
     name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     mine = platform.python_version()
-    fix = f"set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or to what has the same version on executors"
+    fix = f"set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or to a Python of the same version on executors"
     path = shutil.which(name or "python3")
     if path is None:
         return warning(
@@ -241,7 +241,7 @@ def check_python(conf: Mapping[str, str]) -> Diagnosis:
 
 
 def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagnosis]:
-    """Whether the driver can listen, and whether executors elsewhere could find it."""
+    """Check whether the driver can listen, and whether executors on other machines could find it."""
     found = []
     address = conf.get("spark.driver.bindAddress", "")
     where = f"{address or 'any address'}, port {port or 'any'}"
@@ -260,7 +260,7 @@ def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagn
     what = f"{host} is {', '.join(addresses)}"
     if not master.startswith("local") and all(each.startswith("127.") or each == "::1" for each in addresses):
         fix = "set spark.driver.host to an address that executors reach (Debian's /etc/hosts says 127.0.1.1)"
-        return [*found, warning("host name", f"{what}: executors on other machines would look at themselves", fix)]
+        return [*found, warning("host name", f"{what}: executors on other machines would connect to themselves", fix)]
     return [*found, fine("host name", what)]
 
 
@@ -285,7 +285,7 @@ def check_gpus(conf: Mapping[str, str], present: bool) -> list[Diagnosis]:
 
 
 def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
-    """Settings of Spark's that keep workers from coming back, or that end them."""
+    """Check for settings of Spark's that keep workers from coming back, or that end them."""
     excluding = [
         f"{name}{which}.enabled"
         for name in ("spark.excludeOnFailure", "spark.blacklist")
@@ -299,11 +299,11 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
         fault(
             "settings",
             f"{', '.join(excluding)} is on: for an hour Spark uses no executor again on which a few workers have died",
-            "unset it: spark_elastic waits by itself before it tries a place again",
+            "unset it: spark_elastic itself waits before it tries a place again",
         ): excluding,
         warning(
             "settings",
-            "spark.speculation is on: workers run long, so Spark starts second tasks for them, which hold slots and idle",
+            "spark.speculation is on: workers run long, so Spark starts second tasks for them, which occupy slots and idle",
             "unset spark.speculation",
         ): _is_on(conf, "spark.speculation"),
         warning(
@@ -323,22 +323,22 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
         ): "spark.executor.cores" in conf and cores < cpus,
         warning(
             "settings",
-            "workers live in spark.executor.memoryOverhead, by default a tenth of the executor; beyond it they are killed",
+            "workers use spark.executor.memoryOverhead, by default a tenth of the executor's memory; beyond it they are killed",
             "set spark.executor.memoryOverhead to what a worker needs, say 4g",
         ): master.startswith(("yarn", "k8s")) and by_default,
     }
-    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none that hurts")]
+    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none that does harm")]
 
 
 # ---------------------------------------------------------------- executors
 
 
 def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
-    """Start Spark and ask its executors what they run."""
+    """Start Spark and ask its executors which versions they have."""
     try:
         session = make_session(master, conf)
     except Exception as error:
-        return [fault("Spark", f"it does not start at {master}: {_line(error)}", "see its log above")]
+        return [fault("Spark", f"it does not start at {master}: {_line(error)}", "see Spark's log above")]
     try:
         context = session.sparkContext
         tasks = max(context.defaultParallelism, 1)
@@ -353,7 +353,7 @@ def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
 
 
 def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Diagnosis]:
-    """Compare what executors have with what the driver has."""
+    """Compare the versions on executors with those on the driver."""
     found = []
     for facts in {each["host"]: each for each in executors}.values():
         for name, mine in driver.items():
@@ -375,7 +375,7 @@ def _facts(_: int) -> dict[str, str]:
 
 
 def installed(name: str) -> Version | None:
-    """Return the version of a package, as far as it consists of numbers; None where it is not installed."""
+    """Return the numeric part of a package's version; None if the package is not installed."""
     try:
         return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(name).partition("+")[0])[:3]))
     except importlib.metadata.PackageNotFoundError:

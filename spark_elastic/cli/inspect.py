@@ -1,4 +1,4 @@
-"""spark-elastic inspect: what a Parquet dataset is made of, and what about it will slow training down."""
+"""spark-elastic inspect: shows what a Parquet dataset consists of, and what about it will slow training down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_elastic.data.manifest import Manifest, read_manifest
 
-# The size of a row group, uncompressed and still encoded. Decoded it may be more, and a rank holds several row groups.
+# Sizes of a row group, uncompressed and still encoded. Decoded it may be larger, and a rank holds several row groups.
 HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
 
@@ -19,8 +19,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "inspect", help="look at a Parquet dataset's files and row groups", description=__doc__
     )
     parser.add_argument("dataset", help="a directory, a file, or a URL")
-    parser.add_argument("--workers", type=int, default=8, help="that will read it (default 8)")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--workers", type=int, default=8, help="the number of workers that will read it (default 8)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(call=inspect)
 
 
@@ -48,7 +48,7 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
-    """Count files, row groups, rows and bytes; of a group the least, the median and the most."""
+    """Count files, row groups, rows and bytes, with the least, median and largest number in a row group."""
     rows = sorted(group.rows for group in manifest)
     sizes = sorted(group.uncompressed_bytes for group in manifest)
     return {
@@ -64,7 +64,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
 
 
 def warnings(manifest: Manifest, workers: int) -> list[str]:
-    """Say what will slow ``workers`` workers down, and what to do about it."""
+    """Say what will slow this many workers down, and what to do about it."""
     found = []
     rows = manifest.rows
     total = int(rows.sum())
@@ -102,7 +102,7 @@ def warnings(manifest: Manifest, workers: int) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes for people, as 12.3 MiB."""
+    """Format a number of bytes for people, such as 12.3 MiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,7 +1,7 @@
 """spark-elastic run script.py --min-np 2 --max-np 8 -- arguments: runs a script, or module:function, in every worker.
 
-The script calls @elastic functions itself. One that was written for torchrun runs as it is with --restart-on-change. With
---local the workers are processes of this machine, without Spark.
+The script calls @elastic functions itself. A script that was written for torchrun runs unchanged with --restart-on-change. With
+--local the workers are processes on this machine, without Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import cloudpickle
 
 from spark_elastic.cli.script import find_target
 
-# Settings of ``spark_elastic.run`` that are passed on when given.
+# The settings of ``spark_elastic.run`` that are passed on if they are given.
 _SETTINGS = {
     "min_np": int,
     "max_np": int,
@@ -42,48 +42,59 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser("run", help="run a script on Spark executors, or on this machine", description=__doc__)
     parser.add_argument("target", help="a script, or module:function")
     parser.add_argument(
-        "words", nargs="*", metavar="argument", help="its own, directly after it; those with a dash follow after --"
+        "words",
+        nargs="*",
+        metavar="argument",
+        help="the target's own arguments, directly after it; those that begin with a dash follow after --",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, run as by python -m")
     for name, kind in _SETTINGS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
     parser.add_argument(
-        "--local", action="store_true", help="without Spark: a process of this machine for each GPU, else for each core"
+        "--local",
+        action="store_true",
+        help="train without Spark, in a process on this machine for each GPU, else for each core",
     )
-    parser.add_argument("--master", help="Spark's; default a local-cluster of as many executors as there are cores")
+    parser.add_argument(
+        "--master", help="Spark's master; default a local-cluster of as many executors as there are cores"
+    )
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for the workers")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable for the workers"
+    )
     parser.add_argument(
         "--restart-on-change",
         action="store_true",
-        help="start the script anew whenever workers come or go, as torchrun",
+        help="start the script anew whenever workers arrive or leave, like torchrun",
     )
     parser.add_argument(
         "--max-restarts",
         "--max_restarts",
         type=int,
         metavar="INT",
-        help="as torchrun's, with --restart-on-change: starts that failures of the script may cause (default 3)",
+        help="like torchrun's, with --restart-on-change: how many restarts failures of the script may cause (default 3)",
     )
     parser.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
         metavar="INT",
-        help="as torchrun's: with --nnodes, how many workers in all; Spark, or --local, places them",
+        help="like torchrun's: with --nnodes, how many workers in all; Spark, or --local, places them",
     )
-    parser.add_argument("--nnodes", metavar="MIN[:MAX]", help="as torchrun's; default 1")
+    parser.add_argument("--nnodes", metavar="MIN[:MAX]", help="like torchrun's; default 1")
     parser.add_argument(
         "--elastic",
         action=argparse.BooleanOptionalAction,
         help="--no-elastic: one world of --num-proc workers around the whole script, which a loss runs again",
     )
-    parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help="default: where there is a terminal")
-    parser.add_argument("--json", action="store_true", help="say at the end how it went, as JSON on standard output")
+    parser.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, help="whether to show progress; default only on a terminal"
+    )
+    parser.add_argument("--json", action="store_true", help="print the outcome at the end, as JSON on standard output")
     parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run it; errors of the job are raised."""
+    """Run the target as a job, whose errors are raised."""
     import spark_elastic
     from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
 

@@ -1,4 +1,4 @@
-"""What spark-elastic run has called in the workers: a script, whose text travels, a module, or a function of a module."""
+"""What spark-elastic run calls in the workers: a script, whose text travels, a module, or a function in a module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class Script:
-    """A Python file. Called, it runs as by ``python path arguments``; modules beside it have to be on the executors, too."""
+    """A Python file, run as by ``python path arguments``. Modules beside it have to be on the executors, too."""
 
     path: str
     source: bytes
@@ -40,7 +40,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Module:
-    """A module that executors can import. Called, it runs as by ``python -m name arguments``."""
+    """A module that executors can import, run as by ``python -m name arguments``."""
 
     name: str
     arguments: tuple[str, ...]
@@ -56,7 +56,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Function:
-    """A function without arguments; what follows ``--`` is in ``sys.argv``."""
+    """A function without arguments, which finds what follows ``--`` in ``sys.argv``."""
 
     function: Callable[[], object]
     name: str
@@ -76,7 +76,7 @@ def _start_as(name: str, arguments: Sequence[str], folder: str) -> None:
 
 @contextmanager
 def _as_main() -> Iterator[None]:
-    """Take an exit that tells of no failure for an end."""
+    """Treat a ``SystemExit`` that reports no failure as a normal end."""
     try:
         yield
     except SystemExit as end:
@@ -85,7 +85,7 @@ def _as_main() -> Iterator[None]:
 
 
 def enter_folder(folder: str) -> None:
-    """Work in the folder in which the command was given, if this machine has it: relative paths mean that one."""
+    """Enter the folder in which the command was given, if this machine has it, because relative paths refer to it."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -99,7 +99,7 @@ def enter_folder(folder: str) -> None:
 
 
 def find_target(target: str, arguments: Sequence[str], *, is_module: bool = False) -> Script | Module | Function:
-    """Find a script, a module where ``is_module``, or ``module:function``. Raises ``ValueError`` where there is none."""
+    """Find a script, ``module:function``, or with ``is_module`` a module. Raises ``ValueError`` if there is none."""
     path, folder = Path(target), os.getcwd()
     if is_module:
         return _find_module(target, tuple(arguments), folder)
@@ -120,9 +120,8 @@ def find_target(target: str, arguments: Sequence[str], *, is_module: bool = Fals
     if file and not any(
         Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")
     ):
-        cloudpickle.register_pickle_by_value(
-            sys.modules[name.partition(".")[0]]
-        )  # the executors may have no copy of it
+        # The executors may not have a copy of the module.
+        cloudpickle.register_pickle_by_value(sys.modules[name.partition(".")[0]])
     return Function(function, target, tuple(arguments), folder)
 
 

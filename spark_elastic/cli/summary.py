@@ -1,4 +1,4 @@
-"""spark-elastic summary: the figures of a run."""
+"""spark-elastic summary: prints the figures of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""spark-elastic timeline: draws what happened to a run."""
+"""spark-elastic timeline: draws the history of a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def add_log(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of all commands that read an event log."""
     parser.add_argument("log", help="the file that was given as event_log=")
-    parser.add_argument("--run", help="the id of a run, where the file holds several; default the last one")
+    parser.add_argument("--run", help="the id of a run, if the file holds several; default the last one")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def history_of(options: argparse.Namespace) -> History:
-    """Read what ``add_log`` has asked for."""
+    """Read the run that the arguments of ``add_log`` select."""
     return read_history(choose_run(read_events(options.log), options.run))
 
 

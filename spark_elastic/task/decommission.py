@@ -1,7 +1,7 @@
-"""Sees from inside a task that Spark is taking its executor away, which Spark tells tasks by nothing else.
+"""Notices from inside a task that Spark is decommissioning its executor, of which Spark does not inform tasks.
 
-Whoever begins a decommission (a signal to the executor, Spark's driver, the cluster's manager by way of one of them), the
-executor starts one thread that waits for its tasks and blocks before it ends, and lives until then. Linux shows it.
+However a decommission begins (by a signal to the executor, by Spark's driver, or by the cluster's manager through one of them),
+the executor starts a thread that waits for its tasks and blocks, and ends only after them. Linux shows that thread.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 
-# "wait-for-blocks-to-migrate", of which Linux keeps 15 characters.
+# The thread is called "wait-for-blocks-to-migrate", of which Linux keeps 15 characters.
 WAITING_THREAD = b"wait-for-blocks\n"
-# Threads of another process give no event. A look takes 5 microseconds for each of them, so this is under a hundredth of a core.
+# A new thread in another process causes no event, so threads are listed at this interval. Listing takes 5 microseconds for each
+# thread, altogether less than a hundredth of a core.
 LOOK_SECONDS = 0.5
 
 
 async def executor_leaves(executor: int, pause: float = LOOK_SECONDS) -> None:
-    """Wait until the executor that has this pid leaves. Waits on where it does not, or ends otherwise: others notice that."""
+    """Wait until the executor with this pid is being decommissioned. If it just ends, this waits on: others notice that."""
     while not is_leaving(executor):
         await asyncio.sleep(pause)
 
 
 def is_leaving(executor: int) -> bool:
-    """Whether the executor that has this pid is being decommissioned."""
+    """Whether the executor with this pid is being decommissioned."""
     folder = f"/proc/{executor}/task"
     try:
         return any(_name_of(f"{folder}/{thread}/comm") == WAITING_THREAD for thread in os.listdir(folder))

@@ -1,4 +1,4 @@
-"""What a task finds out about the place it runs in, before it registers."""
+"""What a task finds out about the place where it runs, before it registers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spark_elastic.protocol.messages import HostFacts
 def gather_facts(
     address: str, gpus: tuple[str, ...], cpus: int, attempt: int, *, executor_pid: int | None = None
 ) -> HostFacts:
-    """Describe this host. ``address`` is the local end of the connection to the driver: name look-ups often lie.
+    """Describe this host. ``address`` is the local end of the connection to the driver, because name look-ups often lie.
 
-    executor_pid: the process by whose end tasks are lost together; where None, it is looked for among this one's ancestors.
+    executor_pid: the process with which tasks are lost together; None looks for it among the ancestors of this process.
     """
     try:
         torch_version = importlib.metadata.version("torch")
@@ -40,9 +40,9 @@ def gather_facts(
 
 
 def interface_address(interface: str) -> str:
-    """Return an address of a network interface, IPv4 if it has one. Raises ``ValueError`` naming those that have an address.
+    """Return an address of a network interface, IPv4 if it has one. Otherwise raises ``ValueError``, naming usable interfaces.
 
-    IPv6 addresses that hold only on one link are left out: they are of no use without the number of the reader's own interface.
+    Link-local IPv6 addresses are left out, because they are of no use without the number of the reader's own interface.
     """
     interfaces = psutil.net_if_addrs()
     addresses = {
@@ -58,29 +58,29 @@ def interface_address(interface: str) -> str:
         return str(addresses[interface][0])
     problem = "has no address" if interface in interfaces else "does not exist"
     usable = ", ".join(sorted(name for name, found in addresses.items() if found))
-    raise ValueError(f"network_interface={interface!r} {problem} here; there are {usable}")
+    raise ValueError(f"network_interface={interface!r} {problem} here; the interfaces with an address are {usable}")
 
 
 def worker_environment(
     inherited: Mapping[str, str], settings: Mapping[str, str], gpus: tuple[str, ...], cpus: int, import_path: list[str]
 ) -> dict[str, str]:
-    """Build the environment of the worker: the task's, our defaults where the task has none, the user's ``env`` last."""
+    """Build the environment of the worker from the task's, defaults of ours for what is unset, and the user's ``env``."""
     environment = dict(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in import_path)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        # pyspark's daemon sets OMP_NUM_THREADS to spark.task.cpus only in some set-ups; torch would take every core.
+        # In some set-ups pyspark's daemon does not set OMP_NUM_THREADS to spark.task.cpus, and torch would use every core.
         environment.setdefault(name, str(cpus))
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
         environment["SPARK_ELASTIC_DEVICE"] = "cuda:0"
-        # torch.cuda.is_available() in the warm parent must not touch CUDA, or its forks could not use it.
+        # torch.cuda.is_available() in the warm parent must not initialize CUDA, or its forks could not use it.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     environment.update(settings)
     return environment
 
 
 def _executor_pid() -> int:
-    """Return the pid of the executor's JVM: the nearest ancestor that is not Python; where all are, the task's parent."""
+    """Return the pid of the executor's JVM, the nearest ancestor that is Java; without one, the pid of the task's parent."""
     for ancestor in psutil.Process().parents():
         if ancestor.name().startswith("java"):
             return int(ancestor.pid)

@@ -1,4 +1,4 @@
-"""Forwarding of what a worker prints: read at once, line by line, bounded, dropped rather than waited for."""
+"""Forwards what a worker prints: it is read at once, cut into bounded lines, and dropped rather than waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST_LINES = 20
 
 
 class OutputForwarder:
-    """Reads one stream of a worker through a pipe. The pipe is always emptied, so the worker never blocks on it.
+    """Reads one stream of a worker through a pipe. The pipe is always emptied, so that the worker never blocks on it.
 
     A line longer than ``LINE_LIMIT`` is cut into several. While the connection to the driver is crowded, lines are counted
     instead of sent.
@@ -37,7 +37,7 @@ class OutputForwarder:
 
     @property
     def is_open(self) -> bool:
-        """Whether more may come."""
+        """Whether more output may arrive."""
         return self._reading >= 0
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class OutputForwarder:
             self._dropped = 0
 
     def close(self) -> None:
-        """Forward what is left and let the pipe go; harmless when done twice."""
+        """Forward what is left and close the pipe. A second call does nothing."""
         if self._reading < 0:
             return
         asyncio.get_running_loop().remove_reader(self._reading)

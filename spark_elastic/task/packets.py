@@ -1,7 +1,7 @@
-"""What a task and its warm parent tell each other, on a SOCK_SEQPACKET pair: one JSON object a packet.
+"""The messages between a task and its warm parent, on a SOCK_SEQPACKET pair: one JSON object per packet.
 
-The task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr) and ``Kill``. The warm parent answers
-``Started`` with a pidfd, and ``Exited`` once the worker's whole process tree is gone.
+The task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr), and ``Kill``. The warm parent answers with
+``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ PACKET_BYTES = 128 * 1024
 
 
 class Packet(msgspec.Struct, frozen=True, tag=True):
-    """Base of what the two send."""
+    """The base class of all packets."""
 
 
 class Begin(Packet, frozen=True):
-    """The ticket that workers join the job with."""
+    """Hands over the ticket with which workers join the job."""
 
     ticket: Ticket
 
 
 class Start(Packet, frozen=True):
-    """Fork a worker, once the worker before it is gone with everything that it started."""
+    """Fork a worker as soon as the worker before it is gone, with everything that it started."""
 
     worker: int
     token: str
@@ -40,7 +40,7 @@ class Kill(Packet, frozen=True):
 
 
 class Started(Packet, frozen=True):
-    """The worker runs, as the process with this pid."""
+    """The worker runs as the process with this pid."""
 
     worker: int
     pid: int
@@ -61,21 +61,21 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def send(connection: socket.socket, packet: Packet, descriptors: list[int] | None = None) -> None:
-    """Send one packet, with open files."""
+    """Send one packet together with open files."""
     try:
         socket.send_fds(connection, [msgspec.json.encode(packet)], descriptors or [])
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the other end is gone, and whoever reads from this socket is about to see it
+        pass  # the other end is gone, and the next read from this socket shows that
 
 
 def receive_order(connection: socket.socket) -> tuple[Order | None, list[int]]:
-    """Return the task's next packet and its descriptors; None when the task is gone."""
+    """Return the task's next packet and its descriptors; None if the task is gone."""
     data, descriptors = _receive(connection)
     return (_orders.decode(data) if data else None), descriptors
 
 
 def receive_answer(connection: socket.socket) -> tuple[Answer | None, list[int]]:
-    """Return the warm parent's next packet and its descriptors; None when it is gone."""
+    """Return the warm parent's next packet and its descriptors; None if the warm parent is gone."""
     data, descriptors = _receive(connection)
     return (_answers.decode(data) if data else None), descriptors
 

@@ -1,4 +1,4 @@
-"""Linux process matters: dying with a parent, adopting orphans, seeing a death early, and killing whole trees."""
+"""Processes on Linux: dying with a parent, adopting orphans, noticing a death early, and killing whole trees."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(signal_number: int, parent: int) -> None:
-    """Have the kernel send us ``signal_number`` when the thread that started us ends. Call it first thing in a child."""
+    """Have the kernel send ``signal_number`` to this process when its parent thread ends. A child calls this first of all."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal_number)  # the process ended before it was looked at
+        os.kill(os.getpid(), signal_number)  # the parent had ended before the call
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of descendants whose own parent dies, so that none escapes ``kill_descendants``; or stop it."""
+    """Become, or cease to become, the parent of orphaned descendants, so that none escapes ``kill_descendants``."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def close_descriptors(keep: Collection[int]) -> None:
-    """Close all descriptors but these. For a forked child that never returns to what its parent had open."""
+    """Close all descriptors but these. Meant for a forked child that does not use what its parent had open."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor not in keep:
             try:
                 os.close(descriptor)
             except OSError:
-                pass  # the one by which the others were listed
+                pass  # this descriptor was the one by which the others were listed
 
 
 def end_with(run: Callable[[], int]) -> NoReturn:
-    """In a forked child: run, and end with the exit code that it returns, or 1 where it raises.
+    """In a forked child, call ``run`` and end the process with the exit code that it returns, or 1 if it raises.
 
-    Never returns into what its parent was about, nor does what that would do at its end.
+    The child never returns into the parent's code, and does not run the parent's exit handlers.
     """
     code = 1
     try:
@@ -62,10 +62,11 @@ def end_with(run: Callable[[], int]) -> NoReturn:
 
 
 class ExitSign:
-    """Tells whether the kernel has begun to take a process down.
+    """Shows whether the kernel has begun to end a process.
 
-    It frees memory before it closes sockets and tells a pidfd: for a process of 4 GiB that takes over a second, this is
-    visible at once. A look at the open file of one thread takes 4 microseconds; opening the whole process's, 15.
+    The kernel frees memory before it closes sockets and signals a pidfd, which takes over a second for a process of 4 GiB; the
+    flag that is read here is set at once. Reading the open file of one thread takes 4 microseconds; opening that of the whole
+    process takes 15.
     """
 
     def __init__(self, pid: int) -> None:
@@ -75,7 +76,7 @@ class ExitSign:
             self._file = -1
 
     def is_seen(self) -> bool:
-        """Whether it is exiting, or gone."""
+        """Whether the process is exiting or gone."""
         try:
             fields = os.pread(self._file, 512, 0).rpartition(b")")[2].split(None, 7)
         except OSError:
@@ -97,14 +98,14 @@ class ExitSign:
 
 
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
-    """SIGKILL every descendant of this process and wait for their end; orphans are to be adopted first.
+    """SIGKILL every descendant of this process and wait until they have ended. Call ``adopt_orphans`` first.
 
-    Children in ``spare``, and what is below them, are left alone. Gives up after ``KILL_SECONDS`` on what does not end: the
-    kernel holds it, in a broken file system for example.
+    Children in ``spare`` and their descendants are left alone. After ``KILL_SECONDS`` this gives up on processes that do not end
+    because the kernel holds them, for example in a broken file system.
     """
     me = psutil.Process()
     end = time.monotonic() + KILL_SECONDS
-    # A child that has ended by itself counts, until it has been reaped: its own children may have come to us since we looked.
+    # A child that has ended by itself counts until it is reaped, because this process may have adopted its children since.
     while time.monotonic() < end and (children := [child for child in me.children() if child not in spare]):
         descendants = [process for child in children for process in _tree(child)]
         for process in descendants:
@@ -113,7 +114,7 @@ def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
 
 
 def reap_adopted() -> None:
-    """Take note of the end of children that have ended, adopted ones among them."""
+    """Reap all children that have ended, adopted ones included."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

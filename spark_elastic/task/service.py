@@ -1,4 +1,4 @@
-"""SparkTaskService: what a Spark task does for a job, from registration to the job's end."""
+"""What a Spark task does for a job, from its registration to the end of the job."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
 
 logger = logging.getLogger("spark_elastic")
 
-# A released worker that has finished runs its exit handlers; one that has not is killed by its own control thread.
+# How long a released worker may run its exit handlers. One that has not finished is killed by its own control thread.
 GRACE_SECONDS = 1.0
 
 
 class TaskRestartError(RuntimeError):
-    """Raised out of a Spark task on purpose, so that Spark starts it anew, perhaps on another executor."""
+    """Raised from a Spark task on purpose, so that Spark starts the task again, perhaps on another executor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """What the launcher's platform says about this attempt of the slot's task."""
+    """The facts about this attempt of the slot's task that the launcher's platform provides."""
 
     slot: int
     attempt: int = 0
@@ -40,9 +40,9 @@ class TaskPlace:
 
 
 async def ancestors_gone(generations: int = 2) -> None:
-    """Wait until one of these ancestors has ended: this process may be left, but it is no host any more.
+    """Wait until one of this process's nearest ancestors has ended. The process may live on, but is no longer a host.
 
-    Two of a Spark task's belong to Spark: pyspark's daemon and the executor's JVM.
+    Two ancestors of a Spark task belong to Spark: pyspark's daemon and the executor's JVM.
     """
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
@@ -64,15 +64,15 @@ async def ancestors_gone(generations: int = 2) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRuntime:
-    """What the service of a task takes from its process and the network. The defaults are the real ones."""
+    """What a task's service takes from its process and the network. The defaults are the real functions."""
 
     connect: Callable[..., Awaitable[Connection]] = connect
     facts: Callable[..., m.HostFacts] = gather_facts
     environment: Callable[..., dict[str, str]] = worker_environment
     supervisor: Callable[..., WorkerSupervisor] = WorkerSupervisor
-    # Returns when this process is left behind by those that it belongs to.
+    # Returns when the processes that this one belongs to have ended.
     orphaned: Callable[[], Coroutine[object, object, None]] = ancestors_gone
-    # Returns when the executor that has this pid is being taken away.
+    # Returns when the executor with this pid is being decommissioned.
     leaving: Callable[[int], Coroutine[object, object, None]] = executor_leaves
 
 
@@ -80,11 +80,11 @@ REAL_RUNTIME = TaskRuntime()
 
 
 def run_task(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
-    """Serve as a host until the driver says that the job is over; blocks the calling (main) thread.
+    """Serve as a host until the driver says that the job is over. Blocks the calling thread, which is the main thread.
 
-    Returns at once where the job is over already. Raises ``TaskRestartError`` when this host is at fault.
+    Returns at once if the job is over already. Raises ``TaskRestartError`` if this host is at fault.
     """
-    # asyncio.run is not used: what Spark runs next in this Python process would find no event loop.
+    # asyncio.run would leave this Python process without an event loop, and Spark may run other code in it next.
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(serve(ticket, place, runtime))
@@ -94,7 +94,7 @@ def run_task(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTI
 
 
 async def _end_what_is_left() -> None:
-    """End the loop's tasks and threads, as ``asyncio.run`` would."""
+    """End the tasks and threads of the loop, as ``asyncio.run`` would."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -103,11 +103,11 @@ async def _end_what_is_left() -> None:
 
 
 async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RUNTIME) -> None:
-    """Be a host until the driver releases it, or is gone. Raises ``TaskRestartError``."""
+    """Serve as a host until the driver releases this task or is gone. Raises ``TaskRestartError``."""
     try:
         driver = await runtime.connect(list(ticket.addresses), ticket.credentials, m.ToTask)
     except ConnectionRefusedError:
-        logger.info("the driver of run %s listens no more: the job is over", ticket.run_id)
+        logger.info("the driver of run %s no longer listens: the job is over", ticket.run_id)
         return
     except OSError as error:
         raise TaskRestartError(
@@ -165,7 +165,7 @@ class _Host:
         self._driver.send(m.TaskDraining())
 
     async def _obey(self, supervisor: WorkerSupervisor) -> None:
-        """Do what the driver says until it releases the task, or is gone."""
+        """Carry out the driver's commands until it releases the task or is gone."""
         async for message in self._driver.messages():
             match message:
                 case m.Ping(number):

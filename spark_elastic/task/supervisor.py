@@ -1,4 +1,4 @@
-"""WorkerSupervisor: starts workers through the warm parent and reports their end as early as it can be seen."""
+"""WorkerSupervisor: starts workers through the warm parent, and reports their end as early as it can be noticed."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
 
-# How often the process table is asked whether the worker is dying. The pidfd tells only when its memory is freed. Most of a
-# glance is waking up for it, 0.15 ms: it takes under a hundredth of a core.
+# How often the process table is asked whether the worker is dying, since the pidfd reports that only once its memory is freed.
+# Each look takes 0.15 ms, most of it for waking up, altogether less than a hundredth of a core.
 GLANCE_SECONDS = 0.02
-# How often the driver is told that the worker's process is there.
+# How often the driver is told that the worker's process exists.
 WORD_SECONDS = 1.0
-# The warm parent ends within milliseconds once told; a kernel that frees gigabytes may take longer.
+# How long the warm parent may take to end. It takes milliseconds, but the kernel may have gigabytes to free.
 END_SECONDS = 10.0
-# A warm parent that is held (SIGSTOP, a debugger) and owes an answer is given up after so long.
+# A warm parent that is stopped (SIGSTOP, a debugger) and owes an answer is given up after this time.
 HELD_SECONDS = 10.0
-# Output that is still in the pipes when a worker has exited is waited for no longer than this.
+# How long to wait for output that is still in the pipes when a worker has exited.
 LAST_WORDS_SECONDS = 0.5
 
 
 class HostFaultError(RuntimeError):
-    """This host cannot run workers; the task has to raise."""
+    """Raised when this host cannot run workers, so that its task has to fail."""
 
 
 class WarmParent(Protocol):
-    """The process that workers are forked from, a child of this one."""
+    """The child process from which workers are forked."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The id of the process."""
 
     def wait(self) -> int:
-        """Wait until it has ended; return how."""
+        """Wait until the process has ended, and return its exit code."""
 
     def kill(self) -> None:
-        """SIGKILL it."""
+        """SIGKILL the process."""
 
 
 def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -64,9 +64,10 @@ def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subpro
 
 
 class WorkerSupervisor:
-    """Owns the warm parent from ``__aenter__`` to ``__aexit__``; afterwards nothing of it or below it is left.
+    """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any descendant of it is left.
 
-    Runs on the task's event loop, on the thread that started it: the kernel ties the warm parent's life to that thread.
+    It runs on the task's event loop, on the thread that started it, because the kernel ties the warm parent's life to that
+    thread.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class WorkerSupervisor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> WorkerSupervisor:
-        # Should the warm parent be killed, by the kernel for memory for example, what was below it comes to this process.
+        # If the warm parent is killed, for example when memory runs out, this process adopts its descendants.
         self._spared = psutil.Process().children()
         processes.adopt_orphans()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -113,7 +114,7 @@ class WorkerSupervisor:
         assert self._process is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
-        self._socket.close()  # the warm parent takes everything below it along
+        self._socket.close()  # at which the warm parent ends, with all its descendants
         self._stop_watching()
         self._expect_nothing()
         for output in self._outputs:
@@ -129,7 +130,7 @@ class WorkerSupervisor:
         processes.adopt_orphans(False)
 
     def start(self, worker: int, token: str) -> None:
-        """Have a worker forked, once the one before it is gone with everything that it started."""
+        """Have a worker forked as soon as the worker before it is gone, with everything that it started."""
         self.idle.clear()
         outputs = [
             OutputForwarder(worker, stream, self._driver, self._last_lines, self._output_ended)
@@ -144,7 +145,7 @@ class WorkerSupervisor:
         self._expect_answer()
 
     def kill(self, worker: int) -> None:
-        """SIGKILL the worker and everything that it started; its exit is reported as ever."""
+        """SIGKILL the worker and everything that it started. Its exit is reported as usual."""
         self._send(packets.Kill(worker))
         self._expect_answer()
 
@@ -188,7 +189,7 @@ class WorkerSupervisor:
         self._expect_answer()
 
     def _expect_answer(self) -> None:
-        """Look after a while whether the warm parent can answer: one that is held neither starts a worker nor reports its end."""
+        """Check later whether the warm parent can answer: a stopped one neither starts a worker nor reports its end."""
         if self._answer_due is None:
             self._answer_due = asyncio.get_running_loop().call_later(HELD_SECONDS, self._answer_is_due)
 
@@ -202,7 +203,7 @@ class WorkerSupervisor:
         if self._parent_is_held():
             self._break("is stopped (SIGSTOP or a debugger)")
         else:
-            self._expect_answer()  # the kernel may take its time with the end of a worker
+            self._expect_answer()  # the kernel may take long to end a worker
 
     def _parent_is_held(self) -> bool:
         assert self._process is not None
@@ -230,11 +231,11 @@ class WorkerSupervisor:
             self._pidfd = -1
 
     async def _report_exit(self, worker: int, code: int) -> None:
-        """Report after the last words have been read: a traceback in them explains the code."""
+        """Report the exit once the last output has been read, because a traceback in it explains the exit code."""
         try:
             await asyncio.wait_for(self._quiet.wait(), LAST_WORDS_SECONDS)
         except asyncio.TimeoutError:
-            pass  # a descendant that is out of reach holds the pipe open
+            pass  # a descendant that cannot be killed holds the pipe open
         self._report(WorkerExited(worker, code, tuple(self._last_lines)))
         self._last_lines.clear()
         self._worker = None

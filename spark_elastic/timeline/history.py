@@ -1,4 +1,4 @@
-"""History: one run as people look at it: who did what when, in which worlds, how fast, and what the resets cost."""
+"""The history of a run for people: what each worker did and when, the worlds, the speed, and the cost of resets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from spark_elastic.protocol import records
 from spark_elastic.protocol.records import Entry, WorkerReported
 from spark_elastic.timeline.resets import Reset, find_resets
 
-# A speed is that between two reports which are at least this far apart, and further in long runs, so that this many are drawn.
+# Speeds are measured between reports that are at least this far apart; in long runs further, so that at most this many are drawn.
 SPEED_SECONDS = 1.0
 SPEEDS = 600
 
-# Logs from before the field ``explains`` have one of these as the cause of a loss that only the exit code explains.
+# In logs without the field ``explains``, these causes of a loss are provisional, and the exit code explains it.
 _FIRST_SIGNS = ("its process died", "its connection to the driver broke")
 
 
 class Doing(Enum):
-    """What a worker does. The value says it to people."""
+    """What a worker does. The value is the wording for people."""
 
     BOOTING = "boots"
     WAITING = "waits for a world"
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass
 class WorkerLine:
-    """One worker's life. ``cause`` says why it was lost; empty for one that was not."""
+    """The life of one worker. ``cause`` says why it was lost, and is empty if it was not."""
 
     worker: int
     host: str
@@ -63,7 +63,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Speed:
-    """Rows (or steps, where there are no rows to count) a second, from ``start`` to ``end``."""
+    """Rows per second (or steps, if rows are not counted) from ``start`` to ``end``."""
 
     start: float
     end: float
@@ -72,7 +72,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class History:
-    """All times are seconds since the run began."""
+    """The history of one run. All times are in seconds since the run began."""
 
     run_id: str
     seconds: float
@@ -89,13 +89,13 @@ class History:
 
     @property
     def trained_from(self) -> float:
-        """When the first worker began to train; the run's end if none did."""
+        """The time when the first worker began to train; the end of the run if none did."""
         starts = [span.start for line in self.workers for span in line.spans if span.doing is Doing.TRAINING]
         return min(starts, default=self.seconds)
 
     @property
     def seconds_lost(self) -> float:
-        """Seconds from the first step on in which nobody did work that counts."""
+        """How many seconds, from the first step on, were spent without work that counts."""
         return sum(reset.end - reset.begin if reset.lost is None else reset.lost for reset in self.resets)
 
     @property
@@ -106,13 +106,13 @@ class History:
 
     @property
     def per_second(self) -> float:
-        """Rows or steps a second from the first step to the end, resets included."""
+        """Rows or steps per second from the first step to the end, resets included."""
         whole = self.seconds - self.trained_from
         return self.work / whole if whole > 0 else 0.0
 
 
 def read_history(entries: Sequence[Entry]) -> History:
-    """Make sense of the entries of one run. Raises ``ValueError`` where the first of them is no ``job_started``."""
+    """Read the history from the entries of one run. Raises ``ValueError`` unless the first is a ``job_started``."""
     begun = entries[0].record
     if not isinstance(begun, records.JobStarted):
         raise ValueError(f"a run begins with a job_started, not with {begun}")
@@ -142,7 +142,7 @@ def _outcome(entries: Sequence[Entry]) -> str:
             case records.JobFinished():
                 return "finished"
             case records.JobFailed(error, message):
-                return f"failed: {error}: {(message.splitlines() or [''])[0]}"  # tracebacks may follow
+                return f"failed: {error}: {(message.splitlines() or [''])[0]}"  # further lines may be tracebacks
     return "is not over in this log"
 
 
@@ -160,13 +160,13 @@ class _Lines:
 
     def __init__(self) -> None:
         self.lines: dict[int, WorkerLine] = {}
-        # What each worker does now, since when, and in which generation.
+        # For each worker, what it does at present, since when, and in which generation.
         self._now: dict[int, tuple[Doing, float, int]] = {}
         self._members: list[int] = []
         self._generation = 0
 
     def see_worker(self, entry: Entry) -> None:
-        """Take in what happened to one worker."""
+        """Process an entry about one worker."""
         match entry.record:
             case records.WorkerStarting(worker, name=name):
                 self.lines[worker] = WorkerLine(worker, name)
@@ -183,12 +183,12 @@ class _Lines:
                 if self.lines[worker].cause in _FIRST_SIGNS if explains is None else explains:
                     self.lines[worker].cause = meaning
             case records.ResultArrived(worker):
-                if not self._generation:  # a function without an elastic part
+                if not self._generation:  # the function of this job has no elastic part
                     self._now[worker] = (Doing.TRAINING, *self._now[worker][1:])
                 self._change(worker, None, entry.time)
 
     def see_world(self, entry: Entry) -> None:
-        """Take in what happened to all members of a world."""
+        """Process an entry about all members of a world."""
         match entry.record:
             case records.WorldForming(generation, workers=workers):
                 self._generation, self._members = generation, workers
@@ -204,7 +204,7 @@ class _Lines:
                     self._change(worker, Doing.FINISHING, entry.time)
 
     def end(self, time: float) -> None:
-        """End what workers still do when the log ends."""
+        """End the spans that are still open when the log ends."""
         for worker in list(self._now):
             self._change(worker, None, time)
 
@@ -228,7 +228,7 @@ def _generations(entries: Sequence[Entry]) -> list[Generation]:
 
 
 def _progress(entries: Sequence[Entry]) -> list[tuple[float, records.Progress]]:
-    """Return how far the job was when."""
+    """Return the reports of progress with their times."""
     found = []
     for entry in entries:
         match entry.record:
@@ -238,7 +238,7 @@ def _progress(entries: Sequence[Entry]) -> list[tuple[float, records.Progress]]:
 
 
 def _work(reports: Sequence[tuple[float, records.Progress]]) -> tuple[str, list[tuple[float, int]]]:
-    """Return the unit of work, and how much was done when: rows of all epochs, or steps where nobody counts rows."""
+    """Return the unit of work, and the work done by each time: rows of all epochs, or steps if rows are not counted."""
     rows = [(time, report.rows_done) for time, report in reports]
     counted = [(time, done) for time, done in rows if done is not None]
     return ("rows", counted) if counted else ("steps", [(time, report.step) for time, report in reports])
@@ -254,7 +254,7 @@ def _speeds(done: Sequence[tuple[float, int]], seconds: float) -> list[Speed]:
 
 
 def _metrics(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
-    """Return rank 0's numbers over time."""
+    """Return the metrics that rank 0 has reported, over time."""
     found: dict[str, list[tuple[float, float]]] = {}
     for entry in entries:
         match entry.record:

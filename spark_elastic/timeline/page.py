@@ -1,4 +1,4 @@
-"""The history of a run as one self-contained page: ``template.html`` draws what is put into it here as JSON."""
+"""The history of a run as one self-contained page, which ``template.html`` draws from the JSON that is put into it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from spark_elastic.timeline.history import Doing, History, WorkerLine
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.summary import clock, headline, reset_facts
 
-# The points that are drawn of a metric. A browser gets slow with more, and nobody could see them.
+# How many points of a metric are drawn. More would slow browsers down and could not be seen.
 POINTS = 1000
 
 
 def html(history: History) -> str:
     """Return the page."""
     template = resources.files("spark_elastic.timeline").joinpath("template.html").read_text(encoding="utf-8")
-    # The text of a log, such as the message of an error, must not close the element that it is put into.
+    # Text from a log, such as an error message, must not close the element that contains it.
     data = json.dumps(_facts(history)).replace("<", "\\u003c")
     title = escaping.escape(f"run {history.run_id}")
     return template.replace("{{title}}", title).replace("{{data}}", data)

@@ -1,4 +1,4 @@
-"""Takes the resets of a run apart: what each cost those who trained on, and where the time went."""
+"""Analyses the resets of a run: what each cost the workers that trained on, and where the time went."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from spark_elastic.protocol import records
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
-# An injected fault is the cause of a loss if it struck at most this long before the survivors' last commit.
+# An injected fault counts as the cause of a loss if it struck at most this long before the survivors' last commit.
 FAULT_SECONDS = 1.0
 
 
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 
 class Part(Enum):
-    """What a reset's time goes into, in this order. The value says it to people."""
+    """The parts of a reset's time, in order. The value is the wording for people."""
 
     DETECT = "notice"
     ABORT = "leave the step"
@@ -35,11 +35,11 @@ class Part(Enum):
 
 @dataclass(frozen=True)
 class Reset:
-    """One reset, from the last sign of work before it to the first step after it. Times as in the log.
+    """One reset, from the last sign of work before it to the first step after it. Times are those of the log.
 
-    ``begin`` is the fault where one was injected, else the survivors' last commit: what it was that happened, and when, nobody
-    knows. ``lost`` are the seconds that survivors did no work that counts; it ends where they enter the function again, so the
-    first step is not in it, and is None where nobody survived or training did not go on.
+    ``begin`` is the time of the fault if one was injected, else of the survivors' last commit, because the time of the actual
+    cause is unknown. ``lost`` is the number of seconds in which survivors did no work that counts. It ends when they enter the
+    function again, so it excludes the first step; it is None if no worker survived or training did not continue.
     """
 
     kind: Kind
@@ -58,11 +58,11 @@ class Reset:
 
 
 def find_resets(entries: Sequence[Entry]) -> list[Reset]:
-    """Find the resets in the entries of one run. Worlds that broke before they trained belong to the reset before."""
+    """Find the resets in the entries of one run. A world that broke before it trained belongs to the preceding reset."""
     log = _Log.of(entries)
     resets: list[Reset] = []
     start: _Ending | None = None
-    later: _Ending | None = None  # another reset has begun before this one was over
+    later: _Ending | None = None  # the beginning of another reset, before this one was over
     formed: _Formed | None = None
     known = 0
     for entry in entries:
@@ -75,7 +75,7 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
             case records.WorldBroken() | records.WorldInterrupted():
                 ending = _Ending.of(entry.time, record)
                 is_same = start is not None and generation == start.generation
-                # What began as a planned departure can still become a failure.
+                # A reset that began as a planned departure can still become a failure.
                 if start is None or (is_same and ending.kind is Kind.LOSS):
                     start = ending
                 elif not is_same:
@@ -93,7 +93,7 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
 
 
 def _generation_of(record: Record) -> int:
-    """Return the generation that a record is about, of those that resets are made of; else 0."""
+    """Return the generation that a record is about, if resets are computed from records of its kind; else 0."""
     match record:
         case (
             WorkerReported(generation=generation)
@@ -109,7 +109,7 @@ def _generation_of(record: Record) -> int:
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a world began to end, and when that was noticed."""
+    """The first sign that a world is ending, and when it was noticed."""
 
     time: float
     kind: Kind
@@ -126,7 +126,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Forming:
-    """When the members of a world began to connect, and how many they were."""
+    """The time when the members of a world began to connect, and their number."""
 
     time: float
     size: int
@@ -134,7 +134,7 @@ class _Forming:
 
 @dataclass(frozen=True)
 class _Formed:
-    """When which world had formed."""
+    """The time when a world had formed."""
 
     time: float
     generation: int
@@ -142,7 +142,7 @@ class _Formed:
 
 @dataclass(frozen=True)
 class _Fault:
-    """When a fault was injected, and into which rank."""
+    """The time when a fault was injected, and the rank that it struck."""
 
     time: float
     rank: int | None
@@ -150,7 +150,7 @@ class _Fault:
 
 @dataclass(frozen=True)
 class _Sign:
-    """What a worker told of itself, and when: commits made before, and its seconds without work if it had worked before."""
+    """A report of a worker: its time, the commits made before, and for a survivor its seconds without work."""
 
     time: float
     worker: int
@@ -160,7 +160,7 @@ class _Sign:
 
 @dataclass(frozen=True)
 class _Log:
-    """What resets are made of, by generation."""
+    """The records from which resets are computed, by generation."""
 
     forming: dict[int, _Forming]
     entered: dict[int, list[_Sign]]
@@ -186,7 +186,7 @@ class _Log:
         return log
 
     def step_of(self, record: Record) -> int:
-        """Return how many commits had been made, as far as a record tells; else 0."""
+        """Return how many commits had been made, if the record says so; else 0."""
         match record:
             case WorkerReported(report=records.Progress(step) | records.Stepped(step)):
                 return step
@@ -197,19 +197,19 @@ class _Log:
 
 
 def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset:
-    """Make a reset of its first sign and the forming of the world that trained on; ``known`` commits were made before it."""
+    """Compute a reset from its first sign and the world that trained on; ``known`` commits were made before it."""
     old, new = start.generation, formed.generation
     entered, stepped, forming = log.entered[new], log.stepped[new], log.forming[new]
     idle = {sign.worker: sign.idle for sign in entered if sign.idle is not None}
 
     def latest(signs: Sequence[_Sign], default: float) -> float:
-        """Return when the last survivor did something; where nobody survived, when the last newcomer did."""
+        """Return the time of the last survivor's sign, or of the last newcomer's if no worker survived."""
         return max((sign.time for sign in signs if sign.worker in idle or not idle), default=default)
 
     worked = max((sign.time - idle[sign.worker] for sign in entered if sign.worker in idle), default=start.time)
     begin, victim = worked, None
-    if start.kind is Kind.LOSS:  # workers that are interrupted as planned go on training until they commit
-        # A fault strikes at a commit, which others may make later.
+    if start.kind is Kind.LOSS:  # after a planned interrupt, workers train on until their next commit
+        # A fault strikes at a commit, which other workers may make later.
         struck = [fault for fault in log.faults if worked - FAULT_SECONDS <= fault.time <= start.time]
         begin = min(struck[-1].time if struck else worked, start.time)
         victim = struck[-1].rank if struck else None

@@ -1,4 +1,4 @@
-"""Reads event logs, and describes them: ``python -m spark_elastic.timeline.schema > docs/events.md``."""
+"""Reads event logs, and documents their format: ``python -m spark_elastic.timeline.schema > docs/events.md``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spark_elastic.protocol.records import Entry, JobStarted
 
 
 def read_events(path: str | Path) -> list[Entry]:
-    """Read an event log. A last line that was cut off, by a driver that was killed, is passed over.
+    """Read an event log. A last line that was cut off, because the driver was killed, is ignored.
 
-    Raises ``ValueError`` for what is no event log, or one of a later version.
+    Raises ``ValueError`` if the file is not an event log, or is one of a later version.
     """
     entries = []
     lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -40,7 +40,7 @@ def read_events(path: str | Path) -> list[Entry]:
 
 
 def choose_run(entries: Iterable[Entry], run_id: str | None = None) -> list[Entry]:
-    """The entries of one run of a log to which several were appended; None: the last one. Raises ``ValueError``."""
+    """Return the entries of one run in a log that may hold several; by default the last. Raises ``ValueError``."""
     runs: dict[str, list[Entry]] = {}
     present: list[Entry] = []
     for entry in entries:
@@ -68,7 +68,7 @@ Every event has:
 
 
 def document() -> str:
-    """The schema as Markdown, from the records' classes and their docstrings."""
+    """Return the schema as Markdown, made from the classes of the records and their docstrings."""
     parts = [_INTRODUCTION]
     for kind, own in records.DRIVER_RECORDS.items():
         parts.append(f"\n## {kind}\n\n{_meaning(own)}\n\n{_fields(own)}")
@@ -84,7 +84,7 @@ def _meaning(kind: type) -> str:
 
 
 def _fields(kind: type, indent: str = "", leave_out: str = "") -> str:
-    """List the fields of a class, each with its type and what the docstring says of it in a line ``name: text``."""
+    """List the fields of a class with their types and the text of the docstring's line ``name: text``."""
     _, _, rest = (inspect.getdoc(kind) or "").partition("\n\n")
     texts = dict(line.split(": ", 1) for line in rest.splitlines())
     lines = []
@@ -97,7 +97,7 @@ def _fields(kind: type, indent: str = "", leave_out: str = "") -> str:
 
 
 def _type(field: msgspec.structs.FieldInfo) -> str:
-    """Name a field's type as JSON has it. That of a field that may be missing is the type that it has where it is there."""
+    """Name the JSON type of a field. For an optional field, this is its type when it is present."""
     kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
     names = [_NAMES.get(get_origin(kind) or kind, "") for kind in kinds]
     return " or ".join(name for name in names if field.required or name != "null")

@@ -8,7 +8,7 @@ from spark_elastic.timeline.resets import Kind, Part, Reset
 
 
 def summarize(history: History) -> dict[str, Json]:
-    """Return the figures as plain data. Seconds throughout, ``at`` from the beginning of the run."""
+    """Return the figures as plain data. Times are in seconds; ``at`` counts from the beginning of the run."""
     return {
         "run_id": history.run_id,
         "outcome": history.outcome,
@@ -64,7 +64,7 @@ def summary_text(history: History) -> str:
 
 
 def headline(history: History) -> str:
-    """Say in a sentence how it went."""
+    """Return a sentence or two on how the run went."""
     kinds = [reset.kind for reset in history.resets]
     counts = [
         _count(kinds.count(Kind.LOSS), "failure"),
@@ -93,7 +93,7 @@ def _reset_row(reset: Reset) -> tuple[str, str, str, str, str]:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, as 1:02.5."""
+    """Format a time as minutes and seconds, such as 1:02.5."""
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"{hours}:{minutes:02}:{rest:04.1f}" if hours else f"{minutes}:{rest:04.1f}"

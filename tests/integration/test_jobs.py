@@ -189,7 +189,7 @@ def test_workers_that_crash_before_training_or_cannot_join_fail_the_job(run: Any
     assert "exited with code 3" in failure.value.failures[-1].cause
     with pytest.raises(TrainingFailedError, match="3 times without a commit") as failure:
         run(training.plain, "x", min_np=1, max_np=1, network_interface="none0")
-    assert "network_interface='none0' does not exist here; there are" in str(failure.value)
+    assert "network_interface='none0' does not exist here; the interfaces with an address are" in str(failure.value)
 
 
 def test_a_function_without_an_elastic_part_runs_once_in_each_of_num_proc_workers(run: Any) -> None:

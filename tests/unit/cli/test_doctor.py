@@ -205,7 +205,7 @@ def test_each_worker_gets_one_gpu(amount: str | None, present: bool, levels: lis
     [
         (1024, Level.WARNING, "enough for 131 workers"),
         (20_000, Level.FINE, "enough for 4,875 workers"),
-        (sys.maxsize, Level.FINE, "as many as wanted"),
+        (sys.maxsize, Level.FINE, "no limit"),
     ],
 )
 def test_too_few_open_files_for_a_large_job_are_found(limit: int, level: Level, said: str) -> None:

@@ -41,11 +41,14 @@ def test_an_interfaces_address_is_one_that_others_can_connect_to(monkeypatch: py
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     assert (interface_address("both"), interface_address("sixth")) == ("10.0.0.1", "2001:db8::2")
-    with pytest.raises(ValueError, match=r"^network_interface='link' has no address here; there are both, lo, sixth$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^network_interface='link' has no address here; the interfaces with an address are both, lo, sixth$",
+    ):
         interface_address("link")
 
 
 def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:
     assert interface_address("lo") == "127.0.0.1"
-    with pytest.raises(ValueError, match=r"'eth99' does not exist here; there are .*lo"):
+    with pytest.raises(ValueError, match=r"'eth99' does not exist here; the interfaces with an address are .*lo"):
         interface_address("eth99")
