@@ -27,8 +27,8 @@ _BLOCK_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """One step as this rank gets it. ticket_sum: that of its rows that count."""
+class ReadyBatch:
+    """The batch of one step on this rank. ticket_sum: the sum over the tickets of its rows that count."""
 
     step: Step
     ticket_sum: int
@@ -43,8 +43,8 @@ class BlockBuilder:
         self._jagged = jagged
         self._pinned = pinned
 
-    def build(self, steps: list[Step], rank: int) -> list[Delivery]:
-        """Return the deliveries of consecutive steps, which share memory."""
+    def build(self, steps: list[Step], rank: int) -> list[ReadyBatch]:
+        """Return the batches of consecutive steps, which share memory."""
         drawn = draw(self._store.order, steps, rank)
         columns = self._gather(drawn)
         sizes = [int(size) for size in np.diff(drawn.offsets)]
@@ -54,7 +54,7 @@ class BlockBuilder:
         }
         names = list(cut)
         return [
-            Delivery(step, ticket_sum, dict(zip(names, tensors, strict=True)))
+            ReadyBatch(step, ticket_sum, dict(zip(names, tensors, strict=True)))
             for step, ticket_sum, *tensors in zip(steps, drawn.ticket_sums, *cut.values(), strict=True)
         ]
 
@@ -111,7 +111,7 @@ class ReadAhead:
         self._position, self._rank = tracker.position, tracker.rank
         per_step = max(1, tracker.plan.batch(tracker.size) // tracker.size)
         self._block = max(1, min(-(-prefetch // 2), -(-_BLOCK_ROWS // per_step)))
-        self._ready: list[Delivery] = []
+        self._ready: list[ReadyBatch] = []
         self._failure: BaseException | None = None
         self._ended = False
         self._stopped = False
@@ -141,11 +141,11 @@ class ReadAhead:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_DEADLINE)
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[ReadyBatch]:
         while block := self._take():
             yield from block
 
-    def _take(self) -> list[Delivery]:
+    def _take(self) -> list[ReadyBatch]:
         """Wait for a block; empty at the end. Raises what ended the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._stopped)
@@ -173,15 +173,12 @@ class ReadAhead:
         position = self._position
         block = 1  # the first batch must not wait for a whole block
         while steps := self._tracker.upcoming(position, block):
-            deliveries = self._builder.build(steps, self._rank)
+            batches = self._builder.build(steps, self._rank)
             position += sum(step.rows for step in steps)
             block = min(2 * block, self._block)
             with self._changed:
                 self._changed.wait_for(lambda: not self._ready or self._stopped)
                 if self._stopped:
                     return
-                self._ready = deliveries
+                self._ready = batches
                 self._changed.notify_all()
-
-
-__all__ = ["Batch", "BlockBuilder", "Delivery", "Ragged", "ReadAhead", "lanes_ahead"]

@@ -1,4 +1,4 @@
-"""History: what happened to a job of late, for the message of an error in the machine itself."""
+"""RecentHistory: what has happened to a job recently, for the message of an error in the machine itself."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from operator import itemgetter
 
 from spark_elastic.driver import events as ev
 
-# Events that come again and again and say nothing new.
+# Events that occur all the time and carry no news.
 ROUTINE = frozenset({ev.TaskHeard, ev.WorkerHeard, ev.WorkerSeen, ev.ResultFlowed, ev.Tick})
 EVENTS_KEPT = 64
 CHANGES_KEPT = 32
 
 
 class MachineFault(AssertionError):
-    """The driver's machine has made a mistake: a fault of ours, never the user's. Its text ends with the recent history."""
+    """The driver's machine has made a mistake, which is ours and never the user's. The message ends with the recent history."""
 
 
-class History:
+class RecentHistory:
     """Keeps the last events, and the last changes of the world's phase, which a crowd of events must not push out.
 
     Noting an event costs next to nothing, because events are put into words only for an error.
@@ -40,7 +40,7 @@ class History:
         self._changes.append((next(self._numbers), now, what))
 
     def fault(self, error: Exception) -> MachineFault:
-        """Make the error to raise from ``error``: events and changes in the order in which they were noted."""
+        """Return the error to raise from ``error``: events and changes in the order in which they were noted."""
         noted = sorted((*self._events, *self._changes), key=itemgetter(0))
         lines = "".join(f"\n  {time:.3f} {what}" for _, time, what in noted)
         return MachineFault(f"{type(error).__name__}: {error}; what happened before:{lines}")

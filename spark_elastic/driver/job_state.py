@@ -9,7 +9,7 @@ from spark_elastic.driver.admission import Admission
 from spark_elastic.driver.clock import MachineClock
 from spark_elastic.driver.failures import FailureBook
 from spark_elastic.driver.generation import Generation
-from spark_elastic.driver.history import History
+from spark_elastic.driver.history import RecentHistory
 from spark_elastic.driver.phases import WorldChange
 from spark_elastic.driver.roster import Roster
 from spark_elastic.driver.setbacks import Setbacks
@@ -45,7 +45,7 @@ class JobState:
         self.book = FailureBook()
         self.setbacks = Setbacks(settings)
         self.shortage = Shortage(settings)
-        self.history = History()
+        self.history = RecentHistory()
         # Lost workers whose exit code, once it is known, counts against the user's code.
         self.exits_to_count: set[int] = set()
         # When a worker first showed that the user's function has an elastic function.

@@ -17,15 +17,15 @@ class IllegalTransition(AssertionError):
         super().__init__(f"{who} is {phase.name}, where {change.name} ({change.value}) cannot happen")
 
 
-class _Told(Enum):
-    """An enum whose values are what people read."""
+class _Worded(Enum):
+    """An enum whose values are wording for people."""
 
     # The driver looks members up for each of many workers: this hash runs in C, several times as fast as that of Enum.
     __hash__ = object.__hash__
 
 
 @unique
-class WorldPhase(_Told):
+class WorldPhase(_Worded):
     """Where the newest world stands."""
 
     FORMING = "the ranks connect to each other"
@@ -37,7 +37,7 @@ class WorldPhase(_Told):
 
 
 @unique
-class WorldChange(_Told):
+class WorldChange(_Worded):
     """What ends a phase of a world."""
 
     CONNECTED = "all ranks have connected"
@@ -51,7 +51,7 @@ class WorldChange(_Told):
 
 
 @unique
-class WorkerPhase(_Told):
+class WorkerPhase(_Worded):
     """Where a worker stands."""
 
     STARTING = "its process is being started"
@@ -64,7 +64,7 @@ class WorkerPhase(_Told):
 
 
 @unique
-class WorkerChange(_Told):
+class WorkerChange(_Worded):
     """What ends a phase of a worker."""
 
     CONNECTED = "it connects to the driver"

@@ -13,15 +13,15 @@ SCHEMA_VERSION = 1
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What every event has."""
+    """The fields that every event has."""
 
     version: int
     time: float
     event: str
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What the event of a report has besides."""
+class _ReportFields(msgspec.Struct, frozen=True):
+    """The further fields that the event of a report has."""
 
     worker: int
     rank: int | None
@@ -69,7 +69,7 @@ def _read_record(kind: str, event: Mapping[str, object]) -> Record:
     if kind in DRIVER_RECORDS:
         return msgspec.convert(event, DRIVER_RECORDS[kind])
     if kind in REPORTS:
-        told = msgspec.convert(event, _Told)
+        told = msgspec.convert(event, _ReportFields)
         values = {"values": told.values} if REPORTS[kind] is Metrics else told.values
         return WorkerReported(told.worker, told.rank, told.generation, msgspec.convert(values, REPORTS[kind]))
     return Unknown(kind, {name: value for name, value in event.items() if name not in _Head.__struct_fields__})

@@ -9,7 +9,7 @@ User code opens sockets, too, so those of the group are recognized by address: e
 device listens on, and a connection belongs to the group if its own or its peer's address is among the published ones.
 
 Gloo goes on listening when its ranks are connected, and keeps a descriptor for good of everybody who connects. At the limit of
-descriptors it ends the process. So the kernel turns callers away in that time (``Door``).
+descriptors it ends the process. So the kernel turns callers away in that time (``Gate``).
 """
 
 from __future__ import annotations
@@ -159,12 +159,12 @@ class GroupSockets:
                 yield duplicate
 
 
-class Door:
-    """The listening sockets of a group's Gloo device. While the door is shut the kernel drops what arrives there.
+class Gate:
+    """The listening sockets of a group's Gloo device. While the gate is shut, the kernel drops what arrives there.
 
-    So nobody can connect any more; connections that exist already have sockets of their own and are not touched. The door is
+    So nobody can connect any more; connections that exist already have sockets of their own and are not touched. The gate is
     open while user code makes a group on the same device (``new_group``). Where the kernel does not allow filters, a warning is
-    logged and the door stays open.
+    logged and the gate stays open.
     """
 
     def __init__(self, inodes: Collection[int]) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.backends.backend import COLLECTIVE_TIMEOUT, Backend
 from spark_elastic.worker.proof import prove
-from spark_elastic.worker.sockets import Door, GroupSockets, listening_addresses
+from spark_elastic.worker.sockets import Gate, GroupSockets, listening_addresses
 from spark_elastic.worker.torch_store import SECRET_BYTES, MeshStore, WorldStore
 
 
@@ -33,7 +33,7 @@ class Gloo(Backend):
         self._timeout = timeout
         self._device: dist.ProcessGroupGloo.Device | None = None
         self._mesh: MeshStore | None = None
-        self._door = Door(())
+        self._gate = Gate(())
         # Of closed groups, for ``drop``.
         self._remains: list[object] = []
 
@@ -45,8 +45,8 @@ class Gloo(Backend):
         self.sockets.addresses.update(mine.values())
         self._mesh = MeshStore(self._store, self._rank, self._size, list(mine.values()))
         self.group = self._new(dist.PrefixStore("gloo", self._mesh), self._rank, self._size)
-        self._door = Door([inode for inode, address in mine.items() if address == self._mesh.address])
-        self._door.shut()
+        self._gate = Gate([inode for inode, address in mine.items() if address == self._mesh.address])
+        self._gate.shut()
         self.sockets.addresses.update(self._mesh.addresses)
         self.sockets.capture()
         # Ahead of the proof: where Gloo's own timeout has struck, the abort that follows can end the process.
@@ -57,7 +57,7 @@ class Gloo(Backend):
 
     def subgroup(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
         """Make a group of user code on the same device, so that an abort reaches it."""
-        with self._door.opened():
+        with self._gate.opened():
             group = self._new(store, rank, size)
         group._set_default_timeout(COLLECTIVE_TIMEOUT)
         if size > 1:

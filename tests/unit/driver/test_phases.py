@@ -7,7 +7,7 @@ from machine_script import running
 
 from spark_elastic.driver import events as ev
 from spark_elastic.driver import phases
-from spark_elastic.driver.history import CHANGES_KEPT, EVENTS_KEPT, History, MachineFault
+from spark_elastic.driver.history import CHANGES_KEPT, EVENTS_KEPT, MachineFault, RecentHistory
 from spark_elastic.driver.phases import IllegalTransition, WorkerChange, WorkerPhase, WorldChange, WorldPhase
 
 
@@ -47,7 +47,7 @@ def test_a_fault_of_the_machine_is_told_with_what_happened_before() -> None:
 
 
 def test_the_history_keeps_what_is_no_routine_and_changes_apart_from_crowds_of_events() -> None:
-    history = History()
+    history = RecentHistory()
     history.changed("generation 1: FORMING → RUNNING", 1.0)
     for worker in range(10 * EVENTS_KEPT):
         history.happened(ev.WorkerConnected(worker), 2.0)
