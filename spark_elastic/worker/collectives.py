@@ -1,4 +1,4 @@
-"""Small collectives for user code, over all ranks of the present generation. They raise a loss as ``WorkerLostError``."""
+"""Small collectives for user code, over all ranks of the present generation. A loss raises ``WorkerLostError``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OPERATIONS = {
 
 
 def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
-    """Reduce ``tensor`` over all ranks and return the result, of the same shape and dtype; the argument stays as it is.
+    """Reduce ``tensor`` over all ranks and return the result, with the same shape and dtype. The argument is not changed.
 
-    All ranks have to call it, with equal shapes; blocks until they have. ``op`` is "mean", "sum", "min" or "max"; a mean of
-    whole numbers is a ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, ``NotInWorldError`` above the elastic
-    function.
+    All ranks have to call it, with equal shapes; the call blocks until they have. ``op`` is "mean", "sum", "min" or "max"; a mean
+    of whole numbers raises ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the
+    elastic function.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, not {type(tensor).__name__}")
@@ -43,7 +43,7 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
 
 
 def allgather_object(obj: T) -> list[T]:
-    """Return every rank's ``obj``, in rank order. Objects travel by pickle, as all workers belong to one job."""
+    """Return the ``obj`` of every rank, in rank order. Objects travel by pickle, since all workers belong to one job."""
     world = current_world()
     if world is None or world.size == 1:
         return [obj]
@@ -53,7 +53,7 @@ def allgather_object(obj: T) -> list[T]:
 
 
 def broadcast_object(obj: T, src: int = 0) -> T:
-    """Return rank ``src``'s ``obj`` on all ranks."""
+    """Return the ``obj`` of rank ``src`` on all ranks."""
     world = current_world()
     size = 1 if world is None else world.size
     if not 0 <= src < size:
@@ -66,7 +66,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
 
 
 def barrier() -> None:
-    """Wait until all ranks have called it."""
+    """Wait until all ranks have called this function."""
     world = current_world()
     if world is not None and world.size > 1:
         _translate_errors(dist.barrier)

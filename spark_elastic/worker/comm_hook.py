@@ -1,4 +1,4 @@
-"""A communication hook for DDP that outlives generations."""
+"""A communication hook for DDP that survives generations."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
-# The attribute of a state that changes with the generation. Torch's hooks look the group up anew where it is None.
+# The attribute of a state that changes with the generation. If it is None, torch's hooks look the present group up.
 _GROUP = "process_group"
 
 
 class CommHook:
-    """What ``register_comm_hook`` was given, to be registered with the wrapper of each generation.
+    """The arguments of ``register_comm_hook``, which are registered with torch's wrapper of each generation.
 
-    ``state`` is handed to the hook. A function (a class, a ``functools.partial``) is called in each world and returns the
-    state. A state of torch's own hooks, such as ``PowerSGDState``, begins in each world as it was when it was given, so that
-    survivors and newcomers hold the same. Anything else is handed on as it is.
+    ``state`` is passed to the hook. If it is a function (or a class, or a ``functools.partial``), it is called in each world and
+    returns the state. A state of torch's own hooks, such as ``PowerSGDState``, is set back in each world to what it was when it
+    was given, so that survivors and newcomers hold the same. Any other state is passed on unchanged.
     """
 
     def __init__(self, state: Any, hook: Callable[..., object]) -> None:
@@ -38,14 +38,14 @@ class CommHook:
             self._beginning = {name: copy.deepcopy(value) for name, value in _attributes(state) if name != _GROUP}
 
     def register(self, ddp: nn.parallel.DistributedDataParallel) -> None:
-        """Register the hook with a new wrapper of torch's, in the present world."""
+        """Register the hook with a new wrapper of torch's in the present world."""
         for name, value in self._beginning.items():
             setattr(self.state, name, copy.deepcopy(value))
         state = self.state() if self._is_made else self.state
         nn.parallel.DistributedDataParallel.register_comm_hook(ddp, state, self._as_torch_takes_it())
 
     def _as_torch_takes_it(self) -> Callable[..., Any]:
-        """Return a function that calls the hook: torch takes neither partials nor annotations that are strings."""
+        """Return a function that calls the hook, because torch accepts neither partials nor annotations that are strings."""
 
         def call(state, bucket):  # type: ignore[no-untyped-def]
             return self.hook(state, bucket)

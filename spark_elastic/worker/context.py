@@ -1,6 +1,6 @@
-"""What user code may ask about its world.
+"""Functions by which user code asks about its world.
 
-Outside a job everything answers as for a world of one, so that a script or a notebook cell can be tried as it is.
+Outside a job they all answer as in a world of one, so that a script or a notebook cell can be tried unchanged.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from spark_elastic.errors import NotInWorldError
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.world import World
 
-# Set by the task that starts a worker, where Spark has assigned a GPU.
+# The variable that the task sets for a worker to which Spark has assigned a GPU.
 DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
 
 
 def current_world() -> World | None:
-    """The world of this process, None outside a job. Raises ``NotInWorldError`` before the first generation."""
+    """Return the world of this process; None outside a job. Raises ``NotInWorldError`` before the first generation."""
     job = current_job()
     if job is None:
         return None
@@ -32,55 +32,58 @@ def current_world() -> World | None:
 
 
 def rank() -> int:
-    """This worker's rank in its world, from 0 on; 0 outside a job. Like all below, raises ``NotInWorldError`` in no world."""
+    """Return this worker's rank in its world, from 0 on; 0 outside a job.
+
+    This function and the following ones raise ``NotInWorldError`` before the job's first generation.
+    """
     world = current_world()
     return 0 if world is None else world.rank
 
 
 def size() -> int:
-    """The number of workers in the world; 1 outside a job."""
+    """Return the number of workers in the world; 1 outside a job."""
     world = current_world()
     return 1 if world is None else world.size
 
 
 def local_rank() -> int:
-    """This worker's place among those on its machine."""
+    """Return this worker's number among the workers on its machine, from 0 on."""
     world = current_world()
     return 0 if world is None else world.me.local_rank
 
 
 def local_size() -> int:
-    """The number of workers on this machine."""
+    """Return the number of workers on this machine."""
     world = current_world()
     return 1 if world is None else world.me.local_size
 
 
 def cross_rank() -> int:
-    """This worker's place among those with its ``local_rank`` on all machines."""
+    """Return this worker's number among the workers with the same ``local_rank`` on all machines, from 0 on."""
     world = current_world()
     return 0 if world is None else world.me.cross_rank
 
 
 def cross_size() -> int:
-    """The number of machines that have a worker with this ``local_rank``."""
+    """Return the number of machines that have a worker with this ``local_rank``."""
     world = current_world()
     return 1 if world is None else world.me.cross_size
 
 
 def generation() -> int:
-    """The number of the present world; it grows with every reset. 0 outside a job."""
+    """Return the number of the present world, which grows with every reset; 0 outside a job."""
     world = current_world()
     return 0 if world is None else world.generation
 
 
 def device() -> torch.device:
-    """The device to train on: the GPU that Spark assigned to the task, else the CPU. Outside a job a GPU if there is one."""
+    """Return the device to train on: the GPU that Spark assigned to the task, else the CPU; outside a job, a GPU if any."""
     if current_job() is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(os.environ.get(DEVICE_VARIABLE, "cpu"))
 
 
 def process_group() -> torch.distributed.ProcessGroup | None:
-    """The generation's ``torch.distributed`` process group, None outside a job. Invalid after the next reset."""
+    """Return the generation's ``torch.distributed`` process group, valid until the next reset; None outside a job."""
     world = current_world()
     return None if world is None else torch.distributed.group.WORLD

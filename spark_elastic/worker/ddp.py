@@ -1,4 +1,4 @@
-"""DistributedDataParallel: torch's own, built anew for every generation around the same module and parameters."""
+"""DistributedDataParallel: torch's own wrapper, built anew for every generation around the same module and parameters."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
 _Torchs = nn.parallel.DistributedDataParallel
-# Torch 2.6 always broadcasts the parameters, which are equal already; that costs a reset some milliseconds a megabyte.
+# Torch 2.6 always broadcasts the parameters, although they are equal already, which costs a reset some milliseconds per megabyte.
 _ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
 _NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
-# Attributes of torch's wrapper that ours does not have, and why.
+# Attributes of torch's wrapper that ours lacks, and why.
 _MISSING = {
     "join": "the loaders of a State give all ranks equally many batches, some of weight 0 where rows are short",
     "_register_builtin_comm_hook": "call register_comm_hook with fp16_compress_hook of torch.distributed.algorithms",
@@ -47,19 +47,19 @@ class _Inner(nn.parallel.DistributedDataParallel):
 
     def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
         raise SparkElasticError(
-            "this wrapper of torch's ends with the generation, and a hook that is registered with it is gone then; call "
+            "this wrapper of torch's ends with the generation, and a hook that is registered with it ends, too; call "
             "register_comm_hook of the spark_elastic.DistributedDataParallel around it"
         )
 
 
 class _RowsByHand:
-    """What ``set_rows`` was given, and the sum of that over all ranks, which is under way."""
+    """The argument of ``set_rows``, and the sum of it over all ranks, which is being computed."""
 
     def __init__(self, rows: float, world: World) -> None:
         self.rows, self._size = rows, world.size
         self._total = torch.tensor([rows], dtype=torch.float64)
-        # Whether a backward pass has used these rows: the next ``set_rows`` is then meant for the next forward, even if it comes
-        # after that forward.
+        # Whether a backward pass has used these rows. If so, the next ``set_rows`` refers to the next forward, even if it is
+        # called after that forward.
         self.was_used = False
         try:
             self._work = dist.all_reduce(self._total, async_op=True)
@@ -75,7 +75,7 @@ class _RowsByHand:
 
 
 class _Content:
-    """What requires gradients in a module, and a quick check whether that has changed."""
+    """The parameters of a module that require gradients, with a quick check whether that has changed."""
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [place for part in module.modules() for place in (part._parameters, part._modules)]
@@ -83,11 +83,11 @@ class _Content:
         self._parameters = list(module.parameters())
         self._facts = self._look()
         self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
-        # What of them torch's wrapper makes room for: it changes with ``model.double()``, where the parameter stays the same.
+        # Torch's wrapper makes room for these dtypes. They change with ``model.double()``, which keeps the parameters the same.
         self.dtypes = [parameter.dtype for parameter in self.trainable]
 
     def is_current(self) -> bool:
-        """Whether all parts are the same objects, and the same parameters require gradients."""
+        """Whether all parts are the same objects as before, and the same parameters require gradients."""
         present = itertools.chain.from_iterable(place.values() for place in self._places)
         return (
             sum(map(len, self._places)) == len(self._values)
@@ -96,7 +96,7 @@ class _Content:
         )
 
     def is_reduced_as(self, reduced: _Content | None) -> bool:
-        """Whether torch's wrapper that was made for ``reduced`` is that of this content."""
+        """Whether the wrapper of torch's that was made for ``reduced`` fits this content."""
         return (
             reduced is not None
             and len(reduced.trainable) == len(self.trainable)
@@ -109,7 +109,7 @@ class _Content:
 
 
 class _Agreement:
-    """Compares between all ranks which parameters of some models require gradients. Making one is a collective."""
+    """Compares among all ranks which parameters of some models require gradients. Creating one is a collective."""
 
     def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
         self._world = world
@@ -125,7 +125,7 @@ class _Agreement:
             raise world.lost(error) from error
 
     def check(self) -> None:
-        """Wait for the answer. Raises ``RanksDifferError`` on all ranks where they differ, and ``WorkerLostError``."""
+        """Wait for the result. Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``."""
         world = self._world
         try:
             self._work.wait()
@@ -143,12 +143,12 @@ class _Agreement:
         holders = [rank for rank, each in enumerate(lists) if first in each]
         raise RanksDifferError(
             f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
-            "same step, and where the elastic function is entered again, from what the State says"
+            "same step, and again according to the State when the elastic function is entered again"
         )
 
 
 def _reduced_names(model: DistributedDataParallel) -> list[str]:
-    """The names of the parameters that require gradients, as all ranks have to agree on them."""
+    """Return the names of the parameters that require gradients, on which all ranks have to agree."""
     return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
 
 
@@ -169,7 +169,7 @@ def _describe_change(module: nn.Module, reduced: _Content | None) -> str:
 
 
 class _Call:
-    """One forward of a wrapped model: its share of a global batch, and the reduction that its backward belongs to."""
+    """One forward of a wrapped model: its share of a global batch, and the reduction to which its backward belongs."""
 
     def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
         by_hand = model._by_hand
@@ -196,7 +196,7 @@ class _Call:
         return by_hand.weight()
 
     def enter_backward(self) -> None:
-        """Have torch reduce gradients in this pass: by itself torch does so only in the first pass after a forward."""
+        """Have torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
         model, ddp, task = self._model, self._ddp, torch._C._current_graph_task_id()
         if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
             return
@@ -214,21 +214,21 @@ class _Call:
 class DistributedDataParallel(nn.Module):
     """Wraps ``module`` so that backward leaves the gradient of the global batch on every rank.
 
-    Takes torch's keyword arguments. The wrapped parameters stay the same objects in every generation, so optimizers outlive
-    resets; buckets and hooks are torch's and overlap with backward. Outside a job, before the first generation and in a
-    world of one it calls the module as it is. ``state_dict`` keys begin with ``module.``, as torch's do. ``torch.compile`` of the
-    wrapper and of the module both work, and compile once for all generations.
+    It takes torch's keyword arguments. The wrapped parameters stay the same objects in every generation, so optimizers survive
+    resets; buckets and hooks are torch's and overlap with backward. Outside a job, before the first generation and in a world
+    of one, it just calls the module. ``state_dict`` keys begin with ``module.``, as torch's do. The wrapper and the module can
+    both be given to ``torch.compile``, and are compiled once for all generations.
 
-    The gradient is the mean over the rows of the global batch, also where ranks have different numbers of them: what a backward
-    pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward knows its
-    batch by the tensors that loaders of the State delivered, or views of them. Given others (converted ones, noise), it
-    belongs to the batch that was fetched and has not been through a model yet; of several, to the one that has as
-    many rows. Where the share is not clear then, it raises ``DataError``. So batches may be fetched ahead, gradients
-    accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several models
-    and loaders can take part in one loss. ``set_rows`` overrides all that.
+    The gradient is the mean over the rows of the global batch, even if ranks have different numbers of rows: what a backward
+    pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward recognizes its
+    batch by the tensors that loaders of the State delivered, or views of them. If it is given other tensors (converted ones,
+    noise), it belongs to the batch that was fetched and has not been through a model yet; if there are several, to the one with
+    the same number of rows. If the share is still not clear, it raises ``DataError``. Batches may therefore be fetched ahead,
+    gradients accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several
+    models and loaders can take part in one loss. ``set_rows`` overrides all this.
 
-    Parameters that begin or cease to require gradients, or are replaced, are reduced accordingly from the next forward on; all
-    ranks have to change the same at the same step, or the job ends with ``RanksDifferError``.
+    Parameters that begin or cease to require gradients, or are replaced, are reduced accordingly from the next forward on. All
+    ranks have to make the same change at the same step, or the job ends with ``RanksDifferError``.
     """
 
     # What ``_keep`` sets, outside the module's own attributes.
@@ -262,13 +262,13 @@ class DistributedDataParallel(nn.Module):
         self._leave()
         job = current_job()
         if job is not None:
-            _leave_out_of_graphs()  # takes time once a process, and here no rank waits for another
+            _leave_out_of_graphs()  # this takes time once per process, and here no rank waits for another
             job.add_model(self)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
-            # Marked so that whoever opens a checkpoint gets the weights without ``module.``.
+            # By this mark, ``load_checkpoint`` can return the weights without ``module.``.
             destination._metadata[prefix[:-1]][WRAPPER_MARK] = True
 
     def attach(self, world: World) -> None:
@@ -280,10 +280,10 @@ class DistributedDataParallel(nn.Module):
             _leave_out_of_graphs()
 
     def compare(self, models: Sequence[DistributedDataParallel]) -> None:
-        """Begin to compare with all ranks what requires gradients in ``models``, this one among them. A collective.
+        """Begin to compare among all ranks what requires gradients in ``models``, this one included. This is a collective.
 
-        The first forward of each reads the answer, while ranks that come later catch up, and raises ``RanksDifferError`` on
-        all ranks where they differ.
+        The first forward of each model reads the result, so that late ranks have time to catch up, and raises
+        ``RanksDifferError`` on all ranks if they differ.
         """
         if self._world is not None and self._world.size > 1:
             agreement = _Agreement(models, self._world)
@@ -291,19 +291,20 @@ class DistributedDataParallel(nn.Module):
                 model._keep(_agreement=agreement)
 
     def detach(self) -> None:
-        """Drop torch's wrapper, which holds the old process group, and is of no use after a failed backward."""
+        """Drop torch's wrapper, which holds the old process group and is useless after a failed backward."""
         self._leave()
         weighting.clear()
 
     def follow_rows(self, source: RowSource | None) -> None:
-        """Weight forwards by the rows that ``source`` says each rank has, where no loader of ours has delivered a batch."""
+        """Weight forwards by the rows that ``source`` reports for each rank, unless a loader of ours delivered the batch."""
         self._keep(_row_source=source)
 
     def set_rows(self, rows: float) -> None:
-        """Say what this rank's part of a global batch weighs: unmasked rows, or tokens of a token mean.
+        """Set the weight of this rank's part of a global batch, such as its unmasked rows, or its tokens for a token mean.
 
-        A small collective: all ranks call it. It counts for the forwards after it, until the next call or the next commit, and
-        for one before it that has had no call of its own and no ``backward`` yet. Zero is allowed where not all ranks say so.
+        This is a small collective, so all ranks have to call it. It applies to the forwards after it, until the next call or the
+        next commit, and to one before it that has had no call of its own and no ``backward`` yet. Zero is allowed unless all
+        ranks give it.
         """
         if rows < 0:
             raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
@@ -312,18 +313,18 @@ class DistributedDataParallel(nn.Module):
             self._keep(_by_hand=_RowsByHand(float(rows), world))
 
     def forget_rows(self) -> None:
-        """Forget what ``set_rows`` said, as a step is over. Called by the State at each commit."""
+        """Forget what ``set_rows`` was given, because a step is over. The State calls this at each commit."""
         self._keep(_by_hand=None)
         weighting.forget()
 
     def register_comm_hook(self, state: object, hook: Callable[..., object]) -> None:
-        """Have ``hook(state, bucket)`` reduce gradients, as torch's method does, in this and in every later generation.
+        """Have ``hook(state, bucket)`` reduce gradients, as with torch's method, in this and in every later generation.
 
-        All ranks call it, above the elastic function or in it; another call replaces the hook. ``state`` may be a function (or a
-        class, or a ``functools.partial``), which is then called in each world and returns the state. A state of torch's own
-        hooks, ``PowerSGDState`` for one, begins anew with each generation, as it was given. An object of your own is
-        handed on as it is: where ranks that hold different ones would send different things, newcomers among them, give a
-        function. Gradients come to the hook weighted by rows, so that their mean over ranks is that over rows.
+        All ranks have to call it, above the elastic function or in it; another call replaces the hook. ``state`` may be a
+        function (or a class, or a ``functools.partial``), which is then called in each world and returns the state. A state of
+        torch's own hooks, such as ``PowerSGDState``, begins anew with each generation as it was given. An object of your own is
+        passed on unchanged; give a function instead if ranks with different objects, such as newcomers, would send different
+        things. Gradients arrive at the hook weighted by rows, so that their mean over ranks is the mean over rows.
         """
         self._keep(_comm_hook=CommHook(state, hook))
         if self._ddp is not None:
@@ -331,7 +332,7 @@ class DistributedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally; the next backward outside reduces them, as with torch's wrapper."""
+        """Accumulate gradients locally. As with torch's wrapper, the next backward outside this context reduces them."""
         before = self._syncs
         self._keep(_syncs=False)
         try:
@@ -341,7 +342,7 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether backward of the forwards to come reduces gradients."""
+        """Whether the backward passes of later forwards reduce gradients."""
         return self._syncs
 
     @require_backward_grad_sync.setter
@@ -355,7 +356,7 @@ class DistributedDataParallel(nn.Module):
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        self._read_agreement()  # ahead of any other collective, which a rank that differs might not enter
+        self._read_agreement()  # this comes before any other collective, which a rank that differs might not enter
         inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         call = self._begin(inputs, world)
         if call is not None and any(value.requires_grad for value in inputs):
@@ -369,7 +370,7 @@ class DistributedDataParallel(nn.Module):
             if world.is_broken():
                 raise world.lost(error) from error
             if "finished reduction in the prior iteration" in str(error):
-                # It comes in every world but one of a single rank, which the first rank to raise it would leave behind.
+                # This mistake ends the job. Otherwise the error would recur in every world until a single rank is left.
                 raise TrainingCodeError(
                     f"{type(self.module).__name__} has parameters that the last step did not use, so ranks did not reduce their "
                     "gradients. Write se.DistributedDataParallel(model, find_unused_parameters=True), or have such parameters "
@@ -383,7 +384,7 @@ class DistributedDataParallel(nn.Module):
         return _mark(outputs, call, True)
 
     def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
-        """Begin a forward that gradients may come back through. Return None where none can."""
+        """Begin a forward through which gradients may flow back. Return None if none can."""
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
@@ -393,7 +394,7 @@ class DistributedDataParallel(nn.Module):
             content = _Content(self.module)
             self._keep(_content=content)
             if content.trainable and not content.is_reduced_as(self._reduced):
-                # Said ahead of the collective, which a rank without this change would not enter.
+                # The driver is told before the collective, which a rank without this change would not enter.
                 world.compares(_describe_change(self.module, self._reduced))
                 self._build()
                 self.compare([self])
@@ -414,7 +415,7 @@ class DistributedDataParallel(nn.Module):
             self._keep(_agreement=None)
 
     def _build(self) -> None:
-        """Make torch's wrapper for what requires gradients now."""
+        """Make torch's wrapper for the parameters that require gradients now."""
         content = _Content(self.module)
         trainable = content.trainable
         self._keep(_ddp=None, _content=content, _reduced=content)
@@ -438,7 +439,7 @@ class DistributedDataParallel(nn.Module):
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _agreement=None, _pass=-1)
 
     def _keep(self, **values: object) -> None:
-        # Not attributes of the Module protocol: torch's wrapper must not show up among our submodules.
+        # These are not attributes of the Module protocol, so that torch's wrapper does not become a submodule of ours.
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -454,23 +455,14 @@ class DistributedDataParallel(nn.Module):
             raise
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave everything of the world out of copies and pickles, which hold the module."""
-        outside: dict[str, object] = {
-            "_ddp": None,
-            "_world": None,
-            "_by_hand": None,
-            "_row_source": None,
-            "rows_given": set(),
-            "_reduced": None,
-            "_content": None,
-            "_agreement": None,
-        }
-        return {**self.__dict__, **outside}
+        """Return the state for copies and pickles, which contain the module and nothing of the world."""
+        outside = ("_ddp", "_world", "_by_hand", "_row_source", "_reduced", "_content", "_agreement")
+        return {**self.__dict__, **dict.fromkeys(outside), "rows_given": set()}
 
 
 @functools.cache
 def _leave_out_of_graphs() -> None:
-    """Keep ``torch.compile`` from tracing this package, whose weights and groups change. What it calls is compiled."""
+    """Keep ``torch.compile`` from tracing this package, whose weights and groups change. The code that it calls is compiled."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "spark_elastic":
             continue
@@ -489,7 +481,7 @@ def _skip(code: types.CodeType) -> None:
 
 
 def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:
-    """Mark the border of a forward at the tensors in ``values`` that gradients come back through."""
+    """Mark the boundary of a forward at the tensors in ``values`` through which gradients flow back."""
 
     def mark(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -22,13 +22,14 @@ T = TypeVar("T")
 def elastic(function: Callable[..., T]) -> Callable[..., T]:
     """Make ``function(state, *args, **kwargs)`` survive losses and arrivals of workers.
 
-    When a worker is lost the state goes back to the last commit; when workers come or leave as planned it has just been
-    committed. Then the world is formed anew, the state is synced, reset callbacks run on all ranks, and ``function`` is
-    entered again, so ``function`` has to go on from what the state says. When all ranks have left ``function``, the call returns
-    this rank's value; a loss before that enters ``function`` again. The call blocks while fewer than ``min_np`` workers are left.
+    When a worker is lost, the state goes back to the last commit; when workers arrive or leave as planned, it has just been
+    committed. The world is then formed anew, the state is synced, reset callbacks run on all ranks, and ``function`` is entered
+    again, so ``function`` has to continue from the state. When all ranks have left ``function``, the call returns this rank's
+    value; a loss before that enters ``function`` again. The call blocks while fewer than ``min_np`` workers are left.
 
-    A job has one elastic function, called once. Outside a job the function is simply called. Under ``run(elastic=False)`` it is
-    called once, with the state of the newest durable checkpoint if there is one, and a loss runs all of the job's function again.
+    A job has one elastic function, which is called once. Outside a job the function is simply called. Under
+    ``run(elastic=False)`` it is called once, with the state of the newest durable checkpoint if there is one, and a loss runs
+    the whole of the job's function again.
     """
     if not callable(function):
         raise TypeError(f"elastic takes a function, not {function!r}")
@@ -77,7 +78,7 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             return value
         if job.world is not None:
             job.world.rest()
-        # After a planned interrupt, too: gradients, and changes that code made on its way out, belong to no commit.
+        # This is also done after a planned interrupt: gradients, and changes that code made on its way out, belong to no commit.
         state.restore()
 
 

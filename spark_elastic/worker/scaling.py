@@ -1,4 +1,4 @@
-"""Helpers for worlds that change size: learning rates that follow it, and batches cut to what fits into memory."""
+"""Helpers for worlds that change size: learning rates that follow the size, and batches cut to fit into memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
-# Where optimizers and schedulers keep rates; not all of them have all.
+# The names under which optimizers and schedulers keep rates; none has all of them.
 _IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 _IN_SCHEDULERS = ("base_lrs", "max_lrs")
-# The key in the first parameter group of (factor, steps): what the rates are still to be multiplied by, and in how many steps.
-# Commits hold an optimizer's groups, and newcomers get them, so a warm-up survives as exactly as the weights do.
+# The key, in the first parameter group, of (factor, steps): by what the rates have yet to be multiplied, and in how many steps.
+# Commits hold an optimizer's groups and newcomers receive them, so a warm-up survives as exactly as the weights do.
 _LEFT = "lr_change_left"
 
 
@@ -31,17 +31,17 @@ def scale_learning_rate(
 
         state.register_reset_callbacks([scale_learning_rate(optimizer, scheduler, warmup_steps=100)])
 
-    This is for ``batch_size=`` per worker, where the global batch grows with the world; with ``global_batch_size=`` there is
-    nothing to scale. The rate that the optimizer is made with is that of the first generation. ``rule`` multiplies the rate by
+    Use it with ``batch_size=`` per worker, where the global batch grows with the world; with ``global_batch_size=`` there is
+    nothing to scale. The rate with which the optimizer is made is that of the first generation. ``rule`` multiplies the rate by
     new / old size ("linear") or by the root of that ("sqrt"), at once or in even parts over the next ``warmup_steps`` optimizer
-    steps. A reset within these starts from the rate reached by then. The base rates of ``scheduler`` and of the schedulers in it
-    are scaled along, so that their course stays what it was. Call this once for each optimizer; optimizer and scheduler belong
-    into the State.
+    steps. A reset within these steps starts from the rate reached by then. The base rates of ``scheduler`` and of the schedulers
+    in it are scaled as well, so that their schedule keeps its shape. Call this once for each optimizer; optimizer and scheduler
+    have to be in the State.
     """
     if rule not in _EXPONENTS:
         raise ValueError(f'rule must be "linear" or "sqrt", not {rule!r}')
     if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must not be negative, and is {warmup_steps}")
+        raise ValueError(f"warmup_steps must be a whole number from 0 on, not {warmup_steps}")
     optimizer.param_groups[0].setdefault(_LEFT, (1.0, 0))
 
     def on_reset(old_size: int, new_size: int) -> None:
@@ -71,26 +71,27 @@ def _multiply(optimizer: torch.optim.Optimizer, scheduler: object, factor: float
 
 
 def _with_parts(scheduler: object) -> Iterator[object]:
-    """Yield a scheduler and those that it is made of."""
+    """Yield a scheduler and the schedulers of which it consists."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def micro_batches(model: DistributedDataParallel, batch: T, rows: int) -> Iterator[tuple[T, float]]:
-    """Cut this rank's batch into parts of at most ``rows`` rows; yield each with its share of the batch's rows.
+    """Cut this rank's batch into parts of at most ``rows`` rows, and yield each with its share of the batch's rows.
 
         for part, share in micro_batches(model, batch, rows=64):
             (share * loss_fn(model(part["x"]), part["y"])).backward()
         optimizer.step()
 
-    With mean losses the gradient is that of the whole batch, in the memory of one part: so ``global_batch_size=`` may stay what
-    it is when the world shrinks. Gradients accumulate under ``model.no_sync()`` and are reduced once, with the last part; ranks
-    may have different numbers of parts. ``batch``: a tensor, or dicts, lists and tuples of tensors ``[rows, …]``, jagged ones
-    included. Run each part's forward and backward within its turn of the loop, to the end.
+    With mean losses the gradient is that of the whole batch, while only one part at a time is in memory, so that
+    ``global_batch_size=`` need not change when the world shrinks. Gradients accumulate under ``model.no_sync()`` and are reduced
+    once, with the last part; ranks may have different numbers of parts. ``batch`` is a tensor, or dicts, lists and tuples of
+    tensors ``[rows, …]``, which may be jagged. Run each part's forward and backward within its turn of the loop, and do not leave
+    the loop early.
     """
     if rows < 1:
-        raise ValueError(f"rows must be at least 1, and is {rows}")
+        raise ValueError(f"rows must be a whole number from 1 on, not {rows}")
     leaves, structure = pytree.tree_flatten(batch)
     lengths = {leaf.size(0) if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves}
     if len(lengths) != 1 or not (total := lengths.pop()):

@@ -60,7 +60,7 @@ class Found:
 
 
 class Remembered(Protocol):
-    """Knows from the commits before what is kept of objects with a state dict: see ``templates.py``."""
+    """Remembers from earlier commits what is kept of objects with a state dict; see ``templates.py``."""
 
     def part_of(self, found: Found, take: Callable[[object], object], write: Callable[[], object]) -> object:
         """Return the skeleton of the object that was found last, its tensors added; ``write`` makes one that is not known."""

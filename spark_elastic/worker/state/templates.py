@@ -1,9 +1,9 @@
-"""Templates: what commits have in common of a module or an optimizer, kept from each to the next.
+"""Templates: what the state dicts of a module or an optimizer have in common at all commits, kept from commit to commit.
 
-Writing down the state dict of a hundred layers takes ten times as long as copying their tensors, and says the same at every
-commit, except for the values. So it is written down once; as long as the object has the same parts, a commit only fetches its
-tensors. What makes its state dict in another way than torch's own classes do (by hooks, or by methods of the user's) has no
-template, and is asked at every commit.
+Making the state dict of a hundred layers takes ten times as long as copying their tensors, and yields the same at every commit,
+except for the values. So it is made once; as long as the object has the same parts, a commit only fetches the object's tensors.
+An object that makes its state dict in another way than torch's own classes do (with hooks, or with methods of the user's) has no
+template, and is asked for its state dict at every commit.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class Template(ABC):
         self._start = start
 
     def fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict | None:
-        """Append the object's tensors and return its skeleton; None, with nothing appended, where it has other parts by now."""
+        """Append the object's tensors and return its skeleton; None, with nothing appended, if its parts have changed."""
         return self._fill(tensors, take) if len(tensors) == self._start and self._is_current() else None
 
     @abstractmethod
     def _is_current(self) -> bool:
-        """Whether its state dict would be the same, except for values."""
+        """Whether the object's state dict would be the same, except for values."""
 
     @abstractmethod
     def _fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict:
-        """Append the tensors and return the skeleton. ``take`` does so with what is no tensor of the object's own."""
+        """Append the tensors and return the skeleton. ``take`` copies values that are not tensors of the object's own."""
 
 
 class Templates:
-    """The templates of one state's objects, in the order in which a commit comes to them."""
+    """The templates of one state's objects, in the order in which a commit visits the objects."""
 
     def __init__(self) -> None:
-        # Changes with every commit that found other objects than the one before, or objects with other parts.
+        # Grows with every commit that finds other objects than the commit before, or objects with other parts.
         self.version = 0
         self._known: list[tuple[Stateful, Template | None]] = []
 
     def part_of(self, found: Found, take: Take, write: Callable[[], object]) -> object:
-        """Return the skeleton of the object that was found last, its tensors added: by its template, else by ``write``."""
+        """Add the tensors of the object that was found last and return its skeleton, by its template or by ``write``."""
         number = len(found.objects) - 1
         value = found.objects[number]
         owner, template = self._known[number] if number < len(self._known) else (None, None)
@@ -69,7 +69,7 @@ class Templates:
         return written
 
     def end(self, found: Found) -> None:
-        """The commit has come to all objects: forget others."""
+        """End a commit, which has visited all objects: forget all others."""
         if len(found.objects) < len(self._known):
             del self._known[len(found.objects) :]
             self.version += 1
@@ -85,7 +85,7 @@ def _template_of(value: Stateful, written: object, tensors: Sequence[torch.Tenso
 
 
 class ModuleTemplate(Template):
-    """Of a module whose parts and tensors are the same objects as before, with the same switches."""
+    """The template of a module. It holds as long as parts, tensors and switches are the same."""
 
     def __init__(self, module: nn.Module, skeleton: StateDict, start: int) -> None:
         super().__init__(module, skeleton, start)
@@ -101,7 +101,7 @@ class ModuleTemplate(Template):
 
     @staticmethod
     def fits(module: nn.Module, written: StateDict, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether what was written is what torch's own way gives: all registered tensors, and nothing else."""
+        """Whether the state dict is one that torch's own methods make: all registered tensors, and nothing else."""
         from spark_elastic.worker.ddp import DistributedDataParallel
 
         own = (nn.Module._save_to_state_dict, DistributedDataParallel._save_to_state_dict)
@@ -144,7 +144,7 @@ class ModuleTemplate(Template):
 
 
 class OptimizerTemplate(Template):
-    """Of an optimizer that steps the same parameters and keeps the same of each. Settings are written down at every commit."""
+    """The template of an optimizer. It holds as long as parameters and kinds of state are the same; settings are copied anew."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, skeleton: StateDict, start: int) -> None:
         super().__init__(optimizer, skeleton, start)
@@ -157,7 +157,7 @@ class OptimizerTemplate(Template):
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer, written: StateDict) -> bool:
-        """Whether what was written is what torch's own way gives: a dict for each parameter, and the settings of each group."""
+        """Whether the state dict is one that torch's own methods make: a dict per parameter, and the settings of each group."""
         content = written.content
         if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict or "state_dict" in vars(optimizer):
             return False
@@ -213,7 +213,7 @@ class OptimizerTemplate(Template):
 
 
 def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All registered tensors, by their names in a state dict."""
+    """Return all registered tensors, by their names in a state dict."""
     return {
         f"{prefix}.{name}" if prefix else name: tensor
         for prefix, part in module.named_modules(remove_duplicate=False)
@@ -223,7 +223,7 @@ def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are views of the same memory, of one shape."""
+    """Whether two tensors are views of the same memory with the same shape."""
     return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
         other.data_ptr(), other.dtype, other.shape, other.stride(),
     )  # fmt: skip
@@ -242,5 +242,5 @@ def _values(optimizer: torch.optim.Optimizer) -> list[object]:
 
 
 def _names(group: Iterable[str]) -> list[str]:
-    """How torch orders the settings of a group in a state dict."""
+    """Return the names of a group's settings in the order that torch uses in a state dict."""
     return [*(name for name in group if name != "params"), "params"]

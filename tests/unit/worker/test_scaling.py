@@ -209,7 +209,7 @@ def test_jagged_tensors_are_cut_like_others() -> None:
 @pytest.mark.parametrize(
     ("batch", "rows", "words"),
     [
-        (torch.ones(3), 0, "rows must be at least 1, and is 0"),
+        (torch.ones(3), 0, "rows must be a whole number from 1 on, not 0"),
         ({"x": torch.ones(3), "y": torch.ones(2)}, 1, "same number of rows"),
         ({"x": torch.ones(3), "name": ["a", "b", "c"]}, 1, "consists of tensors"),
         (torch.ones(0, 2), 1, "at least one"),
