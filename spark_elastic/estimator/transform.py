@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,7 @@ class PredictionUdf:
 
     def __call__(self, frame: DataFrame) -> Column:
         """Return the struct of predictions for a DataFrame that has the features."""
-        found = self._udf(*(_as_input(frame, name) for name in self._shapes))
+        found = self._udf(*(_as_input(frame, name, shape) for name, shape in self._shapes.items()))
         return found if self._only is None else f.struct(found.alias(self._only))
 
 
@@ -223,21 +224,32 @@ def _tensor(values: object) -> torch.Tensor:
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
-def _as_input(frame: DataFrame, name: str) -> Column:
+def _as_input(frame: DataFrame, name: str, shape: tuple[int, ...] | None) -> Column:
     kind = frame.schema[name].dataType
     if is_list(kind):
         value = vector_to_array(column(name), "float32") if is_vector(kind) else column(name)
         nested = isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
-        return _or_error(frame, name, f.flatten(value) if nested else value)
+        return _or_error(frame, name, f.flatten(value) if nested else value, shape)
     return column(name).cast(DoubleType()) if isinstance(kind, DecimalType) else column(name)
 
 
-def _or_error(frame: DataFrame, name: str, value: Column) -> Column:
-    """Return the value, or an error naming column and row if it is null, because Spark fails before Python sees a null."""
+def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...] | None) -> Column:
+    """Return a list, or an error naming column and row if it is null or has another length than ``shape`` says.
+
+    Spark fails at such a row before Python sees it, and names neither.
+    """
     others = [field.name for field in frame.schema if not is_list(field.dataType)][:SHOWN]
     row = f.to_json(f.struct(*map(column, others))) if others else f.lit("{}")
     message = f.concat(f.lit(f"column {name!r} is null in the row "), row, f.lit("; fill such values or drop the rows"))
-    return f.when(column(name).isNull(), f.raise_error(message)).otherwise(value)
+    checked = f.when(column(name).isNull(), f.raise_error(message))
+    if shape is not None:
+        width = math.prod(shape)
+        length = f.size(value).cast("string")
+        message = f.concat(
+            f.lit(f"column {name!r} has "), length, f.lit(f" values, where the model takes {width}, in the row "), row
+        )
+        checked = checked.when(f.size(value) != width, f.raise_error(message))
+    return checked.otherwise(value)
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
