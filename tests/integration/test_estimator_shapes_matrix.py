@@ -152,7 +152,11 @@ def test_a_network_that_nobody_has_fitted_names_what_is_missing(frame: Any) -> N
         ),
         (["list"], "null", r'column \'list\' is null in the row ."?a.?":0.625,.?"i'),
         (["vector"], "null", r'column \'vector\' is null in the row ."?a.?":0.625,.?"i'),
-        (["list"], "array(1.0d, 2.0d)", r'column \'list\' has 2 values, where the model takes 3, in the row ."?a.?":0.625,.?"i'),
+        (
+            ["list"],
+            "array(1.0d, 2.0d)",
+            r'column \'list\' has 2 values, where the model takes 3, in the row ."?a.?":0.625,.?"i',
+        ),
         (["list"], "array()", r"column \'list\' has 0 values, where the model takes 3, in the row"),
     ],
 )
