@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql.conf import RuntimeConfig
     from pyspark.sql.connect.conf import RuntimeConf as ConnectConfig
     from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+logger = logging.getLogger("spark_elastic")
 
 
 def is_connect(session: object) -> TypeGuard[ConnectSession]:
@@ -49,8 +52,20 @@ def check_gpus(conf: SparkConf | RuntimeConfig | ConnectConfig, wanted: bool = F
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that is active on this thread, of either kind; None without one."""
-    from pyspark.sql import SparkSession
+    """Return the session that is active on this thread, of either kind; None without one.
+
+    Raises ``ModuleNotFoundError`` where pyspark is not installed.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise ModuleNotFoundError(
+            "pyspark is not installed: give local=True to train in processes of this machine, without Spark, or install it "
+            "(pip install 'spark-elastic[spark]')",
+            name="pyspark",
+        ) from error
 
     return SparkSession.getActiveSession()
 
@@ -128,5 +143,14 @@ def _number(conf: RuntimeConfig | ConnectConfig, name: str, default: int) -> int
 def addresses_of(session: SparkSession, port: int) -> tuple[tuple[str, int], ...]:
     """Return where executors reach the driver: the host that Spark tells them, else the name of this machine."""
     conf = session.sparkContext.getConf()
-    host = conf.get("spark.driver.host", "") or socket.gethostname()
-    return ((host.strip("[]"), port),)
+    host = (conf.get("spark.driver.host", "") or socket.gethostname()).strip("[]")
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        logger.warning(
+            "spark.driver.host=%s does not resolve here (%s). Executors where it does not resolve, either, cannot reach the "
+            "driver: set it to an address that they reach",
+            host,
+            error,
+        )
+    return ((host, port),)

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,9 @@ from spark_elastic.testing import inject, kill, kill_executor, kill_task
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-def start(folder: Path, act: str, **settings: Any) -> subprocess.Popen[str]:
+def start(folder: Path, act: str, python: str = sys.executable, **settings: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(SUPPORT / "local_script.py"), str(folder), act],
+        [python, str(SUPPORT / "local_script.py"), str(folder), act],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, **settings,
     )  # fmt: skip
 
@@ -37,36 +40,77 @@ def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+NOTE_WHO_ASKS = """
+import sys
+
+class Noting:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            with open({asked!r}, "a") as file:
+                print(sys.argv, name, file=file)
+
+sys.meta_path.insert(0, Noting())
+"""
+
+
+@dataclass
+class Environment:
+    """A Python of its own, and the variables to run it with."""
+
+    python: str
+    variables: dict[str, str]
+    asked: Path
+
+    def who_asked(self) -> str:
+        """Return which processes have looked for Spark since the last time, and for what."""
+        told = self.asked.read_text() if self.asked.exists() else ""
+        self.asked.unlink(missing_ok=True)
+        return told
+
+
 @pytest.fixture
-def without_spark(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment in which neither Spark nor Java is found, and which notes who asks for Spark."""
-    for name in ("pyspark", "py4j"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"open('{tmp_path}/asked', 'w')\nraise ImportError('forbidden')\n")
-    (tmp_path / "bin").mkdir()
-    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    yield {**environment, "PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}/bin"}
-    assert not (tmp_path / "asked").exists(), "the driver or a worker has asked for Spark"
+def without_spark(tmp_path: Path) -> Iterator[Environment]:
+    """An environment with the packages of this one but for those of Spark, and without Java. In the end nobody may have asked."""
+    folder, asked = tmp_path / "environment", tmp_path / "asked"
+    venv.create(folder, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.startswith(("pyspark", "py4j")):
+            (packages / package.name).symlink_to(package)
+    (packages / "sitecustomize.py").write_text(NOTE_WHO_ASKS.format(asked=str(asked)))
+    hidden = ("JAVA_HOME", "SPARK_HOME", "PYTHONPATH")
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    made = Environment(f"{folder}/bin/python", {**variables, "PATH": f"{folder}/bin"}, asked)
+    yield made
+    assert made.who_asked() == ""
 
 
-def test_it_trains_where_there_is_neither_spark_nor_java(tmp_path: Path, without_spark: dict[str, str]) -> None:
-    assert finish(start(tmp_path, "trained", env=without_spark)).splitlines()[-1] == "[30.0, 30.0] 1"
+def test_it_trains_where_there_is_neither_spark_nor_java(tmp_path: Path, without_spark: Environment) -> None:
+    python, variables = without_spark.python, without_spark.variables
+    command = [python, "-c", "import spark_elastic; spark_elastic.run(print)"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert "ModuleNotFoundError: pyspark is not installed: give local=True to train in processes" in done.stderr
+    assert "pyspark" in without_spark.who_asked()
+
+    out = finish(start(tmp_path, "trained", python=python, env=variables))
+    assert out.splitlines()[-1] == "[30.0, 30.0] 1 [2, 2, 2]", "a worker and a slot's process were killed on the way"
 
 
-def command(*arguments: str, **settings: Any) -> str:
+def command(*arguments: str, python: str = sys.executable, **settings: Any) -> str:
     process = subprocess.Popen(
-        [sys.executable, "-m", "spark_elastic.cli", *arguments],
+        [python, "-m", "spark_elastic.cli", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings,
     )  # fmt: skip
     return finish(process)
 
 
-def test_the_command_runs_scripts_without_spark(tmp_path: Path, without_spark: dict[str, str]) -> None:
+def test_the_command_runs_scripts_without_spark(tmp_path: Path, without_spark: Environment) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint('arguments', sys.argv[1:])\n")
     out = command(
-        "run", "--local", "--num-proc", "2", "--no-progress", str(script), "a", "--", "--b", env=without_spark
-    )
+        "run", "--local", "--num-proc", "2", "--no-progress", str(script), "a", "--", "--b",
+        python=without_spark.python, env=without_spark.variables,
+    )  # fmt: skip
     assert sorted(out.splitlines()) == [f"[worker {worker}] arguments ['a', '--b']" for worker in (0, 1)]
 
 

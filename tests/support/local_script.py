@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import cloudpickle
 import training
 
 import spark_elastic
+from spark_elastic.testing import inject, kill, kill_task
 
 
 def main(folder: str, act: str) -> None:
     cloudpickle.register_pickle_by_value(training)
     if act == "trained":
-        results = spark_elastic.run(training.count_steps, args=(30,), local=True, num_proc=2)
-        print([result["counter"] for result in results], len({result["digest"] for result in results}))
+        sizes: list[int] = []
+
+        def note(event: dict[str, Any]) -> None:
+            if event["event"] == "world_formed":
+                sizes.append(event["size"])
+
+        with inject(kill(rank=1, step=5), kill_task(rank=0, step=10)):
+            results = spark_elastic.run(training.count_steps, args=(30,), local=True, num_proc=2, on_event=note)
+        print([result["counter"] for result in results], len({result["digest"] for result in results}), sizes)
     else:
         assert act == "ended"
         spark_elastic.run(training.die_quietly, args=(folder,), local=True, num_proc=2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_elastic.driver.run import run
-from spark_elastic.launchers.session import check_gpus, default_sizes
+from spark_elastic.launchers.session import addresses_of, check_gpus, default_sizes
 
 
 def session(parallelism: int = 4, **settings: str) -> Any:
@@ -58,3 +59,17 @@ def test_several_gpus_for_each_task_are_refused() -> None:
 def test_what_is_no_session_is_refused() -> None:
     with pytest.raises(TypeError, match=r"spark must be a SparkSession.*not 3"):
         run(print, spark=3)
+
+
+def test_executors_reach_the_driver_where_spark_tells_them_and_a_name_that_does_not_resolve_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert addresses_of(session(spark_driver_host="[::1]"), 7) == (("::1", 7),)
+    assert not caplog.messages
+
+    def fail(host: str, port: int) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert addresses_of(session(spark_driver_host="nowhere.invalid"), 7) == (("nowhere.invalid", 7),)
+    assert caplog.messages[0].startswith("spark.driver.host=nowhere.invalid does not resolve here ([Errno -2] Name or")
