@@ -39,7 +39,7 @@ PREFIX = "elastic_"
 
 
 class Group:
-    """The process group of a generation: Gloo's for the host, and beside it that of ``backend`` where this is another.
+    """The process group of a generation: Gloo's for the host, and beside it that of ``backend`` if that is another library.
 
     ``build`` may hang with a peer, and is therefore called on a thread of its own; ``abort``, ``abort_device`` and
     ``is_broken`` may be called from any thread, at any time.
@@ -60,9 +60,9 @@ class Group:
         self._watch = Watch(self._in_order)
         # The watches of the groups that user code has made, which torch and the user hold.
         self._others: list[weakref.ref[Watch]] = []
-        # Whether the host goes on before a collective has succeeded.
+        # Whether the host continues before a collective has succeeded.
         self.runs_ahead = library.runs_ahead
-        # What torch gets as its default group.
+        # The group that torch is given as its default group.
         self.watched: WatchedGroup | None = None
 
     @property
@@ -92,7 +92,7 @@ class Group:
         )
 
     def subgroup(self, options: _DistributedBackendOptions) -> WatchedGroup:
-        """Make a ``new_group`` of user code that an abort reaches, and of which one can tell whether something waits in it.
+        """Make a group for ``new_group`` in user code, which an abort reaches and in which waiting ranks are noticed.
 
         The collectives of such a group are not counted, because not all ranks take part in them.
         """
@@ -109,7 +109,7 @@ class Group:
 
     @property
     def _devices(self) -> dict[str, str]:
-        """The name of the library that takes the tensors of each device: of several, the last."""
+        """The name of the library that takes the tensors of each device; the last one, if there are several."""
         return {device: name for name, backend in self._backends.items() for device in backend.devices}
 
     def _watched(
@@ -119,19 +119,19 @@ class Group:
         return WatchedGroup(store, rank, size, backends, watch)
 
     def entered(self, work: dist.Work, name: str) -> None:
-        """Take note of a collective that was not entered by way of torch's default group."""
+        """Note a collective that was not entered through torch's default group."""
         self._watch.entered(work, name)
 
     def froze(self, model: str) -> None:
-        """Take note that nothing of this model, which was called last, requires a gradient; empty where something does."""
+        """Note that this model, which was called last, has no parameter that requires a gradient; empty if one does."""
         self._watch.frozen = model
 
     def compares(self, change: str) -> None:
-        """Take note that the next collective compares this change of what models train with the other ranks."""
+        """Note that the next collective compares this change of what models train with the other ranks."""
         self._watch.compares(change)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Give all ranks the values that ``source`` has, for tensors of the host; blocks."""
+        """Give all ranks the values that ``source`` has, for tensors on the host. Blocks."""
         dist.broadcast(tensor, src=source)
 
     def send(self, tensor: torch.Tensor, receiver: int) -> dist.Work:
@@ -141,16 +141,16 @@ class Group:
         return work
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill the tensor with what ``source`` sends; blocks until that has arrived."""
+        """Fill the tensor with what ``source`` sends. Blocks until that has arrived."""
         dist.recv(tensor, source)
 
     def activity(self) -> Activity:
-        """What this rank has entered and waits for, and what its connections do."""
+        """Return what this rank has entered and waits for, and what its connections do."""
         # Read before ``compared``: a rank notes a comparison ahead of the collective that makes it.
         collectives, recent = self._watch.count()
         changes, compared_in, change = self._watch.compared
         moved, silent = self._host.sockets.traffic()
-        # Every watch is asked, because each remembers what was news to it.
+        # Every watch is asked, because each remembers the newest work that it had at the last call.
         waiting = [watch.is_waiting() for watch in self._watches()]
         return Activity(
             collectives, any(waiting), moved, silent, changes, compared_in, change, recent, self._watch.frozen
@@ -179,7 +179,7 @@ class Group:
         return self.abort_device()
 
     def close(self) -> None:
-        """End the group's use. Its connections are shut, so whatever is pending on them fails; ``drop`` frees the rest."""
+        """End the use of the group. Its connections are shut, so that pending operations fail; ``drop`` frees the rest."""
         for thread in self.give_up():
             thread.join(ABORT_SECONDS)  # what torch does next may wait for kernels
         if dist.is_initialized():
@@ -206,17 +206,17 @@ class Group:
         return dropping
 
 
-# A machine that has no descriptor or memory left for a moment gets so long before the next world is tried: the driver gives a
-# job up after some worlds in a row.
+# How long a machine that has no descriptor or memory left waits before the next world is tried. The driver gives a job up after
+# some failed worlds in a row, and the shortage may last only a moment.
 SHORTAGE_SECONDS = 3.0
 
 
 def build_on_thread(
     group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool], threads: Any = threading
 ) -> None:
-    """Build ``group`` on a thread, waiting by ``wait``, which returns False when the generation is over.
+    """Build ``group`` on a thread, and wait for it with ``wait``, which returns False when the generation is over.
 
-    Raises ``WorkerLostError`` then, or when the group could not be built; the thread is left to end by itself.
+    Raises ``WorkerLostError`` in that case, and if the group could not be built; the thread is left to end by itself.
     """
     failures: list[BaseException] = []
     done = threads.Event()
@@ -241,7 +241,7 @@ def build_on_thread(
         raise WorkerLostError(f"the group could not be built: {failures[0]}") from failures[0]
 
 
-# The group that torch's next call of a creator is for; only the thread that runs user code registers groups.
+# The group for which torch calls a creator next; only the thread that runs user code registers groups.
 _offered: Group | None = None
 _default_taken: set[str] = set()
 

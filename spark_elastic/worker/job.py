@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """The worker's side of a job: one control connection and one world after the other. Used by the user's thread."""
+    """The worker's side of a job: one control connection, and one world after another. Used by the user's thread."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Seconds that only grow."""
+        """A clock in seconds that never goes back."""
         return self._runtime.clock
 
     @property
@@ -68,13 +68,13 @@ class Job:
         """Note that the one elastic function of the job has been called."""
         if self._entered:
             raise SparkElasticError(
-                "a job has one elastic function, and it has been called already; put all that is to be elastic into one"
+                "a job has one elastic function, and it has been called already; put everything that is to be elastic into one"
             )
         self._entered = True
         faults.reached(Point.READY)
 
     def next_world(self, reason: str) -> World:
-        """Wait for the next generation and connect. Raises ``WorkerLostError`` if that generation is over before it has begun.
+        """Wait for the next generation and connect. Raises ``WorkerLostError`` if that generation ends before it has begun.
 
         ``reason`` says why the last generation ended; it is empty after a planned interrupt and at the beginning.
         """
@@ -85,7 +85,7 @@ class Job:
         return self.world
 
     def leave_world(self) -> None:
-        """End the use of the last generation's process group, and free that of the generation before."""
+        """End the use of the last generation's process group, and free the group of the generation before that."""
         if self.world is None:
             return
         for model in self.models:
@@ -101,7 +101,7 @@ class Job:
         return [model for model in (ref() for ref in self._models) if model is not None]
 
     def finish(self) -> None:
-        """Note that all ranks have left the elastic function: from now on each calls its models alone, without a world."""
+        """Note that all ranks have left the elastic function. From now on each calls its models alone, without a world."""
         self.finished = True
         for model in self.models:
             model.detach()
@@ -116,7 +116,7 @@ class Job:
             models[0].compare(models)
 
     def add_model(self, model: DistributedDataParallel) -> None:
-        """Have a wrapped model belong to the worlds of this job."""
+        """Add a wrapped model, which is attached to each world of this job."""
         if self.world is not None and self.is_fixed:
             broadcast_from_first(model)
             model.attach(self.world)
@@ -129,7 +129,7 @@ class Job:
 
 
 def broadcast_from_first(model: torch.nn.Module) -> None:
-    """Give all ranks the parameters and buffers of rank 0, as torch's DistributedDataParallel does when it is made."""
+    """Give all ranks the parameters and buffers of rank 0, as torch's DistributedDataParallel does when it is created."""
     if torch.distributed.get_world_size() > 1:
         with torch.no_grad():
             for tensor in itertools.chain(model.parameters(), model.buffers()):
@@ -145,11 +145,11 @@ def current_job() -> Job | None:
 
 
 def present_world() -> World | None:
-    """The world of this process's job; None outside a job, before its first generation, and once the job is over."""
+    """Return the world of this process's job; None outside a job, before its first generation, and once it has finished."""
     return None if _job is None or _job.finished else _job.world
 
 
 def enter_job(job: Job | None) -> None:
-    """Make ``job`` the job of this process; None takes it away again. A worker process keeps one job to its end."""
+    """Make ``job`` the job of this process, or remove it with None. A worker process keeps one job to its end."""
     global _job
     _job = job

@@ -1,4 +1,4 @@
-"""Reporter: what a worker tells the job's event log and progress line, in so few messages that no step feels them."""
+"""Reporter: a worker's reports to the job's event log and progress line, in so few messages that no step is delayed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, Stepped
 
-# Rank 0 says how far the job is no more often than this.
+# Rank 0 reports the progress of the job at most this often.
 PROGRESS_SECONDS = 0.5
-# A rank may send so many reports of metrics at once, and so many a second in the long run. What comes in between is merged: of
-# each name the newest value counts.
+# How many reports of metrics a rank may send at once, and per second in the long run. Further reports are merged, and the newest
+# value of each name counts.
 BURST = 20
 REPORTS_PER_SECOND = 4.0
 
 
 class Reporter:
-    """Sends what it reports by ``send``, which does not block. Used by the user's thread alone."""
+    """Sends reports by ``send``, which does not block. Used only by the user's thread."""
 
     def __init__(self, send: Callable[[Report], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Reporter:
     def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note that this rank is about to enter the user's function in a new generation.
 
-        ``progress(step)`` tells how far the data is. Here and below only the rank that speaks for all is given one.
+        ``progress(step)`` returns the position in the data. Here and below, only rank 0, which reports for all, is given one.
         """
         now = self._clock()
         self._send(Entered(step, None if self._active_at is None else round(now - self._active_at, 4)))
@@ -54,14 +54,14 @@ class Reporter:
             self.metrics(step, {})
 
     def finished(self, step: int, progress: Callable[[int], Progress] | None) -> None:
-        """Send what is left, as this rank has left the user's function."""
+        """Send the last reports: this rank has left the user's function."""
         if progress is not None:
             self._send(progress(step))
         if self._waiting:
             self._send_metrics(step)
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
-        """Send metrics, at once or with the next ones. Raises ``TypeError`` unless each is a number, tensor of one or string."""
+        """Send metrics, at once or with the next ones. Raises ``TypeError`` for other values than ``State.report`` takes."""
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now
@@ -77,7 +77,7 @@ class Reporter:
 
 
 def _kept(name: str, value: Any) -> object:
-    """Check a metric, and copy it: the copy keeps no graph alive, and changes in place that come later do not reach it."""
+    """Check a metric and copy it. The copy keeps no graph alive, and later changes in place do not affect it."""
     if isinstance(value, (str, int, float)):
         return _plain(value)
     if hasattr(value, "detach") and value.numel() == 1:

@@ -1,7 +1,8 @@
-"""WatchedGroup: a process group that can tell whether anything waits in it. Torch gets such groups for all of user code.
+"""WatchedGroup: a process group that knows whether anything waits in it. Torch is given such groups for all user code.
 
-No library says which of its collectives are incomplete, and a rank that waits in a collective for ever looks like one that
-computes for long. So torch gets a group that hands each call on to the real one, and keeps what comes back until that completes.
+No library reports which of its collectives are incomplete, and a rank that waits in a collective for ever looks like a rank that
+computes for long. Torch is therefore given a group that passes each call on to the real one, and keeps the work that the call
+returns until the work is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
 
-# What all ranks have to call in the same order. TRANSFERS are for some ranks alone, and are therefore not counted.
+# The calls that all ranks have to make in the same order. TRANSFERS concern only some ranks, and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
     "allreduce_coalesced",
@@ -37,22 +38,23 @@ COLLECTIVES = (
     "barrier",
 )
 TRANSFERS = ("send", "recv", "recv_anysource")
-# So many of the last collectives are known by name, since a rank may be so far ahead of another that it waits for.
+# How many of the last collectives are known by name, since a rank may be this far ahead of another for which it waits.
 RECENT = 16
 
 
 class Watch:
-    """What a rank has entered, and what of that is not complete. May be used from any thread.
+    """The works that a rank has entered, and those among them that are not complete. May be used from any thread.
 
-    ``in_order``: nothing completes before what was entered ahead of it. Then only the newest work is kept, and ``is_waiting``
-    asks about a work only from the second call on, because GPUs must not be asked while a graph of kernels is captured.
+    ``in_order``: no work completes before the works that were entered ahead of it. Then only the newest work is kept, and
+    ``is_waiting`` asks about a work only from the second call on, because GPUs must not be asked while a graph of kernels is
+    captured.
     """
 
     def __init__(self, in_order: bool) -> None:
         self.collectives = 0
-        # The last change of what models train, as ``Activity`` tells it: changes, compared_in, change.
+        # The last change of what models train, as in ``Activity``: changes, compared_in, change.
         self.compared = (0, 0, "")
-        # The model that was called last, where nothing of it required a gradient.
+        # The model that was called last if none of its parameters required a gradient, else empty.
         self.frozen = ""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._in_order = in_order
@@ -70,17 +72,17 @@ class Watch:
             self._pending = kept if work is None else [*kept, work]
 
     def compares(self, change: str) -> None:
-        """Note that the next collective compares a change of what models train, which all ranks have to make here."""
+        """Note that the next collective compares a change of what models train, which all ranks have to make at this point."""
         with self._lock:
             self.compared = (self.compared[0] + 1, self.collectives + 1, change)
 
     def count(self) -> tuple[int, tuple[str, ...]]:
-        """How many collectives have been entered, and the names of the last of them, the newest last."""
+        """Return how many collectives have been entered, and the names of the last ones, the newest last."""
         with self._lock:
             return self.collectives, tuple(self._recent)
 
     def is_waiting(self) -> bool:
-        """Whether something that was entered is incomplete. With ``in_order`` what is new since the last call does not count."""
+        """Whether a work is incomplete. With ``in_order``, a work that is new since the last call does not count."""
         with self._lock:
             newest = self._pending[-1] if self._pending else None
             known, self._known = self._known, newest
@@ -100,9 +102,9 @@ def _incomplete(works: list[dist.Work]) -> list[dist.Work]:
 
 
 class WatchedGroup(dist.ProcessGroup):
-    """Hands all calls on to ``backends``, by the device of their tensors; calls from torch's C++ (DDP's reducer), too.
+    """Passes all calls on to ``backends``, by the device of their tensors, including calls from torch's C++ (DDP's reducer).
 
-    ``backends`` has, by device, the kind of library that torch takes the group for, and the group.
+    ``backends`` maps each device to the kind of library for which torch takes the group, and to the group.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class WatchedGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
         self._watch = watch
         self._inner = dist.ProcessGroup(store, rank, size)
-        # What this class does not override goes to the backends from here, and is not watched.
+        # Calls that this class does not override reach the backends from here, and are not watched.
         for group in (self._inner, self):
             group._set_default_backend(backends["cpu"][0])
             for device, (kind, backend) in backends.items():
