@@ -192,6 +192,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             use_gpu=self.value("useGpu"),
             class_labels=class_labels,
             terminate_on_nan=self.value("terminateOnNaN"),
+            commit_steps=self.value("commitSteps"),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
         checkpoint = {

@@ -319,6 +319,11 @@ class FitParams(Parameterized, FitParamsAccessors):
         "runId", "name of the run; fit resumes where the last run of this name stopped. None: a new run", text
     )
     reuseData = param("reuseData", "whether an unchanged DataFrame is not written again", boolean)
+    commitSteps = param(
+        "commitSteps",
+        "steps after which a commit is made, besides the one at the end of each epoch; a loss repeats the steps since then",
+        whole(1),
+    )
     checkpointSteps = param(
         "checkpointSteps", "steps after which a checkpoint is due, besides the one at the end of each epoch", whole(1)
     )
@@ -363,6 +368,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
         "epochs": 1,
         "validationFraction": 0.0,
         "reuseData": True,
+        "commitSteps": 1,
         "backwardPassesPerStep": 1,
         "schedulerInterval": "epoch",
         "shuffle": True,

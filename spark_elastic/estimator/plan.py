@@ -84,7 +84,7 @@ class TrainingPlan:
 
     callbacks: the pickled callbacks. callbacks_given: a description of them, by which a run that continues with other callbacks
     notices that. class_labels: columns that have to hold whole numbers. terminate_on_nan: whether a loss that is not a finite
-    number ends the fit.
+    number ends the fit. commit_steps: the steps between two commits.
     """
 
     run_id: str
@@ -103,6 +103,7 @@ class TrainingPlan:
     use_gpu: bool | None
     class_labels: tuple[str, ...] = ()
     terminate_on_nan: bool = True
+    commit_steps: int = 1
 
 
 @dataclass(frozen=True)

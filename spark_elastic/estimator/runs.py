@@ -23,6 +23,7 @@ FREE = frozenset(
     {
         "callbacks",
         "checkpointSteps",
+        "commitSteps",
         "elasticTimeout",
         "epochs",
         "hangTimeout",

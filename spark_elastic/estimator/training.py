@@ -180,7 +180,9 @@ class Trainer:
             taken, sums = 0, 0.0
             state.step += 1
             every = self.plan.checkpoint_steps
-            state.commit(durable=every is not None and state.step % every == 0)
+            durable = every is not None and state.step % every == 0
+            if durable or state.step % self.plan.commit_steps == 0:
+                state.commit(durable=durable)
             if state.step >= limit:
                 break
 

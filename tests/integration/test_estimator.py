@@ -107,6 +107,17 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert len(model.history[0]["sizes"]) > 1
 
 
+def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
+    spark: Any, events: list[dict[str, Any]]
+) -> None:
+    with inject(kill(rank=1, step=2)):  # of twelve steps an epoch, those from the sixth to the tenth are repeated
+        model = networks.row_counter(600, epochs=2, numProc=2, maxNp=2, commitSteps=5).fit(spark.range(600))
+    assert sum(event["event"] == "fault_injected" for event in events) == 1
+    assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
+    assert [entry["rows"] for entry in model.history] == [600] * 2
+    assert len(model.history[0]["sizes"]) > 1
+
+
 def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(
     frame: Any,
     estimator: TorchEstimator,

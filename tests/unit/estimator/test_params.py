@@ -72,7 +72,7 @@ SETTINGS = {
     "numClasses": 3, "batchSize": 7, "globalBatchSize": 8, "valBatchSize": 9, "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
     "elasticTimeout": 2.5, "hangTimeout": 3.5, "store": Store.create("/x"), "runId": "run", "reuseData": False,
-    "checkpointSteps": 6, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2, "gradientClipNorm": 4.5,
+    "checkpointSteps": 6, "commitSteps": 7, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2, "gradientClipNorm": 4.5,
     "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
     "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
     "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "terminateOnNaN": False, "verbose": 0,

@@ -27,7 +27,7 @@ from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.persistence import _names, _Pickler, _Unpickler
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
-from spark_elastic.estimator.training import Trainer, history_of, kept_weights, train
+from spark_elastic.estimator.training import FitState, Trainer, history_of, kept_weights, train
 
 ROWS = 100
 
@@ -281,6 +281,26 @@ def test_the_best_model_is_the_result(dataset: str) -> None:
     last = train(plan(dataset, epochs=1, steps=rising))
     assert last is not None
     assert torch.equal(found.weights["weight"], last.weights["weight"])
+
+
+@pytest.mark.parametrize(("every", "commits"), [(1, 11), (4, 3), (5, 3), (100, 1)])
+def test_a_commit_is_made_every_few_steps_when_a_checkpoint_is_due_and_at_the_end_of_an_epoch(
+    dataset: str, every: int, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, bool]] = []
+    commit = FitState.commit
+
+    def note(state: FitState, durable: bool = False) -> None:
+        made.append((state.step, durable))
+        commit(state, durable)
+
+    monkeypatch.setattr(FitState, "commit", note)
+    train(plan(dataset, epochs=2, commit_steps=every))  # ten steps an epoch
+    assert len(made) == 2 * commits
+    assert made[:commits] == [*((step, False) for step in range(every, 11, every)), (0, True)]
+    made.clear()
+    train(plan(dataset, epochs=1, commit_steps=every, checkpoint_steps=3))
+    assert [step for step, durable in made if durable] == [3, 6, 9, 0]
 
 
 def test_commits_copy_no_constants_that_they_hold_and_restores_set_them(dataset: str) -> None:
