@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from descendants import descendants
+from submitted import Submitted
 from yarn_cluster import Yarn, compile_stand_in
 
 # What a stand-in or an application has started ends within this after both have been ended.
@@ -29,6 +32,19 @@ def nothing_left() -> Iterator[None]:
             f"left behind: {[(one.pid, one.cmdline()) for one in left if one.is_running()]}"
         )
         time.sleep(0.1)
+
+
+@pytest.fixture
+def submit(nothing_left: None, tmp_path: Path) -> Iterator[Callable[..., Submitted]]:
+    """``submit(…)`` returns what ``Submitted(tmp_path, …)`` makes. What is left of it is killed after the test."""
+    with ExitStack() as stack:
+
+        def submit(**how: Any) -> Submitted:
+            submitted = Submitted(tmp_path, **how)
+            stack.callback(submitted.kill)
+            return submitted
+
+        yield submit
 
 
 @pytest.fixture(scope="session")

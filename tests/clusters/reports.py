@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,10 +64,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_for_world(folder: Path, size: int, after: int = 0) -> list[Worker]:
-    """Wait until a world of this size, of a generation after the given one, makes steps; return its members by rank."""
+def wait_for_world(
+    folder: Path, size: int, after: int = 0, driver: subprocess.Popen[bytes] | None = None
+) -> list[Worker]:
+    """Wait until a world of this size, of a generation after the given one, makes steps; return its members by rank.
+
+    driver: who must not end meanwhile.
+    """
 
     def whole() -> list[Worker]:
+        assert driver is None or driver.poll() is None, "the driver has ended"
         alive = workers(folder)
         newest = max((worker.generation for worker in alive), default=0)
         members = [worker for worker in alive if worker.generation == newest]

@@ -1,77 +1,22 @@
-"""Settings of Spark's that change how Python and tasks are run: under each, a worker and an executor are killed."""
+"""What differs from one cluster to the next: under each, a worker and an executor are killed, and no committed step is lost."""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import pyspark
 import pytest
-from reports import Worker, newest_step, wait_for, wait_for_world
-
-SPARK_HOME = Path(pyspark.__file__).parent
-JOB = Path(__file__).parent / "configured_job.py"
-WORKERS = 2
+from reports import events, newest_step, wait_for
+from submitted import Submitted, unshared
 
 pytestmark = pytest.mark.long
 
+Submit = Callable[..., Submitted]
 
-class Submitted:
-    """The job on a local cluster of two executors with the given settings."""
-
-    def __init__(self, folder: Path, settings: dict[str, str], prefix: Sequence[str] = ()) -> None:
-        self.folder = folder
-        cores = int(settings.get("spark.task.cpus", "1"))
-        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", f"local-cluster[{WORKERS},{cores},1024]"]
-        for name, value in {"spark.ui.enabled": "false", **settings}.items():
-            command += ["--conf", f"{name}={value}"]
-        environment = {**os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
-        environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        with open(folder / "submit.log", "w") as log:
-            self.process = subprocess.Popen(
-                [*prefix, *command, str(JOB), str(folder), str(WORKERS)],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-            )
-
-    def world(self, after: int = 0) -> list[Worker]:
-        return wait_for_world(self.folder, WORKERS, after)
-
-    def end(self) -> list[dict[str, float]]:
-        """Let training end, and return what workers say that they have done."""
-        (self.folder / "stop").touch()
-        assert self.process.wait(200) == 0, (self.folder / "submit.log").read_text()[-4000:]
-        workers: list[dict[str, float]] = json.loads((self.folder / "result.json").read_text())["workers"]
-        return workers
-
-
-def in_full_memory_of_files() -> list[str]:
-    """Begin of a command: what it runs finds ``/dev/shm`` full, as in a container with the default of 64 MB that is used up."""
-    prefix = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k none /dev/shm && exec "$@"', "sh"]
-    if subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
-        pytest.skip("a full /dev/shm takes the right to mount")
-    return prefix
-
-
-@pytest.fixture
-def submitted(nothing_left: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Submitted]:
-    prefix = in_full_memory_of_files() if request.param is FULL_MEMORY_OF_FILES else []
-    submitted = Submitted(tmp_path, request.param, prefix)
-    yield submitted
-    submitted.process.kill()
-    submitted.process.wait()
-
-
-FULL_MEMORY_OF_FILES: dict[str, str] = {}
-CONFIGURATIONS = {
-    "a full /dev/shm": FULL_MEMORY_OF_FILES,
+SETTINGS = {
     "no daemon of Python": {"spark.python.use.daemon": "false"},
     "a Python process for each task": {"spark.python.worker.reuse": "false"},
     "two cores a task": {"spark.task.cpus": "2"},
@@ -95,15 +40,67 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.parametrize("submitted", CONFIGURATIONS.values(), ids=CONFIGURATIONS, indirect=True)
-def test_a_killed_worker_and_a_killed_executor_cost_no_committed_step(submitted: Submitted) -> None:
-    first = submitted.world()
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_killed_worker_and_a_killed_executor_cost_no_committed_step(submit: Submit, settings: dict[str, str]) -> None:
+    job = submit(settings=settings)
+    job.strike()
+    job.end()
+
+
+def test_memory_for_files_may_be_full(submit: Submit) -> None:
+    """As in a container with the default of 64 MB that is used up."""
+    job = submit(prefix=unshared("mount", "mount -t tmpfs -o size=4k none /dev/shm"))
+    job.strike()
+    job.end()
+
+
+def test_disks_of_local_directories_may_be_full(submit: Submit, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    job = submit(
+        prefix=unshared("mount", f"mount -t tmpfs -o size=16m none {disk}"),
+        settings={"spark.local.dir": str(disk)},
+        environment={"TMPDIR": str(disk), "SPARK_WORKER_DIR": str(tmp_path / "work")},
+    )
+    first = job.world()
+    ballast = Path(f"/proc/{job.process.pid}/root{disk}/ballast")
+    fill(ballast)
+    assert shutil.disk_usage(ballast.parent).free == 0
     os.kill(first[1].pid, signal.SIGKILL)
-    second = submitted.world(after=first[0].generation)
-    steps = newest_step(submitted.folder)
+    second = job.world(after=first[0].generation)
     os.kill(second[1].executor(), signal.SIGKILL)
-    third = submitted.world(after=second[0].generation)
+    steps = newest_step(tmp_path) + 40
+    wait_for(lambda: newest_step(tmp_path) > steps, "forty steps of the survivor")
+    ballast.unlink()
+    third = job.world(after=second[0].generation)
     assert third[0].pid == first[0].pid
-    wait_for(lambda: newest_step(submitted.folder) > steps, "a further step")
-    for worker in submitted.end():
-        assert worker["counted"] == worker["steps"] > steps
+    job.end()
+
+
+def fill(path: Path) -> None:
+    """Write to a file until its disk is full."""
+    with open(path, "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return
+
+
+JUMPING_CLOCK = """
+import time
+
+real = time.time
+# To and fro by a year, each second.
+time.time = lambda: real() + (1 if int(real()) % 2 else -1) * 365 * 86400
+"""
+
+
+def test_the_clock_may_jump(submit: Submit, tmp_path: Path) -> None:
+    """Python's; tests/unit/test_clock.py and test_connection.py have what else asks for the time of day."""
+    (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK)
+    job = submit(environment={"PYTHONPATH": str(tmp_path)})
+    job.strike()
+    job.end()
+    times = [event["time"] for event in events(tmp_path)]
+    assert max(times) - min(times) > 365 * 86400, "the clock did not jump"

@@ -121,6 +121,20 @@ def test_a_second_attempt_goes_on_where_the_first_master_was_killed(yarn: Yarn, 
     assert restored[0] > 0
 
 
+def test_a_job_whose_driver_was_lost_goes_on_when_it_is_submitted_again(yarn: Yarn, tmp_path: Path) -> None:
+    submitted = yarn.submit(JOB, str(tmp_path), "1", "2")
+    first = {worker.pid for worker in wait_for_world(tmp_path, 2)}
+    wait_for(lambda: "checkpoint_written" in kinds(events(tmp_path)), "a checkpoint")
+    submitted.kill()
+    wait_for(lambda: all(one.state == "FINISHED" for one in yarn.applications()), "the end of the application")
+    submitted = yarn.submit(JOB, str(tmp_path), "1", "2")
+    wait_for(lambda: not first & {worker.pid for worker in wait_for_world(tmp_path, 2)}, "a world of other workers")
+    finish(tmp_path, submitted)
+    restored = [event["values"]["step"] for event in events(tmp_path) if event["event"] == "checkpoint_restored"]
+    assert restored
+    assert restored[0] > 0
+
+
 def test_two_applications_share_what_there_is(nothing_left: None, yarn_classes: Path, tmp_path: Path) -> None:
     large, small = tmp_path / "large", tmp_path / "small"
     for folder in (large, small):

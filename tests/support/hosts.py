@@ -63,6 +63,8 @@ class Hosts:
         for number, (space, address) in enumerate(zip(self._spaces.values(), addresses, strict=True)):
             cable = _name(f"{interface}-{number}")
             as_root("ip", "link", "add", cable, "type", "veth", "peer", "name", interface, "netns", space)
+            # Left to the end of its namespace, it would be there for a while after that.
+            self._stack.callback(as_root, "ip", "link", "del", cable)
             as_root("ip", "link", "set", cable, "master", bridge, "up")
             # A new IPv6 address is of no use until nobody has claimed it for a second or two.
             at_once = ["nodad"] if ":" in address else []

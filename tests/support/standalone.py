@@ -36,6 +36,8 @@ class Standalone:
             "SPARK_HOME": str(self._home),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": host,
+            # Else a worker that is to be decommissioned (SIGPWR) ends at once.
+            "SPARK_WORKER_OPTS": "-Dspark.decommission.enabled=true",
             # Else the master gives an application up whose executors die again and again.
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         }

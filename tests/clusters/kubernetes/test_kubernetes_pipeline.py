@@ -23,11 +23,15 @@ SETTINGS = {
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("mode", ["client", "cluster"])
 def test_a_pipeline_fits_while_the_cluster_grows_from_one_executor_to_four_and_loses_two(
-    kubernetes: Any, submitted: Any, tmp_path: Path
+    kubernetes: Any, submitted: Any, tmp_path: Path, mode: str
 ) -> None:
-    cluster, folder = kubernetes(first=1), tmp_path / "pipeline"
-    application = submitted(Application(cluster, folder, PIPELINE, str(folder), mode="client", settings={**SETTINGS}))
+    cluster, folder = kubernetes(first=1, drivers=1 if mode == "cluster" else 0), tmp_path / "pipeline"
+    place = {"spark.kubernetes.driver.node.selector.kubernetes.io/hostname": "drivers"}
+    application = submitted(
+        Application(cluster, folder, PIPELINE, str(folder), mode=mode, settings={**SETTINGS, **place})
+    )
     (alone,) = wait_for_world(folder, 1)
     cluster.set_room("second", 3)
     world = wait_for_world(folder, 4, after=alone.generation)
@@ -40,6 +44,7 @@ def test_a_pipeline_fits_while_the_cluster_grows_from_one_executor_to_four_and_l
     wait_for_world(folder, 2, after=world[0].generation)
     (folder / "stop").touch()
     assert application.finish(120) == 0, application.log()[-6000:]
+    assert [pod.phase for pod in cluster.pods("driver")] == (["Succeeded"] if mode == "cluster" else [])
     result = json.loads((folder / "result.json").read_text())
     assert result["rows"] == [2000], "rows were lost or counted twice"
     assert result["right"] > 0.9
