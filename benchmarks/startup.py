@@ -3,8 +3,8 @@
     python benchmarks/startup.py [--repeats 7]
 
 Four workers on a local-cluster whose executors are up; Spark's own TorchDistributor trains the same loop in the same session,
-in turn, and so do four interpreters that only import what a worker needs: no start can be faster than these. Prints a table
-and a line of JSON.
+in turn, and so do four interpreters that only import what a worker needs: no start can be faster than these. Before that four
+workers in local processes, without Spark, whose floor is one such interpreter. Prints a table and a line of JSON.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def measure(call: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     return first - called, time.time() - last
 
 
-def imports() -> float:
-    """The seconds that as many interpreters as there are workers take to import torch and ourselves, all at once."""
+def imports(interpreters: int) -> float:
+    """The seconds that so many interpreters take to import torch and ourselves, all at once."""
     code = "import os; from spark_elastic.worker import warm_parent; warm_parent.import_everything(); os._exit(0)"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start = time.time()
-    for process in [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(WORKERS)]:
+    for process in [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(interpreters)]:
         assert process.wait() == 0
     return time.time() - start
 
@@ -94,6 +94,12 @@ def main() -> None:
     options = parser.parse_args()
     from pyspark.ml.torch.distributor import TorchDistributor
 
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    floors: dict[str, list[float]] = {"one import": [], f"{WORKERS} imports": []}
+    for _ in range(options.repeats):
+        floors["one import"].append(imports(1))
+        local = measure(lambda: spark_elastic.run(elastic_loop, local=True, num_proc=WORKERS)[0])
+        seconds.setdefault("spark_elastic, local=True", []).append(local)
     with local_cluster(WORKERS) as spark:
         rivals: dict[str, Callable[[], tuple[float, float]]] = {
             "spark_elastic": lambda: spark_elastic.run(elastic_loop, spark=spark, min_np=WORKERS, max_np=WORKERS)[0],
@@ -101,22 +107,21 @@ def main() -> None:
                 distributor_loop
             ),
         }
-        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
-        floor = []
         for _ in range(options.repeats):
-            floor.append(imports())
+            floors[f"{WORKERS} imports"].append(imports(WORKERS))
             for name, call in rivals.items():
-                seconds[name].append(measure(call))
+                seconds.setdefault(name, []).append(measure(call))
     table = Table("", "call to first step", "last step to return", unit="seconds")
     results = {}
     for name, pairs in seconds.items():
         start, end = (summarize(values) for values in zip(*pairs, strict=True))
         table.add(name, start, end)
         results[name] = {"first_step": start.asdict(), "return": end.asdict()}
-    alone = summarize(floor)
-    table.add("imports alone", alone, "")
+    alone = {name: summarize(values) for name, values in floors.items()}
+    for name, summary in alone.items():
+        table.add(f"{name}, at once, nothing else", summary, "")
     table.print()
-    emit("startup", **results, imports=alone.asdict())
+    emit("startup", **results, **{name: summary.asdict() for name, summary in alone.items()})
 
 
 if __name__ == "__main__":
