@@ -44,7 +44,7 @@ BEAT_SECONDS = 1.0
 # Starts after failures, unless --max-restarts says otherwise.
 MAX_RESTARTS = 3
 BACKOFF_LIMIT_SECONDS = 30.0
-# So many bytes are read of the error that a script has written down.
+# How many bytes are read of the error that a script has written down.
 ERROR_BYTES = 64 * 1024
 
 _MAIN = "import pickle, sys; pickle.load(open(int(sys.argv[1]), 'rb'))()"
@@ -188,7 +188,7 @@ def _wait(
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where scripts find their store, and this machine's address on the same network."""
+    """The address at which scripts find their store, and that of this machine on the same network."""
 
     host: str
     port: int

@@ -34,7 +34,7 @@ class Gloo(Backend):
         self._device: dist.ProcessGroupGloo.Device | None = None
         self._mesh: MeshStore | None = None
         self._gate = Gate(())
-        # Of closed groups, for ``drop``.
+        # The remains of closed groups, for ``drop``.
         self._remains: list[object] = []
 
     def build(self) -> None:

@@ -29,7 +29,7 @@ class Nccl(Backend):
         self._size = size
         self._address = address
         self._subgroups: list[dist.ProcessGroupNCCL] = []
-        # Of closed groups, for ``drop``.
+        # The remains of closed groups, for ``drop``.
         self._remains: list[object] = []
 
     def build(self) -> None:

@@ -52,7 +52,7 @@ Keep = Callable[[Stateful], "StateDict | KeptPart"]
 
 @dataclass(slots=True)
 class Found:
-    """What is taken out of a tree: tensors, uncopied; which of them nobody changes; and objects with a state dict."""
+    """The parts taken out of a tree: tensors, uncopied; which of them are constants; and objects with a state dict."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
