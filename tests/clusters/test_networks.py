@@ -76,7 +76,7 @@ def cluster(hosts: Hosts, tmp_path: Path) -> Iterator[Standalone]:
     cluster.end()
 
 
-NETWORKS = {"IPv4": ["10.214.9.2/24", "10.214.9.3/24"]}
+NETWORKS = {"IPv4": ["10.214.9.2/24", "10.214.9.3/24"], "IPv6 only": ["fd5e:9::2/64", "fd5e:9::3/64"]}
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
