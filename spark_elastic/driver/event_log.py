@@ -68,6 +68,10 @@ class EventLog:
 
     def record(self, record: Record) -> None:
         """Note a record with the present time; never blocks."""
+        self.pass_on(Entry(time.time(), record))
+
+    def pass_on(self, entry: Entry) -> None:
+        """Note an entry that has its time already; never blocks."""
         with self._changed:
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
@@ -76,7 +80,7 @@ class EventLog:
                 self._dropped += 1
                 return
             self._tell_of_dropped()
-            self._waiting.append(Entry(time.time(), record))
+            self._waiting.append(entry)
             self._changed.notify_all()
 
     def _tell_of_dropped(self) -> None:

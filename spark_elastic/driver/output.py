@@ -69,11 +69,11 @@ class OutputPrinter:
             before = self._printed
             self._thread.join(timeout=END_SECONDS)
 
-    def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0) -> None:
-        """Have lines printed, and how many were dropped before these; never blocks. For one thread only."""
+    def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0, wait: float = 0.0) -> None:
+        """Have lines printed, and how many were dropped before these; blocks for ``wait`` at most. For one thread only."""
         dropped += self._dropped.pop((stream, prefix), 0)
         try:
-            self._pages.put_nowait(_Page(stream, prefix, lines, dropped))
+            self._pages.put(_Page(stream, prefix, lines, dropped), block=wait > 0.0, timeout=wait or None)
         except queue.Full:
             self._dropped[stream, prefix] = dropped + len(lines)
 

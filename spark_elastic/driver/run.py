@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import inspect
 import logging
 import os
 import pickle
-import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
-import msgspec
 
 from spark_elastic import testing
-from spark_elastic.checkpoint.directory import CheckpointDirectory
-from spark_elastic.driver.discovery import HostDiscovery
+from spark_elastic.driver.client_driver import ClientDriver
+from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.places import CheckpointWish, DriverPlace
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.errors import CheckpointError, JobCancelledError, SparkElasticError
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import LAUNCHERS
-from spark_elastic.launchers.base import Launcher, SlotListener, Slots
-from spark_elastic.launchers.local import LocalSlots
+from spark_elastic.launchers.base import Launcher
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.launchers.session import active_session, is_connect
-from spark_elastic.protocol.credentials import create_credentials
-from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS, Fault
-from spark_elastic.protocol.records import JobStarted
-from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
+from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,8 +35,11 @@ logger = logging.getLogger("spark_elastic")
 
 T = TypeVar("T")
 
-# How often a waiting ``run`` lets Python handle signals; the outcome itself arrives as an event.
-SIGNAL_SECONDS = 0.2
+# By what the user gives as ``driver``.
+DRIVERS: Mapping[str, Callable[[CheckpointWish | None], DriverPlace]] = {
+    "client": ClientDriver,
+    "cluster": ClusterDriver,
+}
 
 
 def run(
@@ -63,6 +59,7 @@ def run(
     env: Mapping[str, str] | None = None,
     spark: SparkSession | None = None,
     local: bool | LocalCluster = False,
+    driver: str = "client",
     network_interface: str | None = None,
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -106,6 +103,9 @@ def run(
         local: True trains in processes on this machine, without Spark or Java: one for each GPU, or for each core if there is
             none, unless sizes are given. They listen on the loopback interface only. With a cluster from
             ``testing.local_cluster``, slots can be taken away.
+        driver: where the driver of the job runs. "client" is the process that calls ``run``, which the executors have to reach.
+            "cluster" is a slot of the cluster, for sessions whose executors cannot reach the caller; it takes two slots beside
+            those of the workers. See "Where executors cannot reach you" in docs/howto/connect.md.
         network_interface: the interface that workers use among themselves; by default the one that reaches the driver.
         driver_port: the port that the driver listens on; by default any free port.
         checkpoint: a directory or URL, shared by all machines, to which commits are also written. A later run with the same
@@ -145,11 +145,15 @@ def run(
         raise TypeError(f"elastic must be True or False, not {elastic!r}")
     if not elastic:
         num_proc = min_np = max_np = _one_size(num_proc, min_np, max_np)
+    if driver not in DRIVERS:
+        raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
     launcher = _choose_launcher(spark, local)
-    plan = None if checkpoint is None else _claim_checkpoint(checkpoint, checkpoint_interval, storage_options)
+    wish = None if checkpoint is None else _check_checkpoint(checkpoint, checkpoint_interval, storage_options)
+    place = DRIVERS[driver](wish)
+    place.prepare(launcher, host_discovery_script)
     with ExitStack() as stack:
         stack.enter_context(launcher)
-        low, start, high = launcher.sizes(num_proc, min_np, max_np)
+        low, start, high = place.sizes(launcher, num_proc, min_np, max_np)
         if not elastic and low != high:
             raise ValueError("give num_proc: with elastic=False it is the number of workers in the one world")
         settings = JobSettings(
@@ -166,102 +170,15 @@ def run(
             driver_port=driver_port or 0,
             host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
             elastic=elastic,
-            durable=plan is not None,
+            durable=wish is not None,
             memory_setting=launcher.memory_setting,
             **timeouts,
         )
         display = stack.enter_context(ProgressDisplay(progress))
         path = None if event_log is None else os.fspath(event_log)
         log = stack.enter_context(EventLog(path, on_event, watchers=[display.see]))
-        results = _run_job(launcher, settings, call, plan, log, OutputPrinter(display.aside))
+        results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
     return [pickle.loads(result) for result in results]
-
-
-def _run_job(
-    launcher: Launcher,
-    settings: JobSettings,
-    call: bytes,
-    checkpoint: CheckpointPlan | None,
-    log: EventLog,
-    printer: OutputPrinter,
-) -> list[bytes]:
-    run_id = secrets.token_hex(4)
-    credentials = create_credentials(run_id)
-    plan = testing.active_plan()
-    payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, checkpoint, settings.elastic))
-    log.record(
-        JobStarted(
-            run_id=run_id,
-            min_np=settings.min_np,
-            num_proc=settings.num_proc,
-            max_np=settings.max_np,
-            attempt=None if checkpoint is None else checkpoint.attempt,
-            application=launcher.application,
-        )
-    )
-    slots: Slots | None = None
-
-    def give_back() -> None:
-        if slots is not None:
-            slots.give_back()
-
-    def registered(slot: int) -> None:
-        if slots is not None:
-            slots.slot_registered(slot)
-
-    def strike(fault: Fault, slot: int) -> None:
-        if isinstance(slots, LocalSlots):
-            slots.strike(fault, slot)
-
-    with ExitStack() as stack:
-        service = stack.enter_context(
-            SparkDriverService(
-                settings,
-                credentials,
-                payload,
-                bind_address=launcher.bind_address,
-                event_log=log,
-                printer=printer,
-                faults=plan,
-                on_yield=give_back,
-                on_registered=registered,
-                on_strike=strike,
-            )
-        )
-        if settings.host_discovery_script is not None:
-            stack.enter_context(HostDiscovery(settings.host_discovery_script, service.hosts_listed))
-        ticket = Ticket(run_id, launcher.addresses(service.port), credentials, settings.network_interface)
-        trouble = f"the job cannot go on in {launcher.platform}"
-        listener = SlotListener(
-            on_stopped=lambda reason: service.cancel(JobCancelledError(f"{trouble}: {reason}")),
-            on_draining=service.drain_slot,
-            on_given_up=service.slot_given_up,
-        )
-        slots = launcher.launch(ticket, settings.max_np, listener)
-        with slots:
-            try:
-                return _await(service)
-            except SparkElasticError as error:
-                # If the slots have ended, all workers are lost as a consequence, which is not what ended the job.
-                ended = slots.find_end()
-                if ended and not isinstance(error, JobCancelledError):
-                    raise JobCancelledError(f"{trouble}: {ended}") from error
-                raise
-            except BaseException:
-                service.cancel(JobCancelledError("run() was interrupted"))
-                raise
-            finally:
-                slots.submit_no_more()
-                service.stop_serving()
-
-
-def _await(service: SparkDriverService) -> list[bytes]:
-    """Wait for the outcome in short turns, because a thread that waits without a timeout may not notice Ctrl-C."""
-    while True:
-        try:
-            return service.outcome.result(SIGNAL_SECONDS)
-        except concurrent.futures.TimeoutError:
-            continue
 
 
 # ---------------------------------------------------------------- arguments
@@ -289,10 +206,9 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
     return bytes(cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
 
 
-def _claim_checkpoint(
+def _check_checkpoint(
     checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, object] | None
-) -> CheckpointPlan:
-    """Claim the next attempt in the checkpoint directory. Raises ``CheckpointError`` if it cannot be written."""
+) -> CheckpointWish:
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
     url = os.fspath(checkpoint)
@@ -300,14 +216,7 @@ def _claim_checkpoint(
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
     if "://" not in url and "::" not in url:
         url = os.path.abspath(url)  # workers have working directories of their own
-    try:
-        attempt = CheckpointDirectory(url, storage_options).claim()
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"checkpoint={url!r} cannot be written: {type(error).__name__}: {error}") from error
-    options = cloudpickle.dumps(dict(storage_options)) if storage_options else b""
-    return CheckpointPlan(url, attempt, float(interval), options)
+    return CheckpointWish(url, float(interval), storage_options)
 
 
 def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> Launcher:

@@ -75,6 +75,11 @@ class ConnectLauncher:
     ) -> None: ...
 
     @property
+    def session(self) -> SparkSession:
+        """The session that slots are taken from."""
+        return self._session
+
+    @property
     def application(self) -> str:
         """What Spark calls the application of the Spark Connect server."""
         return str(self._session.conf.get("spark.app.id", "unknown"))
@@ -87,7 +92,7 @@ class ConnectLauncher:
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
         """Return where executors may reach this machine."""
         host, server_port = endpoint_of(self._session)
-        local = _local_address(host, server_port)
+        local = local_address(host, server_port)
         hosts = [local, socket.gethostname()]
         if not local or local.startswith("127.") or local == "::1":
             # The server is on this machine, so executors find both under the name that they use for the server.
@@ -298,7 +303,7 @@ def endpoint_of(session: SparkSession) -> tuple[str, int]:
     return (found.group(1), int(found.group(2))) if found else ("", DEFAULT_PORT)
 
 
-def _local_address(host: str, port: int) -> str:
+def local_address(host: str, port: int) -> str:
     """The address of this machine in the network in which a host is; empty where that cannot be told."""
     if not host:
         return ""

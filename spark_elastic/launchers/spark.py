@@ -69,6 +69,11 @@ class SparkLauncher:
     memory_setting = "spark.executor.memoryOverhead"
 
     @property
+    def session(self) -> SparkSession:
+        """The session that slots are taken from."""
+        return self._session
+
+    @property
     def application(self) -> str:
         """What Spark calls this application."""
         return str(self._session.sparkContext.applicationId)

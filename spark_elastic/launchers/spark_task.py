@@ -58,3 +58,10 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
             "spark.task.resource.gpu.amount=1 and run more workers"
         )
     run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, int(context.cpus())))
+
+
+def find_executor() -> int:
+    """Return the pid of the executor that this task runs in."""
+    from spark_elastic.task.facts import find_executor_pid
+
+    return find_executor_pid()

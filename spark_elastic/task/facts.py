@@ -29,7 +29,7 @@ def gather_facts(
         name=socket.gethostname(),
         address=address,
         pid=os.getpid(),
-        executor_pid=executor_pid or _executor_pid(),
+        executor_pid=executor_pid or find_executor_pid(),
         python=platform.python_version(),
         torch=torch_version,
         gpus=gpus,
@@ -79,7 +79,7 @@ def worker_environment(
     return environment
 
 
-def _executor_pid() -> int:
+def find_executor_pid() -> int:
     """Return the pid of the executor's JVM, the nearest ancestor that is Java; without one, the pid of the task's parent."""
     for ancestor in psutil.Process().parents():
         if ancestor.name().startswith("java"):

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from connect_server import ConnectServer
 from standalone import executor_of
-from training import count_steps, raise_everywhere
+from training import count_steps, raise_everywhere, wait_for_a_file
 
 import spark_elastic
 from spark_elastic.errors import JobCancelledError, TrainingFailedError
@@ -118,6 +118,25 @@ def test_interrupting_all_queries_of_the_session_cancels_the_job(session: Any) -
         spark_elastic.run(
             count_steps, args=(10**6, 0.02), spark=session, max_np=2, on_event=at_step(1, session.interruptAll)
         )
+
+
+def test_with_its_driver_in_a_slot_a_job_needs_nothing_but_the_session(session: Any, tmp_path: Path) -> None:
+    formed: list[Any] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed":
+            formed.append(event["size"])
+            (tmp_path / "formed").touch()
+
+    job: dict[str, Any] = {"spark": session, "driver": "cluster", "num_proc": 2, "min_np": 1, "max_np": 2}
+    with inject(kill(rank=1, step=2)):
+        results = spark_elastic.run(wait_for_a_file, args=(str(tmp_path / "formed"),), on_event=note, **job)
+    assert results[0] == f"rank 0 of {len(results)}"
+    assert formed[0] == 2
+    with pytest.raises(TrainingFailedError, match="of the user's"):
+        spark_elastic.run(raise_everywhere, args=("of the user's",), **job)
+    with pytest.raises(JobCancelledError, match="interrupted"):
+        spark_elastic.run(count_steps, args=(10**6, 0.02), on_event=at_step(1, session.interruptAll), **job)
 
 
 def test_stopping_the_session_cancels_the_job(server: ConnectServer) -> None:

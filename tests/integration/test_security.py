@@ -143,19 +143,20 @@ def test_the_watch_over_unpickling_sees_it(watched: list[str]) -> None:
     assert watched
 
 
+@pytest.mark.parametrize(("driver", "executors"), [("client", 2), ("cluster", 4)])
 def test_the_key_is_nowhere_to_be_read_and_jobs_run_with_all_of_sparks_own_encryption(
-    script: Any, tmp_path: Path
+    driver: str, executors: int, script: Any, tmp_path: Path
 ) -> None:
     """The script looks at every process of the machine while its job runs, and at all logs after it."""
-    process = script("local-cluster[2,1,1024]", "secured")
+    process = script(f"local-cluster[{executors},1,1024]", f"secured {driver}")
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err[-3000:]
     assert "equal 1 of 2" in out
     found = {name: int(count) for name, _, count in (line.partition("=") for line in out.splitlines()) if count}
     assert found.pop("processes") > 5
-    assert found.pop("logs") >= 2 + 2 * 2  # event logs, Spark's and ours; stdout and stderr of two executors
+    assert found.pop("logs") >= 2 + 2 * executors  # event logs, Spark's and ours; stdout and stderr of each executor
     assert found == {"cmdline": 0, "environ": 0, "logs with the key": 0}
-    fragments = [bytes.fromhex(line) for line in (tmp_path / "secured" / "fragments").read_text().split()]
+    fragments = [bytes.fromhex(line) for line in (tmp_path / f"secured {driver}" / "fragments").read_text().split()]
     assert len(fragments) > 10
     assert not [fragment for fragment in fragments if fragment in out.encode() or fragment in err.encode()]
 

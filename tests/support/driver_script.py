@@ -18,7 +18,7 @@ import pyspark
 import training
 
 import spark_elastic
-from spark_elastic.driver import run as run_module
+from spark_elastic.driver import client_driver, cluster_driver
 from spark_elastic.protocol.credentials import Credentials, create_credentials
 from spark_elastic.testing import hang, inject, kill, kill_executor, kill_task
 
@@ -41,7 +41,7 @@ def main(master: str, folder: str, *acts: str) -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
-    if acts == ("secured",):
+    if acts[0].startswith("secured"):
         Path(folder, "events").mkdir()
         builder = builder.config(map=SECURED).config("spark.eventLog.dir", Path(folder, "events").as_uri())
     if acts == ("excluded",):
@@ -55,7 +55,7 @@ def main(master: str, folder: str, *acts: str) -> None:
         gpu = {f"spark.{who}.resource.gpu.amount": "1" for who in ("worker", "executor", "task")}
         builder = builder.config(map={**gpu, "spark.worker.resource.gpu.discoveryScript": found})
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("INFO" if acts == ("secured",) else "OFF")
+    spark.sparkContext.setLogLevel("INFO" if acts[0].startswith("secured") else "OFF")
     for act in acts:
         own = Path(folder, act)
         own.mkdir()
@@ -91,8 +91,8 @@ def main(master: str, folder: str, *acts: str) -> None:
                 print(error, flush=True)
         elif act == "excluded":
             _train_with_too_few_executors(spark)
-        elif act == "secured":
-            _look_for_the_key(spark, own)
+        elif act.startswith("secured"):
+            _look_for_the_key(spark, own, driver=act.split()[1])
         elif act == "fitting":
             with inject(hang(rank=1, step=18)):  # in the second epoch
                 fit_counting(spark, own, numProc=2, maxNp=2)
@@ -134,7 +134,7 @@ def _train_with_too_few_executors(spark: Any) -> None:
             print(error, flush=True)
 
 
-def _look_for_the_key(spark: Any, folder: Path) -> None:
+def _look_for_the_key(spark: Any, folder: Path, driver: str) -> None:
     """Train with all logs on, and count the places in which the job's key or certificate can be read meanwhile."""
     logging.basicConfig(level=logging.DEBUG)
     fragments: list[bytes] = []
@@ -162,10 +162,11 @@ def _look_for_the_key(spark: Any, folder: Path) -> None:
     def holds(content: bytes) -> bool:
         return any(fragment in content for fragment in fragments)
 
-    run_module.create_credentials = create
+    client_driver.create_credentials = cluster_driver.create_credentials = create
     results = spark_elastic.run(
-        training.count_steps, args=(30, 0.02), spark=spark, min_np=2, max_np=2, on_event=look, event_log=folder / "log"
-    )
+        training.count_steps, args=(150, 0.02), spark=spark, min_np=2, max_np=2, on_event=look, event_log=folder / "log",
+        driver=driver,
+    )  # fmt: skip
     print("equal", len({result["digest"] for result in results}), "of", len(results))
     executors = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId
     spark.stop()

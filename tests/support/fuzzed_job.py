@@ -22,7 +22,7 @@ from processes import command_of, ports_of
 from standalone import free_port
 
 import spark_elastic
-from spark_elastic.driver import run as run_module
+from spark_elastic.driver import client_driver
 from spark_elastic.protocol.credentials import Credentials, create_credentials
 
 SLOTS = 5
@@ -74,7 +74,7 @@ def attacked(spark: Any, frames: int, seed: str, folder: Path) -> dict[str, Any]
     def credentials(run_id: str) -> Credentials:
         return made
 
-    run_module.create_credentials = credentials
+    client_driver.create_credentials = credentials
     thread = threading.Thread(target=strike)
     thread.start()
     sys.addaudithook(hear)

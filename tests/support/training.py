@@ -888,3 +888,29 @@ def many_models(steps: int) -> dict[str, Any]:
         "difference": max(float((p - q).detach().abs().max()) for p, q in pairs),
         "trains": all(p.requires_grad for p in modules[1].parameters()),
     }
+
+
+def wait_for_a_file(path: str) -> str:
+    """Train until a file is there."""
+    import os
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    state = se.ObjectState(steps=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while True:
+            there = se.allreduce(torch.tensor([float(os.path.exists(path))]), op="min")
+            state.steps += 1
+            state.commit()
+            if there.item():
+                return
+            time.sleep(0.05)
+
+    print("a worker begins", flush=True)
+    train(state)
+    return f"rank {se.rank()} of {se.size()}"

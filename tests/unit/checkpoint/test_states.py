@@ -20,7 +20,7 @@ from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.checkpoint.writer import CheckpointWriter
-from spark_elastic.driver.run import _claim_checkpoint
+from spark_elastic.driver.places import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.protocol.records import CheckpointWritten
 from spark_elastic.worker.state.base import State
@@ -47,7 +47,7 @@ def new_run(stage: Stage, url: str, state: Any, *, storage_options: Any = None, 
     if stage.checkpoints is not None:
         stage.checkpoints._pool.shutdown()
     stage.control.commit, stage.control.generation = None, 0
-    plan = _claim_checkpoint(url, 0.0, storage_options)
+    plan = CheckpointWish(url, 0.0, storage_options).claim()
     stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
     stage.begin(state, **others)
     return state

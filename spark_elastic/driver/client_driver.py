@@ -1,0 +1,129 @@
+"""ClientDriver: the driver in the process that calls ``run``. Tasks have to reach the machine of that process."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import secrets
+from contextlib import ExitStack
+
+import msgspec
+
+from spark_elastic import testing
+from spark_elastic.driver.discovery import HostDiscovery
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.errors import JobCancelledError, SparkElasticError
+from spark_elastic.launchers.base import Launcher, SlotListener, Slots
+from spark_elastic.launchers.local import LocalSlots
+from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.fault_points import Fault
+from spark_elastic.protocol.records import JobStarted
+from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
+
+# How often a waiting ``run`` lets Python handle signals; the outcome itself arrives as an event.
+SIGNAL_SECONDS = 0.2
+
+
+class ClientDriver:
+    """Runs the driver's service on a thread of this process."""
+
+    def __init__(self, wish: CheckpointWish | None) -> None:
+        self._wish = wish
+        self._checkpoint: CheckpointPlan | None = None
+
+    def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
+        """Claim an attempt in the checkpoint directory."""
+        if self._wish is not None:
+            self._checkpoint = self._wish.claim()
+
+    def sizes(
+        self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
+    ) -> tuple[int, int, int]:
+        """All slots are the workers'."""
+        return launcher.sizes(num_proc, min_np, max_np)
+
+    def run(
+        self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
+    ) -> list[bytes]:
+        """Run the job to its end; Ctrl-C ends it."""
+        run_id = secrets.token_hex(4)
+        credentials = create_credentials(run_id)
+        plan = testing.active_plan()
+        payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, self._checkpoint, settings.elastic))
+        log.record(
+            JobStarted(
+                run_id=run_id,
+                min_np=settings.min_np,
+                num_proc=settings.num_proc,
+                max_np=settings.max_np,
+                attempt=None if self._checkpoint is None else self._checkpoint.attempt,
+                application=launcher.application,
+            )
+        )
+        slots: Slots | None = None
+
+        def give_back() -> None:
+            if slots is not None:
+                slots.give_back()
+
+        def registered(slot: int) -> None:
+            if slots is not None:
+                slots.slot_registered(slot)
+
+        def strike(fault: Fault, slot: int) -> None:
+            if isinstance(slots, LocalSlots):
+                slots.strike(fault, slot)
+
+        with ExitStack() as stack:
+            service = stack.enter_context(
+                SparkDriverService(
+                    settings,
+                    credentials,
+                    payload,
+                    bind_address=launcher.bind_address,
+                    event_log=log,
+                    printer=printer,
+                    faults=plan,
+                    on_yield=give_back,
+                    on_registered=registered,
+                    on_strike=strike,
+                )
+            )
+            if settings.host_discovery_script is not None:
+                stack.enter_context(HostDiscovery(settings.host_discovery_script, service.hosts_listed))
+            ticket = Ticket(run_id, launcher.addresses(service.port), credentials, settings.network_interface)
+            trouble = f"the job cannot go on in {launcher.platform}"
+            listener = SlotListener(
+                on_stopped=lambda reason: service.cancel(JobCancelledError(f"{trouble}: {reason}")),
+                on_draining=service.drain_slot,
+                on_given_up=service.slot_given_up,
+            )
+            slots = launcher.launch(ticket, settings.max_np, listener)
+            with slots:
+                try:
+                    return _await(service)
+                except SparkElasticError as error:
+                    # If the slots have ended, all workers are lost as a consequence, which is not what ended the job.
+                    ended = slots.find_end()
+                    if ended and not isinstance(error, JobCancelledError):
+                        raise JobCancelledError(f"{trouble}: {ended}") from error
+                    raise
+                except BaseException:
+                    service.cancel(JobCancelledError("run() was interrupted"))
+                    raise
+                finally:
+                    slots.submit_no_more()
+                    service.stop_serving()
+
+
+def _await(service: SparkDriverService) -> list[bytes]:
+    """Wait for the outcome in short turns, because a thread that waits without a timeout may not notice Ctrl-C."""
+    while True:
+        try:
+            return service.outcome.result(SIGNAL_SECONDS)
+        except concurrent.futures.TimeoutError:
+            continue

@@ -1,0 +1,329 @@
+"""ClusterDriver: the driver in a slot of the cluster, for sessions whose executors cannot reach the process that calls ``run``.
+
+The client has a session and nothing else. It starts the slots, as only a session can, and everything that the driver has to say
+comes back through queries of that session. The loss of the driver's executor is a driver's death: with a checkpoint the job goes
+on from there, with a new driver in another slot.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import pickle
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from spark_elastic import testing
+from spark_elastic._exhaustive import assert_never
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.meeting import OpenMeeting, read_addresses
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.post import Addresses, FetchLetters, Letter, read_letters
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.slot_driver import (
+    Addressed,
+    DriveInSlot,
+    DriverLost,
+    EventTold,
+    JobError,
+    JobIsOver,
+    LogTold,
+    OutputTold,
+    ResultPart,
+    Row,
+    SlotJob,
+    SlotRegistered,
+    SlotsWantedBack,
+    Told,
+)
+from spark_elastic.errors import JobCancelledError, NotEnoughHostsError, SparkElasticError, TrainingFailedError
+from spark_elastic.launchers.base import Launcher, SlotListener, Slots
+from spark_elastic.launchers.connect import ConnectLauncher
+from spark_elastic.launchers.queries import Queries
+from spark_elastic.launchers.slot_reason import find_reason
+from spark_elastic.launchers.spark import SparkLauncher
+from spark_elastic.protocol.connection import chunks
+from spark_elastic.protocol.credentials import create_credentials
+from spark_elastic.protocol.event_format import read_event
+from spark_elastic.protocol.records import CheckpointWritten, JobFailed, JobFinished, SlotGivenUp, WorkerReported
+from spark_elastic.protocol.ticket import Ticket
+
+logger = logging.getLogger("spark_elastic")
+
+# How often a waiting ``run`` lets Python handle signals.
+SIGNAL_SECONDS = 0.2
+# Slots that are not the workers': the driver's, and the one in which queries run that fetch what the driver has to say.
+OWN_SLOTS = 2
+# Drivers that may be lost one after the other without that a checkpoint was written in between.
+LOST_DRIVERS = 3
+# A query that has not reached the driver is followed by the next after so long.
+RETRY_SECONDS = 1.0
+# Output comes in bursts here, and a printer that is busy may hold up the next query for so long.
+PRINT_SECONDS = 0.5
+
+
+class _DriverLostError(Exception):
+    """The driver is gone, and with it all of the job that was not written to a checkpoint."""
+
+
+class ClusterDriver:
+    """Has the driver's service run in a slot, again and again if need be, and passes on what it tells."""
+
+    def __init__(self, wish: CheckpointWish | None) -> None:
+        self._wish = wish
+
+    def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
+        """Refuse what has no cluster, or would have to be there. The checkpoint directory is claimed by the driver."""
+        if not isinstance(launcher, (SparkLauncher, ConnectLauncher)):
+            raise ValueError(
+                "driver='cluster' is for the slots of a Spark session; with local the driver is in this process"
+            )
+        if host_discovery_script is not None:
+            raise ValueError("host_discovery_script is run beside the driver: it cannot be used with driver='cluster'")
+
+    def sizes(
+        self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
+    ) -> tuple[int, int, int]:
+        """Leave ``OWN_SLOTS`` of what the cluster has, unless ``max_np`` is given."""
+        low, start, high = launcher.sizes(num_proc, min_np, max_np)
+        if max_np is not None:
+            return low, start, high
+        room, wanted = high - OWN_SLOTS, max(num_proc or 1, min_np or 1)
+        if room < wanted:
+            raise ValueError(
+                f"driver='cluster' takes {OWN_SLOTS} slots beside those of the workers, and this cluster has {high} in "
+                f"all: too few for {wanted} worker{'' if wanted == 1 else 's'}. If it is going to have more, give max_np"
+            )
+        return launcher.sizes(num_proc, min_np, room)
+
+    def run(
+        self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
+    ) -> list[bytes]:
+        """Run the job to its end, with as many drivers as it takes; Ctrl-C ends it."""
+        lost = 0
+        with printer:
+            while True:
+                life = _Life(launcher, settings, self._wish, log, printer)
+                try:
+                    return life.run(call)
+                except _DriverLostError as error:
+                    lost = 1 if life.has_written else lost + 1
+                    if life.has_begun and self._wish is None:
+                        message = f"{error}. With checkpoint= the job goes on by itself, in another slot"
+                    elif lost > LOST_DRIVERS:
+                        message = f"{error}. {lost} drivers were lost in a row, without a checkpoint in between"
+                    else:
+                        logger.warning("%s; the job goes on with a new driver in another slot", error)
+                        continue
+                    failure = TrainingFailedError(message)
+                    log.record(JobFailed(type(failure).__name__, message))
+                    raise failure from error
+
+
+class _Life:
+    """One driver, from the query that runs it to its end.
+
+    has_begun: whether the driver was there. has_written: whether workers have written a checkpoint under it.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        settings: JobSettings,
+        wish: CheckpointWish | None,
+        log: EventLog,
+        printer: OutputPrinter,
+    ) -> None:
+        assert isinstance(launcher, (SparkLauncher, ConnectLauncher))
+        self.has_begun = self.has_written = False
+        self._launcher = launcher
+        self._settings = settings
+        self._wish = wish
+        self._log = log
+        self._printer = printer
+        self._run_id = secrets.token_hex(4)
+        self._credentials = create_credentials(self._run_id)
+        self._queries = Queries(launcher.session, self._run_id)
+        self._driving: concurrent.futures.Future[list[bytes]]
+        self._slots: Slots | None = None
+        # The number of the newest letter, and whether it was told already how the job has ended.
+        self._heard = 0
+        self._has_told_the_end = False
+        self._parts: list[bytes] = []
+        self._results: list[bytes] = []
+        self._given_up = ""
+        # Somebody has ended the job, by way of Spark.
+        self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def run(self, call: bytes) -> list[bytes]:
+        """Run the job. Return the pickled results, or raise the job's error, or ``_DriverLostError``."""
+        try:
+            with self._queries:
+                return self._drive(call)
+        except _DriverLostError:
+            raise
+        except BaseException as error:
+            if self.has_begun and not self._has_told_the_end:
+                told = error if isinstance(error, SparkElasticError) else JobCancelledError("run() was interrupted")
+                self._log.record(JobFailed(type(told).__name__, str(told)))
+            raise
+
+    def _drive(self, call: bytes) -> list[bytes]:
+        deadline = time.monotonic() + self._settings.start_timeout
+        towards = str(self._launcher.session.conf.get("spark.driver.host", "") or "").strip("[]")
+        opening = OpenMeeting(self._credentials, towards, self._settings.start_timeout)
+        asked = self._queries.submit(opening, f"spark_elastic run {self._run_id}, where the driver will be found")
+        self._wait_for([asked], deadline)
+        meeting = read_addresses(self._result_of(asked)[0])
+
+        job = SlotJob(self._run_id, self._launcher.application, self._settings, call, testing.active_plan(), self._wish)
+        rows = [part.data for part in chunks(cloudpickle.dumps(job))]
+        driving = DriveInSlot(self._credentials, meeting, towards)
+        self._driving = self._queries.submit(driving, f"spark_elastic run {self._run_id}, driver", rows)
+        addressed = self._find_driver(meeting, deadline)
+        if addressed is None:
+            return self._read(self._result_of(self._driving))
+        self.has_begun = True
+        ticket = Ticket(self._run_id, addressed.service, self._credentials, self._settings.network_interface)
+        listener = SlotListener(on_stopped=self._stop, on_draining=lambda slot: None, on_given_up=self._slot_given_up)
+        self._slots = self._launcher.launch(ticket, self._settings.max_np, listener)
+        with ExitStack() as stack:
+            stack.enter_context(self._slots)
+            stack.callback(self._queries.interrupt)  # without a driver, what runs in the slots ends by itself
+            stack.callback(self._slots.submit_no_more)
+            self._listen(addressed.post)
+            return self._read(self._result_of(self._driving))
+
+    def _find_driver(self, meeting: Addresses, deadline: float) -> Addressed | None:
+        """Wait until the driver is there; None where it has ended already."""
+        while True:
+            description = f"spark_elastic run {self._run_id}, where the driver is"
+            asked = self._queries.submit(FetchLetters(meeting, self._credentials, 0), description)
+            self._wait_for([asked, self._driving], deadline)
+            if self._driving.done():
+                return None
+            letters = read_letters(self._result_of(asked))
+            if letters is None:
+                raise _DriverLostError("the driver was lost: the executor is gone that knew where it would be")
+            if letters:
+                return msgspec.msgpack.decode(letters[0].content, type=Addressed)
+
+    def _listen(self, post: Addresses) -> None:
+        """Pass on what the driver tells, until its query has ended."""
+        fetching: concurrent.futures.Future[list[bytes]] | None = None
+        again_at = 0.0
+        while not self._driving.done():
+            if fetching is None and time.monotonic() >= again_at:
+                description = f"spark_elastic run {self._run_id}, what the driver tells"
+                fetching = self._queries.submit(FetchLetters(post, self._credentials, self._heard), description)
+            waited: list[concurrent.futures.Future[Any]] = [self._driving, self._stopped]
+            concurrent.futures.wait(
+                waited if fetching is None else [*waited, fetching], SIGNAL_SECONDS, concurrent.futures.FIRST_COMPLETED
+            )
+            if self._stopped.done():
+                self._stopped.result()
+            if fetching is not None and fetching.done():
+                letters = None if fetching.exception() else read_letters(fetching.result())
+                again_at = time.monotonic() + (RETRY_SECONDS if letters is None else 0.0)
+                fetching = None
+                self._hear(letters or [])
+
+    def _wait_for(self, queries: Sequence[concurrent.futures.Future[list[bytes]]], deadline: float) -> None:
+        """Wait in short turns for one of these queries, before the job has begun."""
+        while not concurrent.futures.wait(queries, SIGNAL_SECONDS, concurrent.futures.FIRST_COMPLETED).done:
+            if time.monotonic() > deadline:
+                raise NotEnoughHostsError(
+                    f"after start_timeout={self._settings.start_timeout:g} s there was no slot for the driver: "
+                    f"driver='cluster' takes {OWN_SLOTS} beside those of the workers"
+                )
+
+    def _result_of(self, query: concurrent.futures.Future[list[bytes]]) -> list[bytes]:
+        error = query.exception()
+        if error is None:
+            return query.result()
+        ended = self._queries.find_end(error)
+        if not ended and self._slots is not None:
+            ended = self._slots.find_end()
+        if ended:
+            raise self._cancelled(ended) from error
+        raise _DriverLostError(f"the driver was lost: {find_reason([str(error)])}") from error
+
+    def _read(self, rows: Iterable[bytes]) -> list[bytes]:
+        """Read what the driver's task has returned."""
+        for row in rows:
+            match msgspec.msgpack.decode(row, type=Row):
+                case Letter() as letter:
+                    self._hear([letter])
+                case ResultPart(content, last):
+                    self._parts.append(content)
+                    if last:
+                        self._results.append(b"".join(self._parts))
+                        self._parts.clear()
+                case JobError(error):
+                    raise self._explained(pickle.loads(error))
+                case DriverLost(reason):
+                    raise _DriverLostError(f"the driver was lost: {reason}")
+                case other:
+                    assert_never(other)
+        return self._results
+
+    def _hear(self, letters: Iterable[Letter]) -> None:
+        """Pass on what has not been heard yet; a letter may come twice."""
+        for letter in letters:
+            if letter.number > self._heard:
+                self._heard = letter.number
+                self._take(msgspec.msgpack.decode(letter.content, type=Told))
+
+    def _take(self, told: Told) -> None:
+        match told:
+            case EventTold(event):
+                entry = read_event(event)
+                if isinstance(entry.record, WorkerReported) and isinstance(entry.record.report, CheckpointWritten):
+                    self.has_written = True
+                self._has_told_the_end |= isinstance(entry.record, (JobFailed, JobFinished))
+                self._log.pass_on(entry)
+            case OutputTold(stream, prefix, lines, dropped):
+                self._printer.show(stream, prefix, lines, dropped, PRINT_SECONDS)
+            case LogTold(level, text):
+                self._printer.log(level, text)
+            case SlotRegistered(slot):
+                if self._slots is not None:
+                    self._slots.slot_registered(slot)
+            case SlotsWantedBack():
+                if self._slots is not None:
+                    self._slots.give_back()
+            case JobIsOver():
+                if self._slots is not None:
+                    self._slots.submit_no_more()
+            case other:
+                assert_never(other)
+
+    def _explained(self, error: SparkElasticError) -> SparkElasticError:
+        """Say of a shortage what is particular about it here."""
+        if not isinstance(error, NotEnoughHostsError):
+            return error
+        last = f" The last slot that was given up: {self._given_up}" if self._given_up else ""
+        return NotEnoughHostsError(
+            f"{error} driver='cluster' takes {OWN_SLOTS} slots beside those of the workers.{last}"
+        )
+
+    def _cancelled(self, reason: str) -> JobCancelledError:
+        return JobCancelledError(f"the job cannot go on in {self._launcher.platform}: {reason}")
+
+    # ------------------------------------------------------------------ called by the slots' threads
+
+    def _stop(self, reason: str) -> None:
+        if not self._stopped.done():
+            self._stopped.set_exception(self._cancelled(reason))
+
+    def _slot_given_up(self, slot: int, reason: str) -> None:
+        self._given_up = reason
+        self._log.record(SlotGivenUp(slot, reason))

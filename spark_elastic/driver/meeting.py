@@ -1,0 +1,105 @@
+"""Where a driver is found that runs in a slot: a post office in a process of its own, which its executor outlives.
+
+Nobody knows beforehand in which executor Spark will run the driver, and Spark tells nothing of a task that runs. So a first task,
+of a moment, leaves this process behind and returns its address; the driver's task puts its own addresses there, and a third task
+fetches them. The process ends when that has been done, with its executor, or when it has waited for too long.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from spark_elastic.driver.door import listen
+from spark_elastic.driver.post import Addresses, PostOffice
+from spark_elastic.launchers.connect import local_address
+from spark_elastic.launchers.spark_task import find_executor
+from spark_elastic.protocol.credentials import Credentials
+
+# The task that has fetched the addresses may be lost before it returns them; then another one comes.
+GRACE_SECONDS = 2.0
+START_SECONDS = 60.0
+# Towards which a route is looked for where the session does not say where Spark's own driver is; nothing is sent there.
+SOME_PORT = 9
+
+
+class Invitation(msgspec.Struct, frozen=True):
+    """What the process is told, over its standard input."""
+
+    certificate: bytes
+    private_key: bytes
+    executor: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMeeting:
+    """What the first task does. ``towards``: the host of Spark's own driver; ``seconds``: for how long to wait for the others."""
+
+    credentials: Credentials
+    towards: str
+    seconds: float
+
+    def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
+        """Leave the process behind; return its addresses, encoded."""
+        given = Invitation(self.credentials.certificate, self.credentials.private_key, find_executor(), self.seconds)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        said = subprocess.run(
+            [sys.executable, "-m", "spark_elastic.driver.meeting"],
+            input=msgspec.msgpack.encode(given),
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+            check=True,
+            timeout=START_SECONDS,
+        ).stdout
+        return [msgspec.msgpack.encode(own_addresses(self.towards, int(said)))]
+
+
+def own_addresses(towards: str, port: int) -> Addresses:
+    """Return where other executors may reach a port of this machine."""
+    hosts = (local_address(towards, SOME_PORT), socket.gethostname())
+    return tuple((host, port) for host in dict.fromkeys(hosts) if host)
+
+
+def read_addresses(row: bytes) -> Addresses:
+    """Read the addresses that ``OpenMeeting`` has returned."""
+    return msgspec.msgpack.decode(row, type=Addresses)
+
+
+def main() -> None:
+    """Listen, say on which port, and stay behind in a process that nobody waits for."""
+    given = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Invitation)
+    listener = listen("", 0)
+    print(listener.getsockname()[1], flush=True)
+    if os.fork():
+        os._exit(0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    try:
+        executor = os.pidfd_open(given.executor)
+    except ProcessLookupError:
+        return
+    credentials = Credentials(given.certificate, given.private_key)
+    with PostOffice(credentials, listener) as post:
+        watched = select.poll()
+        watched.register(executor, select.POLLIN)
+        deadline = time.monotonic() + given.seconds
+        # Two things are waited for, of which only one is a descriptor.
+        while time.monotonic() < deadline and not watched.poll(200):
+            if post.taken.is_set():
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                post.taken.clear()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Where the driver of a job runs: the interface of such a place, and what each is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import cloudpickle
+
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.errors import CheckpointError
+from spark_elastic.launchers.base import Launcher
+from spark_elastic.protocol.ticket import CheckpointPlan
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWish:
+    """What the user has said about a durable checkpoint."""
+
+    url: str
+    interval: float
+    storage_options: Mapping[str, object] | None = None
+
+    def claim(self) -> CheckpointPlan:
+        """Claim the next attempt in the checkpoint directory. Raises ``CheckpointError`` if it cannot be written."""
+        try:
+            attempt = CheckpointDirectory(self.url, self.storage_options).claim()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"checkpoint={self.url!r} cannot be written: {type(error).__name__}: {error}"
+            ) from error
+        options = cloudpickle.dumps(dict(self.storage_options)) if self.storage_options else b""
+        return CheckpointPlan(self.url, attempt, float(self.interval), options)
+
+
+class DriverPlace(Protocol):
+    """Runs one job's driver. It is made with the user's wish for a checkpoint, or None."""
+
+    def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
+        """Do what can fail before anything has begun. Raises ``CheckpointError``, or ``ValueError`` for what does not fit."""
+
+    def sizes(
+        self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
+    ) -> tuple[int, int, int]:
+        """Fill in sizes that are None by what there is besides the driver. Return ``min_np``, ``num_proc`` and ``max_np``."""
+
+    def run(
+        self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
+    ) -> list[bytes]:
+        """Run the job to its end. Return the pickled results in rank order, or raise the job's error."""

@@ -1,0 +1,253 @@
+"""What the task does that runs a job's driver in a slot, and what it tells the client: letters while it runs, rows at its end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pickle
+import select
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.meeting import own_addresses
+from spark_elastic.driver.output import OutputPrinter
+from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.post import Addresses, Letter, PostOffice, Put, visit
+from spark_elastic.driver.service import SparkDriverService
+from spark_elastic.driver.settings import JobSettings
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.launchers.spark_task import find_executor
+from spark_elastic.protocol.connection import chunks
+from spark_elastic.protocol.credentials import Credentials
+from spark_elastic.protocol.fault_points import Fault
+from spark_elastic.protocol.messages import Stream
+from spark_elastic.protocol.records import EventsDropped, JobStarted
+from spark_elastic.protocol.ticket import Payload
+
+# The client is told that the job is over before its slots end, so that it does not start them again; it is waited for so long.
+TELL_SECONDS = 5.0
+
+
+class _Told(msgspec.Struct, frozen=True, tag=True):
+    """Base of all that the client is told."""
+
+
+class EventTold(_Told, frozen=True):
+    """An event of the job."""
+
+    event: dict[str, Any]
+
+
+class OutputTold(_Told, frozen=True):
+    """Lines that a worker has printed."""
+
+    stream: Stream
+    prefix: str
+    lines: tuple[str, ...]
+    dropped: int
+
+
+class LogTold(_Told, frozen=True):
+    """A line of the driver's log."""
+
+    level: int
+    text: str
+
+
+class SlotRegistered(_Told, frozen=True):
+    """A slot's task has registered."""
+
+    slot: int
+
+
+class SlotsWantedBack(_Told, frozen=True):
+    """All slots are to be given back for a while."""
+
+
+class JobIsOver(_Told, frozen=True):
+    """No slot is needed any more."""
+
+
+class ResultPart(_Told, frozen=True):
+    """A part of a worker's pickled result, in rank order, the parts of a result one after the other."""
+
+    content: bytes
+    last: bool
+
+
+class JobError(_Told, frozen=True):
+    """The pickled error that the job has ended with."""
+
+    error: bytes
+
+
+class DriverLost(_Told, frozen=True):
+    """The driver was lost, or nobody would have found it."""
+
+    reason: str
+
+
+Told = EventTold | OutputTold | LogTold | SlotRegistered | SlotsWantedBack | JobIsOver
+# The rows at the end: letters that had not arrived, and then results or an error.
+Row = Letter | ResultPart | JobError | DriverLost
+
+
+@dataclass(frozen=True, slots=True)
+class SlotJob:
+    """A job, as it travels to its driver's slot. It holds nothing secret of ours."""
+
+    run_id: str
+    application: str
+    settings: JobSettings
+    call: bytes
+    faults: tuple[Fault, ...]
+    wish: CheckpointWish | None
+
+
+class Addressed(msgspec.Struct, frozen=True):
+    """Where the driver's service and its post office are."""
+
+    service: Addresses
+    post: Addresses
+
+
+@dataclass(frozen=True, slots=True)
+class DriveInSlot:
+    """What the driver's task does. Its rows are a pickled ``SlotJob``, in parts; those that it returns are ``Row``, encoded."""
+
+    credentials: Credentials
+    meeting: Addresses
+    towards: str
+
+    def __call__(self, rows: Iterable[bytes]) -> Iterator[bytes]:
+        """Run the driver until the job has ended."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        encode = msgspec.msgpack.encode
+        if context.attemptNumber() > 0:
+            # Spark starts a lost task again. The slots know the first one's address, and the job's state was there.
+            yield encode(DriverLost("it was lost with the executor that it ran on"))
+            return
+        job: SlotJob = pickle.loads(b"".join(rows))
+        with EndWithExecutor(), PostOffice(self.credentials) as post:
+            outcome = self._drive(job, post)
+            left = post.left()
+        yield from map(encode, left)
+        yield from map(encode, _rows_of(outcome))
+
+    def _drive(self, job: SlotJob, post: PostOffice) -> list[bytes] | DriverLost | Exception:
+        def tell(what: Told) -> None:
+            post.put(msgspec.msgpack.encode(what))
+            if dropped := post.take_turned_away():
+                log.record(EventsDropped(dropped))
+
+        log = EventLog(None, lambda event: tell(EventTold(event)))
+        try:
+            checkpoint = None if job.wish is None else job.wish.claim()
+            payload = Payload(job.call, job.settings.form_timeout, job.faults, checkpoint, job.settings.elastic)
+            with ExitStack() as stack:
+                stack.enter_context(log)
+                log.record(
+                    JobStarted(
+                        run_id=job.run_id,
+                        min_np=job.settings.min_np,
+                        num_proc=job.settings.num_proc,
+                        max_np=job.settings.max_np,
+                        attempt=None if checkpoint is None else checkpoint.attempt,
+                        application=job.application,
+                    )
+                )
+                service = stack.enter_context(
+                    SparkDriverService(
+                        job.settings,
+                        self.credentials,
+                        msgspec.msgpack.encode(payload),
+                        event_log=log,
+                        printer=_LetterPrinter(tell),
+                        faults=job.faults,
+                        on_yield=lambda: tell(SlotsWantedBack()),
+                        on_registered=lambda slot: tell(SlotRegistered(slot)),
+                    )
+                )
+                addressed = Addressed(own_addresses(self.towards, service.port), own_addresses(self.towards, post.port))
+                try:
+                    visit(self.meeting, self.credentials, Put(msgspec.msgpack.encode(addressed)))
+                except OSError as error:
+                    return DriverLost(f"the executor was lost that knew where it would be ({error})")
+                concurrent.futures.wait([service.outcome])
+                tell(JobIsOver())
+                post.emptied.wait(TELL_SECONDS)
+                return service.outcome.result()
+        except Exception as error:
+            return error
+
+
+class EndWithExecutor:
+    """Ends this process at once when its executor has ended. pyspark's daemon may leave it, and two drivers would train."""
+
+    def __enter__(self) -> EndWithExecutor:
+        self._executor = os.pidfd_open(find_executor())
+        self._done = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, name="spark_elastic-executor", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        os.eventfd_write(self._done, 1)
+        self._thread.join()
+        os.close(self._done)
+        os.close(self._executor)
+
+    def _watch(self) -> None:
+        watched = select.poll()
+        watched.register(self._executor, select.POLLIN)
+        watched.register(self._done, select.POLLIN)
+        if self._done not in [descriptor for descriptor, _ in watched.poll()]:
+            os._exit(1)
+
+
+class _LetterPrinter(OutputPrinter):
+    """Sends to the client what would be printed."""
+
+    def __init__(self, tell: Any) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __enter__(self) -> _LetterPrinter:
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def show(self, stream: Stream, prefix: str, lines: tuple[str, ...], dropped: int = 0, wait: float = 0.0) -> None:
+        self._tell(OutputTold(stream, prefix, lines, dropped))
+
+    def log(self, level: int, text: str) -> None:
+        self._tell(LogTold(level, text))
+
+
+def _rows_of(outcome: list[bytes] | DriverLost | Exception) -> Iterator[Row]:
+    if isinstance(outcome, DriverLost):
+        yield outcome
+        return
+    if isinstance(outcome, Exception):
+        yield JobError(_pickle(outcome))
+        return
+    for result in outcome:
+        for part in chunks(result):
+            yield ResultPart(part.data, part.last)
+
+
+def _pickle(error: Exception) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return pickle.dumps(SparkElasticError(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,154 @@
+"""Queries of one task each, in a session of either kind: what the driver of a job needs that itself runs in a slot.
+
+Rows are byte strings, on the way in and on the way out. All that a session returns of a task arrives when the task has ended.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from spark_elastic.launchers.connect import find_end
+from spark_elastic.launchers.defaults import unlogged
+from spark_elastic.launchers.session import is_connect
+from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
+from spark_elastic.launchers.spark import find_cancellation, is_gone
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+logger = logging.getLogger("spark_elastic")
+
+END_SECONDS = 20.0
+# How often queries are taken back while they end: one may be about to be submitted.
+INTERRUPT_SECONDS = 0.2
+# At DEBUG these log what is sent, and the job's key with it.
+_LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core", "py4j.java_gateway", "py4j.clientserver")
+
+# What a query's task does: takes rows and returns rows. It is pickled.
+RowsFunction = Callable[[Iterable[bytes]], Iterable[bytes]]
+
+
+class Queries:
+    """Runs queries, each on a thread of its own, from ``__enter__`` to ``__exit__``, which takes back those that still run."""
+
+    def __init__(self, session: SparkSession | ConnectSession, run_id: str) -> None:
+        self._session = session
+        self._name = f"spark_elastic-{run_id}-driver"
+        self._numbers = itertools.count()
+        self._open: dict[str, threading.Thread] = {}
+
+    def __enter__(self) -> Queries:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Interrupt what runs until nothing is left, or ``END_SECONDS``."""
+        deadline = time.monotonic() + END_SECONDS
+        while (
+            left := [query for query in list(self._open.values()) if query.is_alive()]
+        ) and time.monotonic() < deadline:
+            self.interrupt()
+            left[0].join(INTERRUPT_SECONDS)
+
+    def submit(
+        self, function: RowsFunction, description: str, rows: Sequence[bytes] = ()
+    ) -> concurrent.futures.Future[list[bytes]]:
+        """Run ``function`` on ``rows`` as one task. The future has what it returns, or Spark's error."""
+        future: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
+        tag = f"{self._name}-{next(self._numbers)}"
+        thread = self._open[tag] = self._thread_class()(
+            target=self._run, args=(tag, description, function, rows, future), name="spark_elastic-query", daemon=True
+        )
+        thread.start()
+        return future
+
+    def interrupt(self) -> None:
+        """Take back all queries, whether they run or wait; returns before they have ended."""
+        for tag in list(self._open):
+            try:
+                if is_connect(self._session):
+                    self._session.interruptTag(tag)
+                else:
+                    self._session.sparkContext.cancelJobsWithTag(tag)
+            except Exception:
+                logger.debug("could not interrupt %s", tag, exc_info=True)
+
+    def find_end(self, error: BaseException) -> str:
+        """Say why no other query will run, by the error of one; empty if another try may help."""
+        said = str(error)
+        if is_connect(self._session):
+            if self._session.is_stopped:
+                return "its Spark Connect session was stopped"
+            ended = "its queries were interrupted" if "OPERATION_CANCELED" in said else find_end(said)
+        elif is_gone(self._session.sparkContext):
+            return "the SparkContext was stopped"
+        else:
+            ended = find_cancellation(said)
+        return ended or find_hopeless(find_reason([said]))
+
+    def _thread_class(self) -> Callable[..., threading.Thread]:
+        """A classic session's thread has the local properties of the calling one, and leaves no thread behind in the JVM."""
+        if is_connect(self._session):
+            return threading.Thread
+        from pyspark import InheritableThread
+
+        return InheritableThread
+
+    def _run(
+        self,
+        tag: str,
+        description: str,
+        function: RowsFunction,
+        rows: Sequence[bytes],
+        future: concurrent.futures.Future[list[bytes]],
+    ) -> None:
+        try:
+            # For the queries of this thread, which has no others.
+            if is_connect(self._session):
+                self._session.addTag(tag)
+            else:
+                context = self._session.sparkContext
+                context.addJobTag(tag)
+                context.setJobDescription(description)
+            with unlogged(*_LOGGERS):
+                found = self._frame(rows).mapInArrow(RowsMap(function), "row binary").collect()
+            result = [bytes(row[0]) for row in found]
+        except BaseException as error:
+            logger.debug("query %s ended", tag, exc_info=True)
+            del self._open[tag]
+            future.set_exception(error)
+        else:
+            del self._open[tag]
+            future.set_result(result)
+
+    def _frame(self, rows: Sequence[bytes]) -> Any:
+        if not rows:
+            return self._session.range(0, 1, 1, numPartitions=1).selectExpr(
+                "id as number", "cast(null as binary) as row"
+            )
+        return self._session.createDataFrame(list(enumerate(rows)), "number long, row binary").coalesce(1)
+
+
+class RowsMap:
+    """A function of rows for ``DataFrame.mapInArrow``."""
+
+    def __init__(self, function: RowsFunction) -> None:
+        self._function = function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Call the function when all rows are there, and pass on each of its rows by itself."""
+        import pyarrow as pa
+
+        numbered = [entry for batch in batches for entry in zip(*batch.to_pydict().values(), strict=True)]
+        for row in self._function([row for _, row in sorted(numbered) if row is not None]):
+            yield pa.RecordBatch.from_arrays([pa.array([row], pa.binary())], ["row"])

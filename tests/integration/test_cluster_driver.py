@@ -1,0 +1,137 @@
+"""Jobs whose driver runs in a slot of the cluster, on real executors: one of four is the driver's, one carries what it tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from descendants import descendants
+from standalone import executor_of
+from test_faults import check
+from training import count_steps, wait_for_a_file
+
+from spark_elastic import JobCancelledError, TrainingFailedError
+from spark_elastic.testing import kill
+
+WORKERS = 2
+SETTLE_SECONDS = 20.0
+
+
+def once(kind: str, act: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
+    """What to give as ``on_event``: calls ``act`` at the first event of a kind, on a thread of its own."""
+    seen: list[Any] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == kind and not seen:
+            seen.append(event)
+            threading.Thread(target=act).start()
+
+    return note
+
+
+def drivers() -> list[psutil.Process]:
+    """The processes of tasks that run a job's driver: no other task listens. The daemon that forks them does, below the JVM."""
+    return [process for process in descendants() if _is_driver(process)]
+
+
+def _is_driver(process: psutil.Process) -> bool:
+    try:
+        parent = process.parent()
+        is_task = "pyspark.daemon" in process.cmdline() and parent and not parent.name().startswith("java")
+        return bool(is_task and listening(process.pid))
+    except psutil.Error:  # it has just ended
+        return False
+
+
+def no_driver_is_left() -> bool:
+    """Whether all drivers have ended: Spark ends the process of a task that it has cancelled some seconds later."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while drivers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not drivers()
+
+
+def listening(pid: int | None = None) -> list[Any]:
+    """The addresses that a process listens on; of this one by default."""
+    connections = psutil.Process(pid).net_connections("tcp")
+    return [entry.laddr for entry in connections if entry.status == psutil.CONN_LISTEN]
+
+
+def kill_the_drivers_executor() -> None:
+    (driver,) = drivers()
+    executor_of(driver.pid).kill()
+
+
+def test_events_output_and_results_come_through_the_session_alone(
+    run_on_spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, during = listening(), []
+
+    def formed() -> None:
+        during.append(listening())
+        (tmp_path / "formed").touch()
+
+    result = run_on_spark(
+        wait_for_a_file, str(tmp_path / "formed"), driver="cluster", max_np=WORKERS, on_event=once("world_formed", formed),
+    )  # fmt: skip
+    assert result.results == ["rank 0 of 2", "rank 1 of 2"]
+    assert during == [before]
+    kinds = [event["event"] for event in result.events]
+    assert kinds[0] == "job_started"
+    assert kinds[-1] == "job_finished"
+    assert capsys.readouterr().out.count("a worker begins") == WORKERS
+
+
+def test_a_killed_worker_costs_no_committed_step(run_on_spark: Any) -> None:
+    result = run_on_spark(
+        count_steps,
+        60,
+        0.02,
+        driver="cluster",
+        min_np=1,
+        num_proc=WORKERS,
+        max_np=WORKERS,
+        faults=[kill(rank=1, step=20)],
+    )
+    check(result, 60)
+    assert result.sizes[:2] == [2, 1]
+
+
+def test_a_job_with_a_checkpoint_outlives_its_drivers_executor_and_counts_every_step_once(
+    run_on_spark: Any, tmp_path: Path
+) -> None:
+    result = run_on_spark(
+        count_steps, 150, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS, checkpoint=tmp_path, checkpoint_interval=0,
+        on_event=once("checkpoint_written", kill_the_drivers_executor),
+    )  # fmt: skip
+    check(result, 150)
+    assert [event["attempt"] for event in result.of("job_started")] == [1, 2]
+    assert result.of("checkpoint_restored")[0]["values"]["step"] > 0
+    assert no_driver_is_left()
+
+
+def test_without_a_checkpoint_the_loss_of_the_drivers_executor_is_an_error_that_says_what_would_have_helped(
+    run_on_spark: Any,
+) -> None:
+    with pytest.raises(
+        TrainingFailedError, match=r"driver was lost.*With checkpoint= the job goes on by itself"
+    ) as raised:
+        run_on_spark(
+            count_steps, 10**6, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS,
+            on_event=once("world_formed", kill_the_drivers_executor),
+        )  # fmt: skip
+    assert raised.value.events[-1]["event"] == "job_failed"
+
+
+def test_cancelled_spark_jobs_cancel_the_job_and_leave_nothing(spark: Any, run_on_spark: Any) -> None:
+    with pytest.raises(JobCancelledError, match="its Spark jobs were cancelled"):
+        run_on_spark(
+            count_steps, 10**6, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS,
+            on_event=once("world_formed", spark.sparkContext.cancelAllJobs),
+        )  # fmt: skip
+    assert no_driver_is_left()

@@ -1,0 +1,112 @@
+"""Queries of one task each: what a session is asked, what is logged, how they are taken back, which of their errors end a job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_elastic.launchers import queries as module
+from spark_elastic.launchers.queries import Queries, RowsMap
+
+WAIT = 20.0
+
+
+class Session:
+    """Runs tasks where they are asked for; those that wait end when they are interrupted by their tag."""
+
+    is_stopped = False
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+        self.interrupted: dict[str, threading.Event] = {}
+        self.waits = threading.Event()
+
+    def addTag(self, tag: str) -> None:
+        self.own.tag = tag
+        self.interrupted[tag] = threading.Event()
+
+    def interruptTag(self, tag: str) -> None:
+        if tag in self.interrupted:
+            self.interrupted[tag].set()
+
+    def range(self, *args: int, numPartitions: int) -> Any:
+        assert numPartitions == 1
+        return SimpleNamespace(selectExpr=lambda *expressions: self.frame([]))
+
+    def createDataFrame(self, rows: list[tuple[int, bytes]], schema: str) -> Any:
+        return SimpleNamespace(coalesce=lambda count: self.frame(rows[::-1]))
+
+    def frame(self, rows: list[tuple[int, bytes]]) -> Any:
+        numbers, contents = pa.array([n for n, _ in rows], pa.int64()), pa.array([r for _, r in rows], pa.binary())
+        batch = pa.record_batch([numbers, contents], ["number", "row"])
+
+        def collect(task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> list[tuple[bytes]]:
+            logging.getLogger("py4j.java_gateway").error("the key")
+            found = [row for answer in task(iter([batch])) for row in answer.to_pydict()["row"]]
+            if found == [b"wait"]:
+                self.waits.set()
+                assert self.interrupted[self.own.tag].wait(WAIT)
+                raise RuntimeError("OPERATION_CANCELED")
+            return [(row,) for row in found]
+
+        return SimpleNamespace(mapInArrow=lambda task, schema: SimpleNamespace(collect=lambda: collect(task)))
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setattr(module, "is_connect", lambda session: True)
+    return Session()
+
+
+def test_rows_are_given_and_come_back_in_their_order_and_nothing_of_it_is_logged(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Queries(session, "run") as queries:  # type: ignore[arg-type]
+        assert queries.submit(lambda rows: [*rows, b"end"], "", [b"one", b"two"]).result(WAIT) == [
+            b"one",
+            b"two",
+            b"end",
+        ]
+        assert queries.submit(list, "").result(WAIT) == []
+    assert caplog.messages == []
+
+
+def test_queries_that_still_run_are_taken_back_at_the_end(session: Session) -> None:
+    with Queries(session, "run") as queries:  # type: ignore[arg-type]
+        waiting = queries.submit(lambda rows: [b"wait"], "")
+        assert session.waits.wait(WAIT)
+    assert queries.find_end(waiting.exception(0)) == "its queries were interrupted"  # type: ignore[arg-type]
+    assert [thread for thread in threading.enumerate() if thread.name == "spark_elastic-query"] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "sign"),
+    [
+        ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", "closed"),
+        ("ModuleNotFoundError: No module named 'spark_elastic'", "executors cannot run spark_elastic"),
+        ("Job aborted due to stage failure: ExecutorLostFailure (executor 0 exited)", ""),
+    ],
+)
+def test_a_lost_executor_does_not_end_a_job_but_a_lost_session_does(session: Session, said: str, sign: str) -> None:
+    end = Queries(session, "run").find_end(RuntimeError(said))  # type: ignore[arg-type]
+    assert sign in end
+    assert bool(end) == bool(sign)
+
+
+@pytest.mark.parametrize(("stopped", "sign"), [(False, "were cancelled"), (True, "SparkContext was stopped")])
+def test_in_a_classic_session_cancelled_jobs_end_a_job(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool, sign: str
+) -> None:
+    monkeypatch.setattr(module, "is_gone", lambda context: stopped)
+    classic: Any = SimpleNamespace(sparkContext=None)
+    assert sign in Queries(classic, "run").find_end(RuntimeError("Job 7 cancelled as part of cancellation of all jobs"))
+
+
+def test_a_map_yields_each_row_by_itself() -> None:
+    assert [batch.num_rows for batch in RowsMap(lambda rows: [b"a", b"b"])(iter([]))] == [1, 1]
