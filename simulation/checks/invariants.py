@@ -38,6 +38,11 @@ def _held_by(worker: WorkerProcess) -> CommitId | None:
     return worker.holds if worker.state is None or worker.state._commits.can_restore() else None
 
 
+def _is_about_to_commit(worker: WorkerProcess) -> bool:
+    """Whether a worker that keeps no copies has made a step, all of whose reductions had succeeded, and not committed it yet."""
+    return worker.state is not None and not worker.state._commits.can_restore()
+
+
 class WatchedMachine(DriverMachine):
     """The driver's machine, with a look at it after every event."""
 
@@ -181,6 +186,8 @@ class Invariants:
             return  # the driver has not heard yet that these are gone, and relied on them
         if held.index == 0 and self.machine.job.newest_commit is None:
             return  # the seal of a job's first world, before anything was trained: whoever else is there begins the same
+        if job.in_place and any(map(_is_about_to_commit, self._living(*_COUNTED))):
+            return  # what another has is newer; it had stepped after the driver heard of it last, and commits by itself
         others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
         # What a silent one has committed since it was heard is not known to the driver; who is late has told.
         if not others or ("did not return" in cause and max(others) < held):
@@ -214,6 +221,8 @@ class Invariants:
         newest: CommitId | None = max((member.commit for member in members if member.commit is not None), default=None)
         for worker in self._living(*WorkerPhase):
             commit = _held_by(worker)
+            if machine.job.workers[worker.number].phase is WorkerPhase.LEAVING and commit != max(self._commits):
+                continue  # it was told to go when others had a newer commit, which have been lost since
             if commit is not None and (newest is None or commit > newest):
                 fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
         previous_size = 0 if newest is None else len(self._workers[newest.generation])
