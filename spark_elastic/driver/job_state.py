@@ -41,6 +41,8 @@ class JobState:
         self.sizes: dict[int, int] = {}
         # The newest commit that anybody has told of; None while nothing has been trained, and when all of that has been lost.
         self.newest_commit: CommitId | None = None
+        # Whether that comes from a commit that was made after the beginning of a world.
+        self.has_trained = False
         self.admission = Admission()
         self.book = FailureBook()
         self.setbacks = Setbacks(settings)
@@ -66,7 +68,16 @@ class JobState:
     @property
     def situation(self) -> Situation:
         """What is known at the moment, for those who judge it."""
-        return Situation(self.now, self.started, self.settings, self.hosts, self.workers, self.world, self.generation)
+        return Situation(
+            self.now,
+            self.started,
+            self.settings,
+            self.hosts,
+            self.workers,
+            self.world,
+            self.generation,
+            self.has_trained,
+        )
 
     @property
     def ranks(self) -> Mapping[int, int]:
@@ -124,6 +135,7 @@ class JobState:
             self.change_world(change)
         self.world = None
         self.newest_commit = None
+        self.has_trained = False
 
     def note_commit(self, worker: Worker, commit: CommitId | None) -> None:
         """Note what a worker holds. The first commit of a world clears everybody whom earlier failures had made suspect."""
@@ -135,6 +147,7 @@ class JobState:
         world = self.world
         if world is None or commit.generation != world.generation or commit.index == 0:
             return
+        self.has_trained = True
         if not worker.has_progressed:
             worker.has_progressed = True
             self.admission.progressed(worker.place)

@@ -25,6 +25,8 @@ class Situation:
     world: Generation | None
     # The number of the newest world; 0 before the first.
     generation: int
+    # Whether the state that is held has been trained, by anybody.
+    has_trained: bool
 
     @property
     def members(self) -> list[Worker]:
@@ -63,11 +65,17 @@ class Situation:
         return host is not None and host.draining
 
     def is_joining(self, worker: Worker) -> bool:
-        """Whether a member has not made a commit yet, although members that brought the state into its world have."""
+        """Whether a member has not made a commit yet, although members that brought the state into its world have.
+
+        These may have got the state from others, who made those commits and have been lost since.
+        """
         if self.world is None or worker.worker not in self.world.ranks or worker.has_progressed:
             return False
         holders = {member.worker for member in self.world.members if member.commit is not None}
-        return any(member.has_progressed and member.worker in holders for member in self.members)
+        left = [member for member in self.members if member.worker in holders]
+        if any(member.has_progressed for member in left):
+            return True
+        return self.has_trained and bool(left) and worker.worker not in holders
 
     def speaks_of_the_job(self, number: int) -> bool:
         """Whether the end of a worker says something about the user's code: it trained, or nobody did at that time.
@@ -76,5 +84,5 @@ class Situation:
         """
         worker = self.workers.get(number)
         if worker is not None and self.is_joining(worker):
-            return sum(member.has_progressed for member in self.members) < self.settings.min_np
+            return sum(not self.is_joining(member) for member in self.members) < self.settings.min_np
         return self.world is None or self.world.phase is WorldPhase.BREAKING or self.is_member(number)

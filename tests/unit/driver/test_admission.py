@@ -208,6 +208,30 @@ def test_newcomers_that_fail_every_time_break_a_few_worlds_and_then_have_to_wait
     assert script.error is None
 
 
+def test_newcomers_that_fail_wait_also_where_all_who_had_trained_are_lost_and_one_is_left_that_got_the_state() -> None:
+    script = running("a", max_np=3, reset_limit=1)
+    script.commit()
+    script.register("b")
+    let_in(script, 1)
+    script.acknowledge()  # the newcomer has the state, and has made no commit of its own yet
+    for name in "cde":
+        script.register(name)
+    script.kill(0)
+    for _ in range(FREE_FAILURES):
+        worker = starting(script)[0]
+        script.boot(worker)
+        script.come_back()
+        assert script.ranks == [1, worker]
+        for number in script.ranks:
+            script.send(ev.GroupFormed(number, script.generation))
+        script.raises(worker, error="RuntimeError: shape mismatch", where="train.py:9")
+    script.come_back()
+    (paused,) = script.recorded(NewcomersPaused)
+    assert paused.failures == FREE_FAILURES
+    assert script.error is None
+    assert script.ranks == [1]
+
+
 def test_newcomers_that_fail_do_not_count_against_reset_limit_while_the_others_commit() -> None:
     script = running("a", "b", max_np=3, reset_limit=0)
     script.commit()
