@@ -223,7 +223,9 @@ def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are views of the same memory with the same shape."""
+    """Whether two tensors are views of the same memory with the same shape; of other classes some have no memory to compare."""
+    if type(one) is not torch.Tensor or type(other) not in (torch.Tensor, nn.Parameter):
+        return False
     return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
         other.data_ptr(), other.dtype, other.shape, other.stride(),
     )  # fmt: skip

@@ -245,6 +245,23 @@ def test_what_torch_does_not_make_by_itself_is_written_down_at_every_commit(make
         assert same(content_of(snapshot), content_of(first))
 
 
+class Labelled(torch.Tensor):
+    """Has no memory that could be compared, as wrappers around other tensors have none."""
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+
+def test_tensors_of_other_classes_are_copied_without_a_template() -> None:
+    net, templates, snapshot = Net(), Templates(), Snapshot()
+    net.scale = torch.ones(1).as_subclass(Labelled)
+    for value in (1.0, 2.0):
+        net.scale.fill_(value)
+        snapshot.take({"net": net}, None, remembered=templates)
+        content: Any = snapshot.content()
+        assert float(content["net"].content["scale"]) == value
+
+
 def test_a_template_serves_a_compiled_model() -> None:
     net = torch.compile(Net())
     templates, snapshot, asked = Templates(), Snapshot(), []
