@@ -221,7 +221,9 @@ class Invariants:
         newest: CommitId | None = max((member.commit for member in members if member.commit is not None), default=None)
         for worker in self._living(*WorkerPhase):
             commit = _held_by(worker)
-            if machine.job.workers[worker.number].phase is WorkerPhase.LEAVING and commit != max(self._commits):
+            if machine.job.workers[worker.number].phase is WorkerPhase.LEAVING and commit != max(
+                self._commits, default=None
+            ):
                 continue  # it was told to go when others had a newer commit, which have been lost since
             if commit is not None and (newest is None or commit > newest):
                 fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
