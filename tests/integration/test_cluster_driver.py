@@ -83,7 +83,8 @@ def test_events_output_and_results_come_through_the_session_alone(
     assert during == [before]
     kinds = [event["event"] for event in result.events]
     assert kinds[0] == "job_started"
-    assert kinds.count("job_finished") == 1  # a host that offers itself as the job ends may still tell its facts
+    # A host that offers itself as the job ends may still tell its facts.
+    assert [kind for kind in kinds if not kind.startswith("host_")][-1] == "job_finished"
     assert capsys.readouterr().out.count("a worker begins") == WORKERS
 
 
