@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import itertools
 import operator
 import sys
 import types
@@ -27,6 +26,7 @@ from spark_elastic.errors import RanksDifferError, SparkElasticError, TrainingCo
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
+from spark_elastic.worker.registered import Registered
 from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
@@ -78,8 +78,9 @@ class _Content:
     """The parameters of a module that require gradients, with a quick check whether that has changed."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._places = [place for part in module.modules() for place in (part._parameters, part._modules)]
-        self._values = [value for place in self._places for value in place.values()]
+        self._registered = Registered(
+            register for part in module.modules() for register in (part._parameters, part._modules)
+        )
         self._parameters = list(module.parameters())
         self._facts = self._look()
         self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
@@ -88,12 +89,7 @@ class _Content:
 
     def is_current(self) -> bool:
         """Whether all parts are the same objects as before, and the same parameters require gradients."""
-        present = itertools.chain.from_iterable(place.values() for place in self._places)
-        return (
-            sum(map(len, self._places)) == len(self._values)
-            and all(map(operator.is_, present, self._values))
-            and self._look() == self._facts
-        )
+        return self._registered.is_current() and self._look() == self._facts
 
     def is_reduced_as(self, reduced: _Content | None) -> bool:
         """Whether the wrapper of torch's that was made for ``reduced`` fits this content."""

@@ -18,6 +18,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.registered import registers
 from spark_elastic.worker.state.snapshot import Stateful
 
 Objects = Mapping[str, Stateful]
@@ -129,7 +130,7 @@ def outline(objects: Sequence[Stateful]) -> list[int]:
 def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
     """Return a function that puts modules, tensors and parameter groups back into the places where they are now."""
     modules = [
-        (part, [dict(registered) for registered in _registered(part)])
+        (part, [dict(register) for register in registers(part)])
         for value in objects
         if isinstance(value, torch.nn.Module)
         for part in value.modules()
@@ -142,7 +143,7 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
 
     def put_back() -> None:
         for part, kept in modules:
-            for present, was in zip(_registered(part), kept, strict=True):
+            for present, was in zip(registers(part), kept, strict=True):
                 if _differ(present, was):
                     present.clear()
                     present.update(was)
@@ -152,10 +153,6 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
                 group["params"] = list(parameters)
 
     return put_back
-
-
-def _registered(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:  # of modules, of parameters, of buffers
-    return module._modules, module._parameters, module._buffers
 
 
 def _differ(present: Mapping[str, object], was: Mapping[str, object]) -> bool:

@@ -8,7 +8,6 @@ template, and is asked for its state dict at every commit.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from torch import nn
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported
+from spark_elastic.worker.registered import Registered, registers
 from spark_elastic.worker.state.snapshot import Found, Stateful
 
 Take = Callable[[object], object]
@@ -94,10 +94,9 @@ class ModuleTemplate(Template):
         self._parts = list(module.modules())
         self._hooks = [hooks for part in self._parts for hooks in (part._state_dict_hooks, part._state_dict_pre_hooks)]
         self._left_out = [part._non_persistent_buffers_set for part in self._parts]
-        self._places = [place for part in self._parts for place in (part._modules, part._parameters, part._buffers)]
+        self._registered = Registered(register for part in self._parts for register in registers(part))
         self._parameters = list(module.parameters())
         self._known = self._look()
-        self._values = [value for place in self._places for value in place.values()]
 
     @staticmethod
     def fits(module: nn.Module, written: StateDict, tensors: Sequence[torch.Tensor]) -> bool:
@@ -122,17 +121,11 @@ class ModuleTemplate(Template):
         )
 
     def _is_current(self) -> bool:
-        present = itertools.chain.from_iterable(place.values() for place in self._places)
-        return (
-            not any(self._hooks)
-            and sum(map(len, self._places)) == len(self._values)
-            and all(map(operator.is_, present, self._values))
-            and self._look() == self._known
-        )
+        return not any(self._hooks) and self._registered.is_current() and self._look() == self._known
 
-    def _look(self) -> tuple[list[object], ...]:
+    def _look(self) -> tuple[Sequence[object], ...]:
         return (
-            list(itertools.chain.from_iterable(self._places)),
+            self._registered.names,
             list(map(len, self._left_out)),
             [part.training for part in self._parts],
             [parameter.requires_grad for parameter in self._parameters],

@@ -1,0 +1,33 @@
+"""What is registered in modules: parts, parameters and buffers, in dicts of torch's by their names."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+def registers(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    """Return the dicts in which a module itself has its modules, its parameters and its buffers."""
+    return module._modules, module._parameters, module._buffers
+
+
+class Registered:
+    """The objects that stand in some registers, with a quick check whether they still do: it runs in every step."""
+
+    def __init__(self, registers: Iterable[Mapping[str, object]]) -> None:
+        self._registers = list(registers)
+        self._values = [value for register in self._registers for value in register.values()]
+
+    def is_current(self) -> bool:
+        """Whether the registers hold the same objects in the same order, whatever their names."""
+        present = itertools.chain.from_iterable(register.values() for register in self._registers)
+        return sum(map(len, self._registers)) == len(self._values) and all(map(operator.is_, present, self._values))
+
+    @property
+    def names(self) -> list[str]:
+        """The names under which objects stand there at present."""
+        return list(itertools.chain.from_iterable(self._registers))
