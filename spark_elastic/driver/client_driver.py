@@ -7,13 +7,11 @@ import os
 import secrets
 from contextlib import ExitStack
 
-import msgspec
-
 from spark_elastic import testing
 from spark_elastic.driver.discovery import HostDiscovery
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.places import SIGNAL_SECONDS, CheckpointWish, begin_job
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError
@@ -21,11 +19,7 @@ from spark_elastic.launchers.base import Launcher, SlotListener, Slots
 from spark_elastic.launchers.local import LocalSlots
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.fault_points import Fault
-from spark_elastic.protocol.records import JobStarted
-from spark_elastic.protocol.ticket import CheckpointPlan, Payload, Ticket
-
-# How often a waiting ``run`` lets Python handle signals; the outcome itself arrives as an event.
-SIGNAL_SECONDS = 0.2
+from spark_elastic.protocol.ticket import CheckpointPlan, Ticket
 
 
 class ClientDriver:
@@ -53,17 +47,7 @@ class ClientDriver:
         run_id = secrets.token_hex(4)
         credentials = create_credentials(run_id)
         plan = testing.active_plan()
-        payload = msgspec.msgpack.encode(Payload(call, settings.form_timeout, plan, self._checkpoint, settings.elastic))
-        log.record(
-            JobStarted(
-                run_id=run_id,
-                min_np=settings.min_np,
-                num_proc=settings.num_proc,
-                max_np=settings.max_np,
-                attempt=None if self._checkpoint is None else self._checkpoint.attempt,
-                application=launcher.application,
-            )
-        )
+        payload = begin_job(log, run_id, settings, call, plan, self._checkpoint, launcher.application)
         slots: Slots | None = None
 
         def give_back() -> None:

@@ -25,7 +25,7 @@ from spark_elastic._exhaustive import assert_never
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.meeting import OpenMeeting, read_addresses
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.places import SIGNAL_SECONDS, CheckpointWish
 from spark_elastic.driver.post import Addresses, FetchLetters, Letter, read_letters
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.slot_driver import (
@@ -58,8 +58,6 @@ from spark_elastic.protocol.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
 
-# How often a waiting ``run`` lets Python handle signals.
-SIGNAL_SECONDS = 0.2
 # Slots that are not the workers': the driver's, and the one in which queries run that fetch what the driver has to say.
 OWN_SLOTS = 2
 # Drivers that may be lost one after the other without that a checkpoint was written in between.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import cloudpickle
+import msgspec
 
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.driver.event_log import EventLog
@@ -15,7 +16,12 @@ from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import CheckpointError
 from spark_elastic.launchers.base import Launcher
-from spark_elastic.protocol.ticket import CheckpointPlan
+from spark_elastic.protocol.fault_points import Fault
+from spark_elastic.protocol.records import JobStarted
+from spark_elastic.protocol.ticket import CheckpointPlan, Payload
+
+# How often a waiting ``run`` lets Python handle signals.
+SIGNAL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +61,26 @@ class DriverPlace(Protocol):
         self, launcher: Launcher, settings: JobSettings, call: bytes, log: EventLog, printer: OutputPrinter
     ) -> list[bytes]:
         """Run the job to its end. Return the pickled results in rank order, or raise the job's error."""
+
+
+def begin_job(
+    log: EventLog,
+    run_id: str,
+    settings: JobSettings,
+    call: bytes,
+    faults: tuple[Fault, ...],
+    checkpoint: CheckpointPlan | None,
+    application: str,
+) -> bytes:
+    """Record that a job begins. Return what each of its workers is given, encoded."""
+    log.record(
+        JobStarted(
+            run_id=run_id,
+            min_np=settings.min_np,
+            num_proc=settings.num_proc,
+            max_np=settings.max_np,
+            attempt=None if checkpoint is None else checkpoint.attempt,
+            application=application,
+        )
+    )
+    return msgspec.msgpack.encode(Payload(call, settings.form_timeout, faults, checkpoint, settings.elastic))

@@ -18,7 +18,7 @@ import msgspec
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.meeting import own_addresses
 from spark_elastic.driver.output import OutputPrinter
-from spark_elastic.driver.places import CheckpointWish
+from spark_elastic.driver.places import CheckpointWish, begin_job
 from spark_elastic.driver.post import Addresses, Letter, PostOffice, Put, visit
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -28,8 +28,7 @@ from spark_elastic.protocol.connection import chunks
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.messages import Stream
-from spark_elastic.protocol.records import EventsDropped, JobStarted
-from spark_elastic.protocol.ticket import Payload
+from spark_elastic.protocol.records import EventsDropped
 
 # The client is told that the job is over before its slots end, so that it does not start them again; it is waited for so long.
 TELL_SECONDS = 5.0
@@ -153,24 +152,14 @@ class DriveInSlot:
         log = EventLog(None, lambda event: tell(EventTold(event)))
         try:
             checkpoint = None if job.wish is None else job.wish.claim()
-            payload = Payload(job.call, job.settings.form_timeout, job.faults, checkpoint, job.settings.elastic)
             with ExitStack() as stack:
                 stack.enter_context(log)
-                log.record(
-                    JobStarted(
-                        run_id=job.run_id,
-                        min_np=job.settings.min_np,
-                        num_proc=job.settings.num_proc,
-                        max_np=job.settings.max_np,
-                        attempt=None if checkpoint is None else checkpoint.attempt,
-                        application=job.application,
-                    )
-                )
+                payload = begin_job(log, job.run_id, job.settings, job.call, job.faults, checkpoint, job.application)
                 service = stack.enter_context(
                     SparkDriverService(
                         job.settings,
                         self.credentials,
-                        msgspec.msgpack.encode(payload),
+                        payload,
                         event_log=log,
                         printer=_LetterPrinter(tell),
                         faults=job.faults,
