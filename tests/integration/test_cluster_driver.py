@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from descendants import descendants
+from processes import ports_of
 from standalone import executor_of
 from test_faults import check
 from training import count_steps, wait_for_a_file
@@ -43,7 +44,7 @@ def _is_driver(process: psutil.Process) -> bool:
     try:
         parent = process.parent()
         is_task = "pyspark.daemon" in process.cmdline() and parent and not parent.name().startswith("java")
-        return bool(is_task and listening(process.pid))
+        return bool(is_task and ports_of(process))
     except psutil.Error:  # it has just ended
         return False
 
@@ -56,12 +57,6 @@ def no_driver_is_left() -> bool:
     return not drivers()
 
 
-def listening(pid: int | None = None) -> list[Any]:
-    """The addresses that a process listens on; of this one by default."""
-    connections = psutil.Process(pid).net_connections("tcp")
-    return [entry.laddr for entry in connections if entry.status == psutil.CONN_LISTEN]
-
-
 def kill_the_drivers_executor() -> None:
     (driver,) = drivers()
     executor_of(driver.pid).kill()
@@ -70,10 +65,10 @@ def kill_the_drivers_executor() -> None:
 def test_events_output_and_results_come_through_the_session_alone(
     run_on_spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, during = listening(), []
+    before, during = ports_of(psutil.Process()), []
 
     def formed() -> None:
-        during.append(listening())
+        during.append(ports_of(psutil.Process()))
         (tmp_path / "formed").touch()
 
     result = run_on_spark(

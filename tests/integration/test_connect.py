@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -14,10 +13,9 @@ from typing import Any
 
 import cloudpickle
 import networks
-import psutil
 import pytest
 from connect_server import ConnectServer
-from standalone import executor_of
+from decommission import train_through_a_decommission
 from training import count_steps, raise_everywhere, wait_for_a_file
 
 import spark_elastic
@@ -73,24 +71,7 @@ def test_a_killed_worker_and_a_killed_executor_cost_no_committed_step(session: A
 
 
 def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(session: Any) -> None:
-    executors: dict[int, psutil.Process] = {}
-    events: list[dict[str, Any]] = []
-
-    def decommission(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["event"] == "worker_started":
-            executors[event["worker"]] = executor_of(event["pid"])
-        elif event["event"] == "world_formed" and event["generation"] == 1:
-            executors[max(executors)].send_signal(signal.SIGPWR)
-
-    results = spark_elastic.run(
-        count_steps, args=(150, 0.05), spark=session, min_np=1, num_proc=2, max_np=2, on_event=decommission
-    )
-    assert [result["history"] for result in results] == [list(range(1, 151))] * len(results)
-    kinds = [event["event"] for event in events]
-    assert kinds.count("host_draining") == 1
-    assert "world_broken" not in kinds
-    assert [event["size"] for event in events if event["event"] == "world_formed"][:2] == [2, 1]
+    train_through_a_decommission(session, 150)
 
 
 def test_without_sizes_there_are_as_many_workers_as_the_cluster_has_cores(session: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest
 pytest.importorskip("petastorm", reason="needs the second environment, made by `make test`")
 
 import networks
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import training
-from standalone import executor_of
+from decommission import train_through_a_decommission
 
 import spark_elastic
 from spark_elastic.testing import inject, kill, kill_executor
@@ -65,24 +63,7 @@ def test_training_lives_through_a_kill_of_worker_and_executor(spark: Any) -> Non
 
 
 def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(spark: Any) -> None:
-    executors: dict[int, psutil.Process] = {}
-    events: list[dict[str, Any]] = []
-
-    def decommission(event: dict[str, Any]) -> None:
-        events.append(event)
-        if event["event"] == "worker_started":
-            executors[event["worker"]] = executor_of(event["pid"])
-        elif event["event"] == "world_formed" and event["generation"] == 1:
-            executors[max(executors)].send_signal(signal.SIGPWR)
-
-    results = spark_elastic.run(
-        training.count_steps, args=(100, 0.05), spark=spark, min_np=1, num_proc=2, max_np=2, on_event=decommission
-    )
-    assert [result["history"] for result in results] == [list(range(1, 101))] * len(results)
-    kinds = [event["event"] for event in events]
-    assert kinds.count("host_draining") == 1
-    assert "world_broken" not in kinds
-    assert [event["size"] for event in events if event["event"] == "world_formed"][:2] == [2, 1]
+    train_through_a_decommission(spark, 100)
 
 
 @pytest.mark.filterwarnings("ignore:loading")

@@ -1,0 +1,34 @@
+"""An executor of a job is decommissioned by a signal, and leaves with its worker. For any kind of session."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import psutil
+import training
+from standalone import executor_of
+
+import spark_elastic
+
+
+def train_through_a_decommission(spark: Any, steps: int) -> None:
+    """Train so many steps, decommission the executor of the newest worker, and check that this costs no step."""
+    executors: dict[int, psutil.Process] = {}
+    events: list[dict[str, Any]] = []
+
+    def decommission(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "worker_started":
+            executors[event["worker"]] = executor_of(event["pid"])
+        elif event["event"] == "world_formed" and event["generation"] == 1:
+            executors[max(executors)].send_signal(signal.SIGPWR)
+
+    results = spark_elastic.run(
+        training.count_steps, args=(steps, 0.05), spark=spark, min_np=1, num_proc=2, max_np=2, on_event=decommission
+    )
+    assert [result["history"] for result in results] == [list(range(1, steps + 1))] * len(results)
+    kinds = [event["event"] for event in events]
+    assert kinds.count("host_draining") == 1
+    assert "world_broken" not in kinds
+    assert [event["size"] for event in events if event["event"] == "world_formed"][:2] == [2, 1]
