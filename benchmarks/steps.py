@@ -157,7 +157,7 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
     """Train with clocks around the parts of a commit; return the microseconds that each takes, the whole included."""
     import spark_elastic as se
     from spark_elastic.worker.context import current_world
-    from spark_elastic.worker.state import snapshot, torch_state
+    from spark_elastic.worker.state import generators, snapshot
 
     state, step = prepare(case)
     spent: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
         clock("the whole commit", state, "commit")
         clock("state dicts, copy and random numbers", state, "_take")
         clock("copy of the tensors", snapshot.TensorBuffer, "copy_from")
-        clock("state of random number generators", torch_state, "_random_states")
+        clock("state of random number generators", generators.Generators, "states")
         clock("start of the control collective", world, "start_exchange")
         clock("answer of the last one", world, "finish_exchange")
         clock("look at the connections", world, "is_broken")

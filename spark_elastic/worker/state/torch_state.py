@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy
 import torch
@@ -15,13 +14,12 @@ from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
 from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.state.generators import Generators, set_random_states
 from spark_elastic.worker.state.keepers import keeper_named
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 from spark_elastic.worker.world import World
 
-# The states of Python's generator and of NumPy's, in formats of their own, of torch's on the CPU, and of those on each GPU.
-RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
 # A loader in a State has a state dict, or one of these parts.
 _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
 
@@ -56,6 +54,7 @@ class TorchState(ObjectState):
         **objects: object,
     ) -> None:
         self._keeper_class = keeper_named(commit)
+        self._generators = Generators()
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         for name, value in (("optimizer", optimizer), ("scheduler", scheduler)):
@@ -140,7 +139,7 @@ class TorchState(ObjectState):
         return vars(self).get("loader")
 
     def _own_part(self) -> object:
-        return super()._own_part(), _random_states()
+        return super()._own_part(), self._generators.states()
 
     def _load_own(self, own: object) -> None:
         if own is None:  # the commit was received, and the generation is not sealed yet
@@ -148,7 +147,7 @@ class TorchState(ObjectState):
         assert isinstance(own, tuple)
         values, random_states = own
         super()._load_own(values)
-        _set_random_states(random_states)
+        set_random_states(random_states)
 
     def _own_as_newcomer(self, world: World) -> None:
         job = current_job()
@@ -158,17 +157,3 @@ class TorchState(ObjectState):
         random.seed(first)
         numpy.random.seed(second)
         torch.manual_seed(third)
-
-
-def _random_states() -> RandomStates:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
-
-
-def _set_random_states(states: RandomStates) -> None:
-    python, numeric, cpu, cuda = states
-    random.setstate(python)
-    numpy.random.set_state(numeric)
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)

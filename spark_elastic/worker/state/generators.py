@@ -1,0 +1,77 @@
+"""The random number generators of a process, whose states a commit keeps.
+
+To ask NumPy and Python for the states of their generators takes longer than all else that a small commit does in Python, and in
+most steps nobody draws a number from them. So the memory of a generator is compared with what it was at the last commit, and the
+generator is asked only if it differs.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+# The states of Python's generator and of NumPy's, in formats of their own, of torch's on the CPU, and of those on each GPU.
+RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
+
+# The words of a Mersenne Twister's state and the position in them, as NumPy lays them out.
+_TWISTER_BYTES = 625 * 4
+# What any object of Python's begins with: its type, and a number of references that changes all the time.
+_HEAD_BYTES = object.__basicsize__
+
+
+class Generators:
+    """Reads the states of all generators. Used by the user's thread."""
+
+    def __init__(self) -> None:
+        self._python: tuple[Sequence[object], Any] = ((), None)
+        self._numpy: tuple[Sequence[object], Any] = ((), None)
+
+    def states(self) -> RandomStates:
+        """Return the present states."""
+        image = _image_of_python()
+        if image != self._python[0]:
+            self._python = image, random.getstate()
+        image = _image_of_numpy()
+        if not image or image != self._numpy[0]:
+            self._numpy = image, numpy.random.get_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        return self._python[1], self._numpy[1], torch.get_rng_state(), cuda
+
+
+def set_random_states(states: RandomStates) -> None:
+    """Set all generators back to these states."""
+    python, numeric, cpu, cuda = states
+    random.setstate(python)
+    numpy.random.set_state(numeric)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def _image_of_python() -> tuple[object, ...]:
+    """Return what changes whenever Python's generator does: its words, and the number that ``gauss`` keeps for its next call."""
+    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]  # a method of the one that the module uses
+    return _memory_of(generator, _random.Random), generator.gauss_next
+
+
+def _image_of_numpy() -> tuple[object, ...]:
+    """Return what changes whenever NumPy's generator does; empty for generators that a user has put in its place.
+
+    The words are the bit generator's, and the number that ``normal`` keeps for its next call is the other object's.
+    """
+    generator: Any = numpy.random.get_state.__self__  # type: ignore[attr-defined]
+    bits = generator._bit_generator  # which has a public name from NumPy 1.24 on
+    if type(bits) is not numpy.random.MT19937:
+        return ()
+    return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES), _memory_of(generator, numpy.random.RandomState)
+
+
+def _memory_of(value: object, kind: type) -> bytes:
+    """Return the memory that an object has for the attributes of a type written in C."""
+    return ctypes.string_at(id(value) + _HEAD_BYTES, kind.__basicsize__ - _HEAD_BYTES)
