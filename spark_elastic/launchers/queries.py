@@ -18,7 +18,7 @@ from spark_elastic.launchers.connect import find_end
 from spark_elastic.launchers.defaults import unlogged
 from spark_elastic.launchers.session import is_connect
 from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
-from spark_elastic.launchers.spark import find_cancellation, is_gone
+from spark_elastic.launchers.spark import find_cancellation, inherited_properties, is_gone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +45,12 @@ class Queries:
         self._name = f"spark_elastic-{run_id}-driver"
         self._numbers = itertools.count()
         self._open: dict[str, threading.Thread] = {}
+        self._properties: dict[str, str] = {}
 
     def __enter__(self) -> Queries:
+        """Take the calling thread's local properties. It does not speak to the JVM after that: Ctrl-C would meet the call."""
+        if not is_connect(self._session):
+            self._properties = inherited_properties(self._session.sparkContext)
         return self
 
     def __exit__(
@@ -66,7 +70,7 @@ class Queries:
         """Run ``function`` on ``rows`` as one task. The future has what it returns, or Spark's error."""
         future: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
         tag = f"{self._name}-{next(self._numbers)}"
-        thread = self._open[tag] = self._thread_class()(
+        thread = self._open[tag] = threading.Thread(
             target=self._run, args=(tag, description, function, rows, future), name="spark_elastic-query", daemon=True
         )
         thread.start()
@@ -96,14 +100,6 @@ class Queries:
             ended = find_cancellation(said)
         return ended or find_hopeless(find_reason([said]))
 
-    def _thread_class(self) -> Callable[..., threading.Thread]:
-        """A classic session's thread has the local properties of the calling one, and leaves no thread behind in the JVM."""
-        if is_connect(self._session):
-            return threading.Thread
-        from pyspark import InheritableThread
-
-        return InheritableThread
-
     def _run(
         self,
         tag: str,
@@ -120,6 +116,8 @@ class Queries:
                 context = self._session.sparkContext
                 context.addJobTag(tag)
                 context.setJobDescription(description)
+                for name, value in self._properties.items():
+                    context.setLocalProperty(name, value)
             with unlogged(*_LOGGERS):
                 found = self._frame(rows).mapInArrow(RowsMap(function), "row binary").collect()
             result = [bytes(row[0]) for row in found]

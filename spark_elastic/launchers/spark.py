@@ -120,7 +120,7 @@ class SparkSlots:
         self._give_back = False
         # Whether any slot has ever registered. If so, executors differ, and another try may find one that can run a task.
         self._has_hosts = False
-        self._properties = _inherited_properties(self._context)
+        self._properties = inherited_properties(self._context)
         self._has_properties = False
         self._cancellation = ""
         self._thread = threading.Thread(target=self._run, name="spark_elastic-launcher", daemon=True)
@@ -286,8 +286,8 @@ class SparkSlots:
         return set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(self._group))
 
 
-def _inherited_properties(context: SparkContext) -> dict[str, str]:
-    """Local properties of the calling thread that have to hold for our jobs, too: the launcher has a thread of its own."""
+def inherited_properties(context: SparkContext) -> dict[str, str]:
+    """Return the calling thread's local properties that have to hold for our Spark jobs, too: those have threads of their own."""
     names = ("spark.scheduler.pool",)
     found = {name: context.getLocalProperty(name) for name in names}
     return {name: value for name, value in found.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -130,4 +131,38 @@ def test_cancelled_spark_jobs_cancel_the_job_and_leave_nothing(spark: Any, run_o
             count_steps, 10**6, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS,
             on_event=once("world_formed", spark.sparkContext.cancelAllJobs),
         )  # fmt: skip
+    assert no_driver_is_left()
+
+
+def press_ctrl_c() -> None:
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGINT)
+
+
+@pytest.mark.parametrize("driver", ["client", "cluster"])
+def test_ctrl_c_before_the_slots_have_started_ends_the_job_and_leaves_nothing(
+    driver: str, spark: Any, run_on_spark: Any
+) -> None:
+    def wait_and_press() -> None:
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        press_ctrl_c()
+
+    threading.Thread(target=wait_and_press).start()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run_on_spark(count_steps, 10**6, 0.02, driver=driver, min_np=WORKERS, max_np=WORKERS)
+    assert "world_formed" not in [event["event"] for event in raised.value.events]  # type: ignore[attr-defined]
+    assert no_driver_is_left()
+
+
+@pytest.mark.parametrize("driver", ["client", "cluster"])
+def test_ctrl_c_while_workers_train_ends_the_job_and_leaves_nothing(driver: str, run_on_spark: Any) -> None:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run_on_spark(
+            count_steps, 10**6, 0.02, driver=driver, min_np=WORKERS, max_np=WORKERS,
+            on_event=once("world_formed", press_ctrl_c),
+        )  # fmt: skip
+    assert raised.value.events[-1]["event"] == "job_failed"  # type: ignore[attr-defined]
     assert no_driver_is_left()

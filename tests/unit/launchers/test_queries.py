@@ -108,5 +108,30 @@ def test_in_a_classic_session_cancelled_jobs_end_a_job(
     assert sign in Queries(classic, "run").find_end(RuntimeError("Job 7 cancelled as part of cancellation of all jobs"))
 
 
+class Context:
+    """A SparkContext that notes who asks it for what."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        return lambda *given: self.asked.append((threading.current_thread().name, name, given)) or "fair"
+
+
+def test_in_a_classic_session_threads_of_queries_have_the_callers_pool_and_the_caller_asks_the_jvm_for_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "is_connect", lambda session: False)
+    session.sparkContext = context = Context()  # type: ignore[attr-defined]
+    with Queries(session, "run") as queries:  # type: ignore[arg-type]
+        assert {name for _, name, _ in context.asked} == {"getLocalProperty"}
+        context.asked.clear()
+        for _ in range(2):
+            queries.submit(list, "a query").result(WAIT)
+    assert {thread for thread, _, _ in context.asked} == {"spark_elastic-query"}
+    pool = ("spark_elastic-query", "setLocalProperty", ("spark.scheduler.pool", "fair"))
+    assert context.asked.count(pool) == 2
+
+
 def test_a_map_yields_each_row_by_itself() -> None:
     assert [batch.num_rows for batch in RowsMap(lambda rows: [b"a", b"b"])(iter([]))] == [1, 1]
