@@ -20,7 +20,7 @@ from spark_elastic.worker.scripts import Meeting, environment
 
 # What each environment variable is for. One that the code uses and that is missing here is a KeyError.
 OURS = {
-    "PYSPARK_PYTHON": "the executors' Python; set to the driver's by `run` and the command where they start a local Spark",
+    "PYSPARK_PYTHON": "the executors' Python; unset, executors of a local master run the driver's",
     "JAVA_HOME": "read by `doctor`, as by Spark",
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",

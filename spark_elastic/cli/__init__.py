@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spark_elastic import __version__
 from spark_elastic.cli import doctor, inspect, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
 
@@ -15,6 +16,7 @@ COMMANDS = (run, timeline, summary, inspect, doctor)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Return its exit status: 0 for success, 1 if it found faults, 2 if it could not do its work."""
     parser = argparse.ArgumentParser(prog="spark-elastic", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"spark-elastic {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for module in COMMANDS:
         module.add_to(commands)

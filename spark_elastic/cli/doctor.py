@@ -107,7 +107,7 @@ def examine_spark(options: argparse.Namespace) -> list[Diagnosis]:
         check_descriptors("this machine", hard_descriptor_limit()),
         check_java(spark),
         *check_packages(spark),
-        check_python(conf),
+        check_python(conf, master),
         *check_network(conf, master, options.driver_port),
         *check_gpus(conf, shutil.which("nvidia-smi") is not None),
         *check_settings(conf, master),
@@ -213,9 +213,11 @@ def _check_petastorm(version: Version) -> list[Diagnosis]:
     return [fine("petastorm", name)]
 
 
-def check_python(conf: Mapping[str, str]) -> Diagnosis:
+def check_python(conf: Mapping[str, str], master: str) -> Diagnosis:
     """Check the Python that executors are configured to use, as far as this machine can run it."""
     name = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    if not name and (not master or master.startswith("local")):
+        return fine("Python", f"executors on this machine run what the driver runs, {sys.executable}")
     mine = platform.python_version()
     fix = f"set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or to a Python of the same version on executors"
     path = shutil.which(name or "python3")

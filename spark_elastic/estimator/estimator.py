@@ -52,7 +52,7 @@ from spark_elastic.estimator.runs import (
     forget_run,
     record_run,
 )
-from spark_elastic.estimator.sessions import is_local, master_of
+from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.training import train
 from spark_elastic.launchers.session import check_gpus, parallelism
@@ -84,6 +84,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if not isinstance(dataset, DataFrame):
             raise TypeError(f"fit takes a Spark DataFrame, not {type(dataset)}")
         session = dataset.sparkSession
+        prepare_python(session)
         schema = dataset.schema
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")

@@ -22,6 +22,7 @@ from spark_elastic.estimator.frame import Facts, column
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
+from spark_elastic.estimator.sessions import prepare_python
 from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features
 from spark_elastic.estimator.unfitted import learn
 
@@ -113,6 +114,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         if not self.layout.inputs:
             learn(self, self._layout_of_names(), dataset)
         self._check({})
+        prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
         for name in outputs:

@@ -14,9 +14,16 @@ from pyspark.sql.utils import is_remote
 
 from spark_elastic.estimator.files import ArrowFiles, Files
 from spark_elastic.estimator.hadoop import HadoopFiles
+from spark_elastic.launchers.session import use_own_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def prepare_python(session: SparkSession) -> None:
+    """Have executors on this machine run this process's Python in what is asked of them next; see ``use_own_python``."""
+    if not is_remote():
+        use_own_python(session)
 
 
 def open_files(url: str, storage_options: Mapping[str, object] | None = None) -> Files:

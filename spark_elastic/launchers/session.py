@@ -70,6 +70,18 @@ def active_session() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
+def use_own_python(session: SparkSession) -> None:
+    """Have the executors of a local master run this process's Python, unless the user has chosen one.
+
+    They are on this machine, and Spark would run whatever ``python3`` is on the path: another one, where a script is started
+    by the full path of its environment's Python.
+    """
+    context = session.sparkContext
+    chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if not chosen and str(context.master).startswith("local"):
+        context.pythonExec = sys.executable
+
+
 def find_session(stack: ExitStack) -> SparkSession:
     """Return the active session, else a new local-cluster that ends with the run."""
     from pyspark import SparkContext

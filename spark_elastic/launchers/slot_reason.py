@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 
 from spark_elastic.launchers.spark_task import SlotConfigurationError
@@ -22,8 +23,11 @@ def find_reason(story: Sequence[str]) -> str:
     return (python or [text.strip().split("\n")[0] for text in story])[-1][:500]
 
 
-def find_hopeless(reason: str) -> str:
-    """Say what no other try will change where all executors are alike; empty if another try may help."""
+def find_hopeless(reason: str, python: str = "the Python") -> str:
+    """Say what no other try will change where all executors are alike; empty if another try may help.
+
+    python: what executors were told to run, if that is known.
+    """
     if versions := re.search(
         r"Python in worker has different version:? (\S+) than that in driver:? ([\d.]+\d)", reason
     ):
@@ -33,7 +37,11 @@ def find_hopeless(reason: str) -> str:
             "(spark.pyspark.python) to the same minor version everywhere"
         )
     if re.search(r"No module named '(spark_elastic|torch|msgspec|cryptography|psutil|cloudpickle)", reason):
-        return f"executors cannot run spark_elastic: {reason}. Install it there, or ship it with --py-files"
+        return (
+            f"executors cannot run spark_elastic: {python} there says {reason}. Before the session is made, set PYSPARK_PYTHON "
+            f"(spark.pyspark.python) to a Python that has spark_elastic and its packages, as {sys.executable} has here. Or "
+            "install there what is missing, or ship it (--py-files, --archives)"
+        )
     return reason if SlotConfigurationError.__name__ in reason else ""
 
 

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
-from spark_elastic.launchers.session import addresses_of, check_gpus, check_session, default_sizes, find_session
+from spark_elastic.launchers.session import (
+    addresses_of,
+    check_gpus,
+    check_session,
+    default_sizes,
+    find_session,
+    use_own_python,
+)
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import RowsTask
@@ -57,6 +64,7 @@ class SparkLauncher:
         with ExitStack() as stack:
             self._session = find_session(stack) if self._given is None else self._given
             check_gpus(self._session.sparkContext.getConf())
+            use_own_python(self._session)
             self._stack = stack.pop_all()
         return self
 
@@ -236,7 +244,7 @@ class SparkSlots:
                 reason = _reason(slot.future)
                 if cancellation := self.find_cancellation():
                     raise SparkEndedError(cancellation)
-                if not self._has_hosts and (hopeless := find_hopeless(reason)):
+                if not self._has_hosts and (hopeless := find_hopeless(reason, self._context.pythonExec)):
                     raise SparkEndedError(hopeless)
                 slot.future = None
                 slot.failed(GAVE_UP, reason or never_registered(self._ticket), self._listener)

@@ -35,6 +35,12 @@ def main(master: str, folder: str, *acts: str) -> None:
     for module in (networks, training):
         cloudpickle.register_pickle_by_value(module)
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if master.startswith("local["):
+        # The first python3 on the path is another one, as for a user who has not activated the environment.
+        del os.environ["PYSPARK_PYTHON"]
+        Path(folder, "path").mkdir()
+        _executable(Path(folder, "path", "python3"), "exit 1")
+        os.environ["PATH"] = f"{folder}/path:{os.environ['PATH']}"
     if acts == ("default session",):
         print(spark_elastic.run(training.plain, args=("x",), min_np=1, max_np=1))
         return

@@ -134,6 +134,15 @@ def test_another_python_for_executors_is_a_fault(
     assert sys.executable in found["Python"]["fix"]
 
 
+def test_executors_on_this_machine_run_the_drivers_python(
+    fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    assert "Python" not in examined(capsys)[1], "which that of the path has not"
+    found = examined(capsys, "--conf", "spark.master=spark://node7:7077")[1]["Python"]["what"]
+    assert "python3 (PYSPARK_PYTHON is not set)" in found
+
+
 def test_a_python_without_our_packages_is_a_fault(
     fine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+import spark_elastic
 from spark_elastic.cli import main
 from spark_elastic.cli.script import find_target
 from spark_elastic.protocol.messages import Member
@@ -148,3 +149,9 @@ def test_local_and_settings_of_spark_are_refused_together(
 ) -> None:
     assert main([*command, "--local", *other]) == 2
     assert "--local is without Spark: give either it or --master and --conf" in capsys.readouterr().err
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"spark-elastic {spark_elastic.__version__}\n")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_elastic.driver.run import run
-from spark_elastic.launchers.session import addresses_of, check_gpus, default_sizes
+from spark_elastic.launchers.session import addresses_of, check_gpus, default_sizes, use_own_python
 
 
 def session(parallelism: int = 4, **settings: str) -> Any:
@@ -73,3 +74,25 @@ def test_executors_reach_the_driver_where_spark_tells_them_and_a_name_that_does_
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     assert addresses_of(session(spark_driver_host="nowhere.invalid"), 7) == (("nowhere.invalid", 7),)
     assert caplog.messages[0].startswith("spark.driver.host=nowhere.invalid does not resolve here ([Errno -2] Name or")
+
+
+@pytest.mark.parametrize(
+    ("master", "variable", "setting", "runs"),
+    [
+        ("local[2]", None, None, sys.executable),
+        ("local-cluster[2,1,1024]", None, None, sys.executable),
+        ("spark://node7:7077", None, None, "python3"),
+        ("local[2]", "python3", None, "python3"),
+        ("local[2]", None, "python3", "python3"),
+    ],
+)
+def test_executors_on_this_machine_run_this_python_unless_another_was_chosen(
+    master: str, variable: str | None, setting: str | None, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", variable)
+    conf = {} if setting is None else {"spark.pyspark.python": setting}
+    made = SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: conf, pythonExec="python3"))
+    use_own_python(made)
+    assert made.sparkContext.pythonExec == runs

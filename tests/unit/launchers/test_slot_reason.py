@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from spark_elastic.launchers.slot_reason import find_hopeless, find_reason
@@ -34,10 +36,11 @@ def test_it_is_the_last_exception_of_python_else_what_the_innermost_cause_says(s
 
 
 def test_missing_packages_and_several_gpus_are_hopeless_and_all_else_is_tried_again() -> None:
-    missing = find_hopeless("ModuleNotFoundError: No module named 'torch'")
+    missing = find_hopeless("ModuleNotFoundError: No module named 'torch'", "python3")
     assert missing.startswith(
-        "executors cannot run spark_elastic: ModuleNotFoundError: No module named 'torch'. Install"
+        "executors cannot run spark_elastic: python3 there says ModuleNotFoundError: No module named 'torch'. Before the"
     )
+    assert sys.executable in missing
     assert find_hopeless("spark_elastic.launchers.spark_task.SlotConfigurationError: this task was given 2 GPUs")
     assert not find_hopeless("ModuleNotFoundError: No module named 'users'")
     assert not find_hopeless(f"{STAGE}: ExecutorLostFailure (executor 0 exited)")

@@ -40,6 +40,8 @@ class Future:
 class Spark:
     """A session and its SparkContext, as far as the launcher asks. ``trouble`` is called at each submission."""
 
+    pythonExec = "python3"  # noqa: N815
+
     def __init__(self, trouble: Callable[[], None] = lambda: None) -> None:
         self.futures: list[Future] = []
         self.trouble = trouble
