@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from spark_elastic.errors import TrainingFailedError as TrainingFailedError
     from spark_elastic.errors import WorkerFailure as WorkerFailure
     from spark_elastic.errors import WorkerLostError as WorkerLostError
+    from spark_elastic.launchers.shutdown import shutdown as shutdown
     from spark_elastic.worker.collectives import allgather_object as allgather_object
     from spark_elastic.worker.collectives import allreduce as allreduce
     from spark_elastic.worker.collectives import barrier as barrier
@@ -73,6 +74,7 @@ _MODULES = {
         "WorkerFailure",
         "WorkerLostError",
     ),
+    "spark_elastic.launchers.shutdown": ("shutdown",),
     "spark_elastic.worker.collectives": ("allgather_object", "allreduce", "barrier", "broadcast_object"),
     "spark_elastic.worker.context": (
         "cross_rank",

@@ -129,7 +129,8 @@ def run(
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
-    The call blocks until the job ends; Ctrl-C ends it. When the call has returned or raised, nothing of the job is left.
+    The call blocks until the job ends; Ctrl-C ends it. When the call has returned or raised, nothing of the job is left. With
+    ``local=True`` a process that has imported torch, and nothing of the user's, waits for the next run; ``shutdown`` ends it.
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()

@@ -1,7 +1,7 @@
 """Slots from this machine, without Spark or Java: a process for each slot, for as long as the job wants that.
 
 The slots' processes are forked from one process that has imported torch for all of them. They end with that process, which ends
-with the driver, however the driver ends.
+with the driver, however the driver ends. Where the cluster is not the user's, that process is kept for the next run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import TracebackType
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, cores, fill_sizes
 from spark_elastic.launchers.gpus import find_gpus
+from spark_elastic.launchers.kept import KEPT
 from spark_elastic.launchers.local_cluster import LocalCluster, Seat
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_process import SlotProcess
@@ -88,7 +89,7 @@ class LocalLauncher:
         """Make ``slots`` slots: in the cluster that was given, with the other jobs that run there, else in one of their own."""
         if self._given is not None:
             return LocalSlots(self._given, ticket, slots, listener)
-        self._own = LocalCluster(slots, self._gpus)
+        self._own = LocalCluster(slots, self._gpus, KEPT)
         return LocalSlots(self._own, ticket, slots, listener)
 
     def _present(self) -> int:

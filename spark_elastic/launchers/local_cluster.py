@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_elastic.launchers.defaults import cores
+from spark_elastic.launchers.kept import KeptParent
 from spark_elastic.launchers.slot_process import SlotParent, SlotProcess
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.service import TaskPlace
@@ -33,7 +34,7 @@ class LocalCluster:
     All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes one.
     """
 
-    def __init__(self, slots: int, gpus: tuple[str, ...] = ()) -> None:
+    def __init__(self, slots: int, gpus: tuple[str, ...] = (), kept: KeptParent | None = None) -> None:
         if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
             raise ValueError(f"slots must be a whole number from 1 on, not {slots!r}")
         self._lock = threading.Lock()
@@ -45,6 +46,8 @@ class LocalCluster:
         self._is_closed = False
         # New slots are forked from the last one; the others live until the slots that they have forked end.
         self._parents: list[SlotParent] = []
+        # Whence the process comes at first, and where it goes in the end, if the cluster is made for one run.
+        self._kept = kept
         self.cpus = max(cores() // slots, 1)
 
     @property
@@ -93,10 +96,12 @@ class LocalCluster:
         self._notify()
 
     def close(self) -> None:
-        """End the jobs that still run here, and the process that slots are forked from."""
+        """End the jobs that still run here, and the process that slots are forked from, unless it is kept for another run."""
         self._is_closed = True
         self._notify()
         with self._lock:
+            if self._kept is not None and not self._taken and self._parents and not self._parents[-1].has_ended:
+                self._kept.keep(self._parents.pop())
             for parent in self._parents:
                 parent.end()
             self._parents.clear()
@@ -153,7 +158,7 @@ class LocalCluster:
         for parent in [parent for parent in self._parents if parent.has_ended]:
             parent.end()
             self._parents.remove(parent)
-        self._parents.append(SlotParent(self.cpus))
+        self._parents.append(SlotParent(self.cpus) if self._kept is None else self._kept.take(self.cpus))
 
     def _staying(self) -> list[Seat]:
         return [seat for seat in self._taken if seat.leave_by is None]

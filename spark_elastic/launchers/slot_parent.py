@@ -3,7 +3,7 @@
 A slot that is forked here starts in milliseconds, and so does its warm parent. The process runs no thread and does not touch
 CUDA, so forking is safe. For each slot the driver sends an order with two descriptors: one that the slot prints to, and one end
 of a connection. When the slot has ended, its exit code comes back over the connection; when the driver closes its end, the slot
-is killed. This process ends with the driver, and its slots with it.
+is killed. This process ends with the driver, and its slots with it; and by itself where nothing has been asked of it for long.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 PACKET_BYTES = 128 * 1024
+# So long without a slot, this process ends, because it holds the memory of all that it has imported.
+IDLE_SECONDS = 600.0
 # The descriptor that a slot prints to, and its end of the connection.
 ORDER_DESCRIPTORS = 2
 
@@ -72,7 +74,10 @@ class _Parent:
 
     def serve(self) -> None:
         while self._slots or self._orders in self._selector.get_map():
-            for key, _ in self._selector.select():
+            ready = self._selector.select(None if self._slots else IDLE_SECONDS)
+            if not ready:
+                return
+            for key, _ in ready:
                 if key.fileobj is self._orders:
                     self._take_order()
                 elif key.fileobj == self._driver:

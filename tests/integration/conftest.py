@@ -111,6 +111,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         looks["Spark jobs"] = lambda: set(tracker.getActiveJobsIds())
     before = {what: look() for what, look in looks.items()}
     yield
+    spark_elastic.shutdown()
     end = time.monotonic() + SETTLE_SECONDS
     while left := {what: more for what, look in looks.items() if (more := look() - before[what])}:
         assert time.monotonic() < end, f"left behind: {left}"

@@ -128,6 +128,21 @@ def test_nothing_is_left_of_a_driver_that_is_ended_by_a_signal(
     assert port not in {entry.laddr.port for entry in psutil.net_connections() if entry.status == "LISTEN"}
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, None], ids=["SIGKILL", "exit"])
+def test_nothing_that_was_kept_for_another_run_is_left_of_a_driver_that_has_ended(
+    how: signal.Signals | None, tmp_path: Path
+) -> None:
+    process = start(tmp_path, "kept", stdin=subprocess.PIPE)
+    (kept,) = wait_for(tmp_path / "kept")
+    assert psutil.pid_exists(kept)
+    if how is None:
+        finish(process)  # closes its stdin
+    else:
+        process.send_signal(how)
+        process.communicate()
+    assert_gone([kept])
+
+
 def test_a_driver_in_which_the_user_catches_ctrl_c_goes_on_with_nothing_of_the_job_left() -> None:
     def interrupt(event: dict[str, Any]) -> None:
         if event["event"] == "world_formed":
@@ -136,14 +151,21 @@ def test_a_driver_in_which_the_user_catches_ctrl_c_goes_on_with_nothing_of_the_j
     before = psutil.Process().children()
     with pytest.raises(KeyboardInterrupt):
         spark_elastic.run(training.count_steps, (10**6, 0.02), local=True, num_proc=2, on_event=interrupt)
+    spark_elastic.shutdown()
     assert set(psutil.Process().children()) <= set(before)
 
 
-def test_an_exception_in_the_workers_ends_the_job_with_nothing_left() -> None:
-    before = psutil.Process().children()
+def test_a_job_leaves_the_process_that_slots_are_forked_from_to_the_next_one_and_shutdown_ends_it() -> None:
+    before = set(psutil.Process().children())
     with pytest.raises(spark_elastic.TrainingFailedError, match="KeyError: 'gone'"):
         spark_elastic.run(training.raise_everywhere, ("gone",), local=True, num_proc=2)
-    assert set(psutil.Process().children()) <= set(before)
+    (kept,) = set(psutil.Process().children(recursive=True)) - before
+    first, second = (spark_elastic.run(training.look_around, local=True, num_proc=2) for _ in range(2))
+    for parents, traces in first + second:
+        assert kept.pid in parents
+        assert traces == 0, "of the workers of the job before"
+    spark_elastic.shutdown()
+    assert set(psutil.Process().children()) <= before
 
 
 def test_killed_workers_and_killed_processes_of_slots_are_replaced() -> None:

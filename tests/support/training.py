@@ -86,6 +86,25 @@ def plain(value: Any) -> Any:
     return value
 
 
+def look_around() -> tuple[list[int], int]:
+    """Return the processes above the worker, and how many traces of a worker before it are in its process; leave some."""
+    import builtins
+    import os
+    import sys
+
+    import psutil
+    import torch
+
+    places: list[Any] = [builtins, torch, torch.nn.Linear]
+    traces = sum(hasattr(place, "left_by_a_worker") for place in places)
+    traces += ("LEFT_BY_A_WORKER" in os.environ) + ("left_by_a_worker" in sys.modules)
+    for place in places:
+        place.left_by_a_worker = True
+    os.environ["LEFT_BY_A_WORKER"] = "1"
+    sys.modules["left_by_a_worker"] = os
+    return [parent.pid for parent in psutil.Process().parents()], traces
+
+
 def raise_everywhere(message: str) -> None:
     import spark_elastic as se
 

@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -122,6 +122,29 @@ def test_a_slot_for_which_no_descriptor_is_left_says_so_and_the_next_one_is_fork
     living.kill()
     parent.serve_until_no_slot_is_left()
     assert living.end() == (KILLED, "")
+
+
+def test_it_ends_when_it_has_had_no_slot_for_long_and_waits_for_ever_while_it_has_one(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    select_ready = parent._selector.select
+
+    def note(timeout: float | None) -> list[Any]:
+        waits.append(timeout)
+        if timeout is not None:
+            return []  # nothing came
+        slot.kill()
+        return select_ready(None)
+
+    monkeypatch.setattr(parent._selector, "select", note)
+    slot = Slot(parent)
+    parent._take_order()
+    parent.serve()
+    assert slot.end() == (KILLED, "")
+    assert waits[0] is None
+    assert waits[-1] == slot_parent.IDLE_SECONDS
+    assert waits.count(slot_parent.IDLE_SECONDS) == 1
 
 
 def test_it_starts_where_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

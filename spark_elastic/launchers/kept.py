@@ -1,0 +1,55 @@
+"""What a run on this machine leaves for the next one: the process that slots are forked from, which has imported torch.
+
+It has only imported, so nothing of a job is in it: ticket and key go to the slots, which are gone when a job has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from spark_elastic.launchers.slot_process import SlotParent
+
+
+class KeptParent:
+    """Holds at most one process, which forks nothing meanwhile. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parent: SlotParent | None = None
+
+    def take(self, cpus: int) -> SlotParent:
+        """Hand over the process if it has what one started now would have; else end it, and start one. Raises ``OSError``."""
+        parent = self._exchange(None)
+        if parent is not None and parent.fits(cpus):
+            return parent
+        _end(parent)
+        return SlotParent(cpus)
+
+    def keep(self, parent: SlotParent) -> None:
+        """Hold a process that has no slot, in place of the one that is held already."""
+        _end(self._exchange(parent))
+
+    def end(self) -> None:
+        """End the process, and wait for that."""
+        _end(self._exchange(None))
+
+    def renew_lock(self) -> None:
+        """In a forked child, get a lock that no thread holds. The child cannot take the process, which is no child of its own."""
+        self._lock = threading.Lock()
+
+    def _exchange(self, parent: SlotParent | None) -> SlotParent | None:
+        with self._lock:
+            held, self._parent = self._parent, parent
+        return held
+
+
+def _end(parent: SlotParent | None) -> None:
+    if parent is not None:
+        parent.end()
+
+
+KEPT = KeptParent()
+atexit.register(KEPT.end)
+os.register_at_fork(after_in_child=KEPT.renew_lock)

@@ -1,0 +1,173 @@
+"""The process that a run leaves for the next one: who gets it, and when it is ended."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spark_elastic.launchers import slot_process
+from spark_elastic.launchers.kept import KeptParent
+from spark_elastic.launchers.local_cluster import LocalCluster
+from spark_elastic.launchers.slot_process import SlotParent
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptParent]:
+    """A place to keep a process in; processes are ones that only wait."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    kept = KeptParent()
+    yield kept
+    kept.end()
+    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
+
+
+def keep_one(kept: KeptParent) -> int:
+    """Start and keep a process, as the first run does; return its number."""
+    parent = kept.take(1)
+    kept.keep(parent)
+    return parent.pid
+
+
+def take(kept: KeptParent, cpus: int = 1) -> int:
+    """Take a process as the next run does, which ends it when it is over; return its number."""
+    parent = kept.take(cpus)
+    parent.end()
+    return parent.pid
+
+
+def test_the_next_run_gets_the_process_and_a_run_beside_it_one_of_its_own(kept: KeptParent) -> None:
+    first = keep_one(kept)
+    one, other = kept.take(1), kept.take(1)
+    assert (one.pid == first, other.pid == first) == (True, False)
+    one.end()
+    other.end()
+
+
+def test_of_two_runs_that_end_the_later_one_leaves_its_process(kept: KeptParent) -> None:
+    one, other = kept.take(1), kept.take(1)
+    kept.keep(one)
+    kept.keep(other)
+    assert one.has_ended
+    assert take(kept) == other.pid
+
+
+def set_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOMETHING", "else")
+
+
+def put_a_folder_first_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/nowhere")
+
+
+def replace_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path.cwd()
+    folder.rmdir()
+    (folder.parent / "in between").mkdir()
+    folder.mkdir()
+    os.chdir(folder)
+
+
+def lower_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+
+
+def take_a_core_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {77})
+
+
+def install_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_process, "package_marks", lambda path: (("/site-packages", 2, 3),))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_a_variable,
+        put_a_folder_first_on_the_path,
+        replace_the_working_directory,
+        lower_a_limit,
+        take_a_core_away,
+        install_a_package,
+    ],
+)
+def test_a_process_that_differs_from_one_started_now_is_ended(
+    change: Callable[[pytest.MonkeyPatch], None], kept: KeptParent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = keep_one(kept)
+    with monkeypatch.context() as changed:
+        change(changed)
+        assert take(kept) != first
+    assert not psutil.pid_exists(first)
+
+
+def test_so_is_one_with_another_number_of_threads(kept: KeptParent) -> None:
+    first = keep_one(kept)
+    assert take(kept, cpus=2) != first
+    assert not psutil.pid_exists(first)
+
+
+def test_a_process_that_was_killed_is_replaced(kept: KeptParent) -> None:
+    first = kept.take(1)
+    kept.keep(first)
+    os.kill(first.pid, signal.SIGKILL)
+    first.story()
+    assert take(kept) != first.pid
+
+
+def test_a_forked_child_leaves_the_process_to_the_one_that_has_started_it(kept: KeptParent) -> None:
+    first = keep_one(kept)
+    kept._lock.acquire()  # as another thread may
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        kept.renew_lock()
+        kept.end()
+        os._exit(0)
+    kept._lock.release()
+    assert os.waitpid(child, 0)[1] == 0
+    assert take(kept) == first
+
+
+def closed_cluster(kept: KeptParent) -> tuple[LocalCluster, SlotParent]:
+    """A cluster that is about to be closed, and the process that its slots were forked from."""
+    cluster = LocalCluster(1, kept=kept)
+    cluster._replace_parent()
+    return cluster, cluster._parents[0]
+
+
+def test_a_cluster_of_one_run_leaves_its_process_though_the_working_directory_is_gone(kept: KeptParent) -> None:
+    cluster, parent = closed_cluster(kept)
+    Path.cwd().rmdir()
+    cluster.close()
+    assert not parent.has_ended
+    with pytest.raises(FileNotFoundError):
+        kept.take(1)
+    assert parent.has_ended
+
+
+def test_a_cluster_in_which_a_slot_may_still_run_ends_it(kept: KeptParent) -> None:
+    cluster, parent = closed_cluster(kept)
+    cluster.acquire()
+    cluster.close()
+    assert parent.has_ended
+    assert take(kept) != parent.pid
+
+
+def test_a_cluster_of_the_users_own_ends_it() -> None:
+    cluster = LocalCluster(1)
+    cluster._replace_parent()
+    [parent] = cluster._parents
+    cluster.close()
+    assert parent.has_ended
