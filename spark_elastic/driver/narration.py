@@ -1,58 +1,175 @@
-"""Narrator: tells people in the driver's log who was lost, where and why, and what the job did about it."""
+"""Narrator: tells people in the driver's log who was lost, where and why, and how the job went on."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records
 from spark_elastic.protocol.records import Record
 
+# How long a loss waits to be told, in which as a rule its cause and its consequences become known.
+FLUSH_SECONDS = 1.0
+
+# The level and the text of what is logged.
+Line = tuple[int, str]
+
+
+@dataclass(slots=True)
+class _Loss:
+    """A lost worker that was not told of yet: soon more may be known of how it ended, and of how the job goes on."""
+
+    worker: int
+    who: str
+    cause: str
+    has_exited: bool = False
+    meaning: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.who} was lost: {self.meaning or self.cause}"
+
 
 class Narrator:
-    """Turns the machine's records into log lines; pure. Losses, and how they end, are warnings; what was planned is not."""
+    """Turns the machine's records into log lines; pure. Losses, and how they end, are warnings; what was planned is not.
+
+    A loss is told in one line: it waits until it is known how the process ended and that the job goes on, or until ``flush``.
+    """
 
     def __init__(self, elastic: bool = True) -> None:
         self._elastic = elastic
         self._is_broken = False
         self._commit = "None"
-        # Who was lost and where, until its exit is known.
-        self._lost: dict[int, str] = {}
+        self._waiting: list[_Loss] = []
+        # How the job goes on after these losses, as soon as that is known.
+        self._sequel = ""
+        # Who was told of before it was known how the process had ended.
+        self._told: dict[int, str] = {}
+        # What workers have raised, until their loss is told. All ranks often raise the same, which is shown once.
+        self._tracebacks: dict[int, str] = {}
+        self._shown = ""
 
-    def tell(self, record: Record) -> tuple[int, str] | None:
-        """Return the level and text of a line, or None for what is of no interest here."""
+    @property
+    def is_waiting(self) -> bool:
+        """Whether ``flush`` would tell something."""
+        return bool(self._waiting)
+
+    def hear_traceback(self, worker: int, traceback: str) -> None:
+        """Note what a worker has raised; it is told with its loss."""
+        self._tracebacks[worker] = traceback.rstrip()
+
+    def flush(self) -> list[Line]:
+        """Tell of the losses that wait, however much is known."""
+        if not self._waiting:
+            return []
+        then = "; its survivors go back to their last commit" if self._is_broken and self._elastic else ""
+        text = "; ".join(map(str, self._waiting)) + (self._sequel or then)
+        for loss in self._waiting:
+            if not loss.has_exited:
+                self._told[loss.worker] = loss.who
+            traceback = self._tracebacks.pop(loss.worker, "")
+            if traceback and traceback != self._shown:
+                text += f"\n{traceback}"
+                self._shown = traceback
+        self.forget()
+        return [(logging.WARNING, text)]
+
+    def forget(self) -> None:
+        """Tell no more of the losses that wait, because the job's error does."""
+        self._waiting, self._sequel = [], ""
+
+    def tell(self, record: Record) -> list[Line]:
+        """Return what is to be logged now."""
         match record:
             case records.WorkerLost(worker, rank, host, cause):
-                self._lost[worker] = f"{name_worker(worker, rank)} on {host}"
-                return logging.WARNING, f"{self._lost[worker]} was lost: {cause}"
+                self._waiting.append(_Loss(worker, f"{name_worker(worker, rank)} on {host}", cause))
             case records.WorkerExited(worker=worker, meaning=meaning, explains=explains):
-                lost = self._lost.pop(worker, None)
-                return (logging.WARNING, f"{lost} {meaning}") if lost is not None and explains else None
+                return self._note_exit(worker, meaning if explains else "")
             case records.WorldBroken(generation, reason):
-                self._is_broken = True
-                # In a fixed world the next line tells what follows: RunAgain, or the job's error.
-                then = "; its survivors go back to their last commit" if self._elastic else ""
-                return logging.WARNING, f"generation {generation} ends: {reason}{then}"
+                return self._note_break(generation, reason)
             case records.RunAgain(generation):
-                return logging.WARNING, f"all of generation {generation} runs again, in new processes"
+                return self._go_on(f"all of generation {generation} runs again, in new processes")
             case records.WorldInterrupted(generation, reason):
-                return logging.INFO, f"generation {generation} ends at its next commit: {reason}"
+                return [(logging.INFO, f"generation {generation} ends at its next commit: {reason}")]
             case records.WorldForming(newest_commit=commit):
                 self._commit = commit
             case records.WorldFormed(generation, size):
-                level = logging.WARNING if self._is_broken else logging.INFO
-                self._is_broken = False
                 begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
-                return level, f"generation {generation} of size {size} {begins}"
+                return self._go_on(f"generation {generation} of size {size} {begins}")
             case records.StateLost(reason=reason):
-                return logging.WARNING, f"{reason}; the next world begins from the newest durable checkpoint"
+                return [(logging.WARNING, f"{reason}; the next world begins from the newest durable checkpoint")]
             case records.NewcomersPaused():
-                return logging.WARNING, _describe_pause(record)
+                return [(logging.WARNING, _describe_pause(record))]
             case records.DriverPaused(seconds):
-                return logging.WARNING, f"the driver stood still for {seconds:g} s"
+                return [(logging.WARNING, f"the driver stood still for {seconds:g} s")]
             case records.HostDraining(host, name):
-                return logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit"
-        return None
+                return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
+        return []
+
+    def _note_break(self, generation: int, reason: str) -> list[Line]:
+        self._is_broken = True
+        if any(reason.endswith(loss.cause) for loss in self._waiting):
+            return []
+        # In a fixed world the next line tells what follows: RunAgain, or the job's error.
+        then = "; its survivors go back to their last commit" if self._elastic else ""
+        return [(logging.WARNING, f"generation {generation} ends: {reason}{then}")]
+
+    def _note_exit(self, worker: int, meaning: str) -> list[Line]:
+        loss = next((loss for loss in self._waiting if loss.worker == worker), None)
+        if loss is None:
+            told = self._told.pop(worker, None)
+            return [(logging.WARNING, f"{told} {meaning}")] if told is not None and meaning else []
+        loss.has_exited, loss.meaning = True, meaning
+        return self._flush_what_is_complete()
+
+    def _go_on(self, text: str) -> list[Line]:
+        level = logging.WARNING if self._is_broken else logging.INFO
+        self._is_broken = False
+        if not self._waiting:
+            return [(level, text)]
+        self._sequel = f". {text[0].upper()}{text[1:]}"
+        return self._flush_what_is_complete()
+
+    def _flush_what_is_complete(self) -> list[Line]:
+        is_complete = not self._is_broken and all(loss.has_exited for loss in self._waiting)
+        return self.flush() if is_complete else []
+
+
+class Narration:
+    """Logs what a narrator tells, and has it tell of losses after ``FLUSH_SECONDS`` at the latest. For one thread."""
+
+    def __init__(
+        self,
+        elastic: bool,
+        log: Callable[[int, str], None],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+    ) -> None:
+        self.narrator = Narrator(elastic)
+        self._log = log
+        self._call_later = call_later
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, record: Record) -> None:
+        """Log what there is to be said of a record."""
+        self._log_all(self.narrator.tell(record))
+        if self.narrator.is_waiting and self._timer is None:
+            self._timer = self._call_later(FLUSH_SECONDS, self._flush)
+
+    def close(self) -> None:
+        """Log what waits; the job is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._flush()
+
+    def _flush(self) -> None:
+        self._timer = None
+        self._log_all(self.narrator.flush())
+
+    def _log_all(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._log(*line)
 
 
 def _describe_pause(pause: records.NewcomersPaused) -> str:

@@ -178,7 +178,10 @@ def run(
         display = stack.enter_context(ProgressDisplay(progress))
         path = None if event_log is None else os.fspath(event_log)
         log = stack.enter_context(EventLog(path, on_event, watchers=[display.see]))
-        results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
+        try:
+            results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
+        except SparkElasticError as error:
+            raise error.with_traceback(None)  # noqa: B904  # frames of ours say nothing about what went wrong in the job
     return [pickle.loads(result) for result in results]
 
 

@@ -29,12 +29,12 @@ from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.links import Standby, TaskLink, WorkerLink, choose_backend
-from spark_elastic.driver.narration import Narrator
+from spark_elastic.driver.narration import Narration
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.runtime import REAL_RUNTIME, DriverRuntime
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.translation import event_of_task, event_of_worker
-from spark_elastic.errors import SparkElasticError, TrainingFailedError, name_worker
+from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -82,7 +82,6 @@ class SparkDriverService:
         self._bind_address = bind_address
         self._log = event_log or EventLog(None, None)
         self._has_failed = False
-        self._narrator = Narrator(settings.elastic)
         self._printer = printer or OutputPrinter()
         self._faults = {fault.number: fault for fault in faults}
         self._strikes = {fault.number: fault.times for fault in faults}
@@ -110,6 +109,7 @@ class SparkDriverService:
         self._deciding: asyncio.Handle | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = runtime.new_event_loop()
+        self._narration = Narration(settings.elastic, self._printer.log, self._loop.call_later)
         self._door: Door | None = None
         self._closing: concurrent.futures.Future[None] | None = None
         self._thread = threading.Thread(target=self._run_loop, name="spark_elastic-driver", daemon=True)
@@ -183,6 +183,7 @@ class SparkDriverService:
         """Wait for released tasks to go, then cut what is left. To be called on the loop; other threads call ``stop_serving``."""
         if self._timer is not None:
             self._timer.cancel()
+        self._narration.close()
         assert self._door is not None
         # New connections are refused from here on, which is how late tasks learn that the job is over.
         self._door.close()
@@ -310,8 +311,7 @@ class SparkDriverService:
                 else:
                     link.connection.send(m.StoreReply(number, gone=True))
             case m.WorkerRaised(traceback=traceback):
-                who = name_worker(worker, self._ranks.get(worker))
-                self._printer.log(logging.WARNING, f"{who} raised\n{traceback.rstrip()}")
+                self._narration.narrator.hear_traceback(worker, traceback)
                 self._hear(worker, message)
             case m.ResultFollows():
                 link.elastic_result = message.elastic
@@ -416,9 +416,7 @@ class SparkDriverService:
     def _execute(self, command: do.Command) -> None:  # noqa: C901  # a case for each command
         match command:
             case do.Record(record):
-                told = self._narrator.tell(record)
-                if told is not None:
-                    self._printer.log(*told)
+                self._narration.tell(record)
                 self._log.record(record)
             case do.StartWorker(host, worker):
                 self._tokens[worker] = secrets.token_hex(16)
@@ -463,6 +461,8 @@ class SparkDriverService:
             case do.FailJob(error):
                 for link in self._links.values():
                     link.connection.send(m.LeaveJob())
+                if isinstance(error, TrainingFailedError):
+                    self._narration.narrator.forget()  # the error itself tells who was lost, and why
                 if not self.outcome.done():
                     self.outcome.set_exception(error)
             case _:

@@ -67,7 +67,7 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             if change is None:
                 raise
             reason = "" if isinstance(change, HostsUpdatedInterrupt) else str(change) or type(change).__name__
-            logger.info("%s: %s", type(change).__name__, change)
+            logger.debug("%s: %s", type(change).__name__, change)
             # The frames of the failed step hold the old model wrapper, its buckets and its process group.
             for link in _chain(error):
                 traceback.clear_frames(link.__traceback__)

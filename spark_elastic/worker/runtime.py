@@ -11,6 +11,7 @@ import random
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TextIO
 
 import numpy
 
@@ -28,7 +29,21 @@ def prepare_process() -> None:
     """Turn a process that has just been forked into a worker."""
     _reseed()
     _allow_all_descriptors()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    _name_our_warnings()
+
+
+class _UntilConfigured(logging.StreamHandler[TextIO]):
+    """Writes to stderr as long as user code has not configured logging; from then on our records go where all others do."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        return False if logging.getLogger().handlers else super().handle(record)
+
+
+def _name_our_warnings() -> None:
+    """Show who warns, without configuring the root logger: that is for user code to do, and ``basicConfig`` works only once."""
+    handler = _UntilConfigured()
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger.addHandler(handler)
 
 
 def _reseed() -> None:

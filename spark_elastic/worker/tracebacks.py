@@ -1,4 +1,4 @@
-"""Tracebacks of user code, without the frames of this package that only led there."""
+"""Tracebacks of user code, without the frames of this package, and of torch's, that only led there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import traceback
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# By these functions torch calls the ``forward`` of each module; they are the same in every traceback.
+_OF_TORCH = (("torch/nn/modules/module.py", "call_impl"), ("torch/nn/parallel/distributed.py", "forward"))
 
 
 def format_for_user(error: BaseException) -> str:
-    """Format an exception and its causes. Innermost frames of this package stay, because the error arose in them."""
+    """Format an exception and its causes. The innermost frames stay, because the error arose in them."""
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part is not None:
@@ -25,8 +27,14 @@ def find_line(error: BaseException) -> str:
 
 
 def _without_callers(stack: traceback.StackSummary) -> traceback.StackSummary:
-    users = [number for number, frame in enumerate(stack) if not frame.filename.startswith(PACKAGE)]
+    users = [number for number, frame in enumerate(stack) if not _only_calls(frame)]
     last = max(users, default=-1)
     return traceback.StackSummary.from_list(
         [frame for number, frame in enumerate(stack) if number > last or number in users]
+    )
+
+
+def _only_calls(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(PACKAGE) or any(
+        frame.filename.endswith(file) and frame.name.endswith(function) for file, function in _OF_TORCH
     )

@@ -9,28 +9,46 @@ import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
-from spark_elastic.protocol.records import NewcomersPaused
+from spark_elastic.protocol.records import NewcomersPaused, WorkerLost, WorldBroken
 
 
 def told(script: Script) -> list[tuple[int, str]]:
     narrator = Narrator(script.job.settings.elastic)
-    lines = [narrator.tell(record) for record in script.records]
-    return [line for line in lines if line is not None]
+    lines = [line for record in script.records for line in narrator.tell(record)]
+    return [*lines, *narrator.flush()]
 
 
 def warnings(script: Script) -> list[str]:
     return [text for level, text in told(script) if level == logging.WARNING]
 
 
-def test_a_loss_is_told_with_its_cause_and_how_the_job_goes_on() -> None:
+KILLED = "killed by SIGKILL; if the kernel ran out of memory, raise spark.executor.memoryOverhead"
+
+
+def test_a_loss_is_one_line_with_its_cause_and_how_the_job_goes_on() -> None:
     script = running("a", "b")
     script.commit()
     script.kill(1)
     reform(script)
     assert warnings(script) == [
-        "rank 1 (worker 1) on b was lost: its process died",
-        "generation 1 ends: rank 1 on b was lost: its process died; its survivors go back to their last commit",
-        "rank 1 (worker 1) on b killed by SIGKILL; if the kernel ran out of memory, raise spark.executor.memoryOverhead",
+        f"rank 1 (worker 1) on b was lost: {KILLED}. Generation 2 of size 1 goes on from commit 1.1"
+    ]
+
+
+def test_what_is_not_known_in_time_is_told_when_it_is() -> None:
+    script = running("a", "b")
+    script.commit()
+    script.kill(1)
+    reform(script)
+    narrator = Narrator()
+    said: list[str] = []
+    for record in script.records:
+        said += [text for level, text in narrator.tell(record) if level == logging.WARNING]
+        if isinstance(record, WorldBroken):
+            said += [text for _, text in narrator.flush()]
+    assert said == [
+        "rank 1 (worker 1) on b was lost: its process died; its survivors go back to their last commit",
+        f"rank 1 (worker 1) on b {KILLED}",
         "generation 2 of size 1 goes on from commit 1.1",
     ]
 
@@ -39,25 +57,46 @@ def test_a_loss_is_told_with_its_cause_and_how_the_job_goes_on() -> None:
 def test_a_fixed_world_is_said_to_run_again_only_where_it_does(limit: int) -> None:
     script = running("a", "b", min_np=2, max_np=2, elastic=False, reset_limit=limit)
     script.kill(1)
-    again = ["all of generation 1 runs again, in new processes"]
-    assert warnings(script)[1:3] == [
-        "generation 1 ends: rank 1 on b was lost: its process died",
-        *again[:limit],
-    ]
+    end = f"{KILLED}. All of generation 1 runs again, in new processes" if limit else "its process died"
+    assert warnings(script)[0] == f"rank 1 (worker 1) on b was lost: {end}"
 
 
-def test_a_cause_that_is_known_is_not_told_again() -> None:
+def test_what_all_ranks_have_raised_is_shown_once() -> None:
+    narrator = Narrator()
+    for worker in (0, 1):
+        narrator.hear_traceback(worker, "Traceback: the same\n")
+        narrator.tell(WorkerLost(worker, worker, "b", "raised ValueError: bad row"))
+    narrator.tell(WorldBroken(1, "rank 0 on b was lost: raised ValueError: bad row"))
+    ((_, text),) = narrator.flush()
+    assert text == (
+        "rank 0 (worker 0) on b was lost: raised ValueError: bad row; rank 1 (worker 1) on b was lost: raised ValueError: bad "
+        "row; its survivors go back to their last commit\nTraceback: the same"
+    )
+    assert narrator.flush() == []
+
+
+def test_what_the_jobs_error_tells_is_not_told_before() -> None:
     script = running("a", "b")
     script.raises(1)
-    assert warnings(script)[:1] == ["rank 1 (worker 1) on b was lost: raised ValueError: bad row"]
-    assert len(warnings(script)) == 2
+    narrator = Narrator()
+    for record in script.records:
+        narrator.tell(record)
+    assert narrator.is_waiting
+    narrator.forget()
+    assert narrator.flush() == []
+
+
+def test_a_break_without_a_loss_is_told() -> None:
+    assert Narrator().tell(WorldBroken(3, "the ranks could not connect")) == [
+        (logging.WARNING, "generation 3 ends: the ranks could not connect; its survivors go back to their last commit")
+    ]
 
 
 def test_the_loss_of_a_newcomer_is_told_and_breaks_nothing() -> None:
     script = running("a")
     newcomer: Any = script.worker_on(script.register("c"))
     script.kill(newcomer)
-    assert warnings(script)[0] == "worker 1 (no rank yet) on c was lost: its process died"
+    assert warnings(script) == [f"worker 1 (no rank yet) on c was lost: {KILLED}"]
 
 
 def test_planned_changes_are_no_warnings() -> None:
@@ -83,12 +122,16 @@ def test_a_pause_of_the_driver_is_told() -> None:
 
 def test_newcomers_that_have_to_wait_are_told_of_with_the_reason() -> None:
     narrator = Narrator()
-    assert narrator.tell(NewcomersPaused(None, 3, 15.0, "worker 4 on c raised ValueError: bad shape")) == (
-        logging.WARNING,
-        "newcomers have broken 3 worlds in a row, the last time because worker 4 on c raised ValueError: bad shape; training "
-        "goes on without newcomers, it is tried again in 15 s",
-    )
-    assert narrator.tell(NewcomersPaused("c", 1, 15.0, "nobody could connect to them")) == (
-        logging.WARNING,
-        "newcomers on c are left out: nobody could connect to them; training goes on without them, it is tried again in 15 s",
-    )
+    assert narrator.tell(NewcomersPaused(None, 3, 15.0, "worker 4 on c raised ValueError: bad shape")) == [
+        (
+            logging.WARNING,
+            "newcomers have broken 3 worlds in a row, the last time because worker 4 on c raised ValueError: bad shape; training "
+            "goes on without newcomers, it is tried again in 15 s",
+        )
+    ]
+    assert narrator.tell(NewcomersPaused("c", 1, 15.0, "nobody could connect to them")) == [
+        (
+            logging.WARNING,
+            "newcomers on c are left out: nobody could connect to them; training goes on without them, it is tried again in 15 s",
+        )
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import spark_elastic as se
 from spark_elastic.worker.tracebacks import format_for_user
@@ -50,3 +51,14 @@ def test_the_cause_of_an_error_is_shown_the_same_way() -> None:
     assert "ZeroDivisionError" in text
     assert "direct cause" in text
     assert "worker/elastic.py" not in text
+
+
+def test_how_torch_calls_a_forward_is_left_out() -> None:
+    def look(state: Any) -> None:
+        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(2, 3))(torch.ones(1, 2))
+
+    text = shown(look)
+    assert "call_impl" not in text
+    assert text.count("container.py") == 1
+    assert "in look" in text
+    assert "linear.py" in text, "the error arose there"
