@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spark_elastic import data as data
     from spark_elastic import testing as testing
     from spark_elastic.checkpoint.newest import load_checkpoint as load_checkpoint
+    from spark_elastic.checkpoint.newest import load_model as load_model
     from spark_elastic.driver.run import run as run
     from spark_elastic.errors import CheckpointError as CheckpointError
     from spark_elastic.errors import DamagedError as DamagedError
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState as TorchState
 
 _MODULES = {
-    "spark_elastic.checkpoint.newest": ("load_checkpoint",),
+    "spark_elastic.checkpoint.newest": ("load_checkpoint", "load_model"),
     "spark_elastic.driver.run": ("run",),
     "spark_elastic.errors": (
         "CheckpointError",

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
@@ -14,7 +14,12 @@ from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK, StateDict
 from spark_elastic.errors import CheckpointError, DamagedError
 
+if TYPE_CHECKING:
+    import torch
+
 logger = logging.getLogger("spark_elastic")
+
+Module = TypeVar("Module", bound="torch.nn.Module")
 
 # The name by which torch.compile's wrapper knows the module.
 COMPILED = "_orig_mod"
@@ -36,6 +41,31 @@ def load_checkpoint(
     if saved is None:
         raise CheckpointError(f"{directory.url} holds no complete checkpoint")
     return {name: _state_dicts(value) for name, value in saved.objects.items()}
+
+
+def load_model(
+    url: str | os.PathLike[str],
+    module: Module,
+    name: str = "model",
+    *,
+    storage_options: Mapping[str, object] | None = None,
+) -> Module:
+    """Load the weights of the newest undamaged checkpoint of ``url`` into a plain module, and return the module.
+
+    name: what the State calls the model. Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the
+    errors of ``load_checkpoint``, and ``CheckpointError`` if the checkpoint has no model of this name, or it does not fit the
+    module, which then may have got a part of the weights.
+    """
+    objects = load_checkpoint(url, storage_options=storage_options)
+    models = [each for each, value in objects.items() if hasattr(value, "_metadata")]
+    if name not in models:
+        found = f"only {', '.join(map(repr, models))}" if models else "none"
+        raise CheckpointError(f"{os.fspath(url)} has no model named {name!r}, {found}")
+    try:
+        module.load_state_dict(objects[name])
+    except RuntimeError as error:
+        raise CheckpointError(f"the model {name!r} of {os.fspath(url)} does not fit the module: {error}") from error
+    return module
 
 
 def load_newest(

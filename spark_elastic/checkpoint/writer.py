@@ -105,9 +105,12 @@ class CheckpointWriter:
             self.begin(commit, snapshots)
             self._wait(is_over)
         if self._durable_steps != steps and not self._superseded and not is_over():
-            logger.warning(
-                "the job's last commit could not be written to %s; the next run resumes from the one before", self._url
+            then = (
+                "resumes from the newest that was written"
+                if self._durable_steps is not None
+                else "finds none of this run"
             )
+            logger.warning("the job's last commit could not be written to %s; the next run %s", self._url, then)
 
     # ------------------------------------------------------------------ inside
 

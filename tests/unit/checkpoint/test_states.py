@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
-from spark_elastic import DistributedDataParallel, load_checkpoint
+from spark_elastic import DistributedDataParallel, load_checkpoint, load_model
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
@@ -216,6 +216,31 @@ def test_load_checkpoint_returns_state_dicts_by_name(stage: Stage, url: str) -> 
     again.model.load_state_dict(loaded["model"])
     again.optimizer.load_state_dict(loaded["optimizer"])
     assert equal(values(again), values(state))
+
+
+def test_load_model_puts_the_weights_into_a_plain_module(stage: Stage, url: str) -> None:
+    state = new_run(stage, url, trained())
+    commit(stage, state)
+    plain = trained(steps=0).model
+    assert not same(dict(plain.state_dict()), dict(state.model.state_dict()))
+    assert load_model(url, plain) is plain
+    assert same(dict(plain.state_dict()), dict(state.model.state_dict()))
+
+
+def test_load_model_names_what_does_not_fit(stage: Stage, url: str) -> None:
+    commit(stage, new_run(stage, url, trained()))
+    with pytest.raises(CheckpointError, match=r"has no model named 'optimizer', only 'model'$"):
+        load_model(url, torch.nn.Linear(1, 1), "optimizer")
+    with pytest.raises(
+        CheckpointError, match=r"(?s)the model 'model' of .* does not fit the module: .*size mismatch|Missing key"
+    ):
+        load_model(url, torch.nn.Linear(1, 1))
+
+
+def test_load_model_of_a_state_without_a_model_says_so(stage: Stage, url: str) -> None:
+    commit(stage, new_run(stage, url, ObjectState(epoch=3)))
+    with pytest.raises(CheckpointError, match=r"has no model named 'model', none$"):
+        load_model(url, torch.nn.Linear(1, 1))
 
 
 def test_storage_options_reach_all_who_open_the_directory(stage: Stage, tmp_path: Path) -> None:

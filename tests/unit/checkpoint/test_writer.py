@@ -274,6 +274,7 @@ def test_the_end_gives_up_on_a_store_that_stands_still(
     job.commit(1, settle=False)
     job.finish(1)
     assert "the job's last commit could not be written" in caplog.text
+    assert "the next run finds none of this run" in caplog.text
 
 
 def test_the_end_of_a_broken_world_does_not_wait(job: Job, slow: SimpleNamespace) -> None:
