@@ -1,0 +1,61 @@
+"""Shards of a global batch: which rows each has, and which rank computes it.
+
+A loader with ``shards=V`` cuts every global batch at v * rows // V, whatever the world, and gives each rank whole shards. What is
+computed of a shard therefore does not depend on the number of workers; `worker/shards` adds it up in an order that does not,
+either. A batch of fewer rows than V has empty shards, which add nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def shards_of(shards: int, rank: int, size: int) -> range:
+    """Return the shards that a rank computes: consecutive ones, their numbers on two ranks differing by 1 at most."""
+    return range(rank * shards // size, (rank + 1) * shards // size)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard on the rank that computes it: its rows there, from 0, and its share of the rows of the global batch."""
+
+    shard: int
+    start: int
+    stop: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a global batch is cut. ``place`` (seed, epoch, first row) is what tells the batch from all others of a training.
+
+    ``is_divided``: whether the loader delivers the batch as a list of parts; if not, its tensors have yet to be cut.
+    """
+
+    shards: int
+    rows: int
+    place: tuple[int, int, int]
+    is_divided: bool = False
+
+    def rank_rows(self, size: int) -> tuple[int, ...]:
+        """Return how many rows each rank has in a world of ``size``."""
+        ranges = [shards_of(self.shards, rank, size) for rank in range(size)]
+        return tuple(self._bound(mine.stop) - self._bound(mine.start) for mine in ranges)
+
+    def parts(self, rank: int, size: int) -> list[Part]:
+        """Return the shards that have rows and that this rank computes.
+
+        A rank without rows gets up to two of another's, as a part of weight 0, so that what comes after the loop finds it run.
+        """
+        mine = shards_of(self.shards, rank, size)
+        first = self._bound(mine.start)
+        bounds = [(shard, self._bound(shard), self._bound(shard + 1)) for shard in mine]
+        parts = [
+            Part(shard, start - first, stop - first, (stop - start) / self.rows)
+            for shard, start, stop in bounds
+            if stop > start
+        ]
+        return parts or [Part(mine.start, 0, min(self.rows, 2), 0.0)]
+
+    def _bound(self, shard: int) -> int:
+        return shard * self.rows // self.shards
