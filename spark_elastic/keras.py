@@ -32,7 +32,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 
-from spark_elastic.data.loader import PositionedLoader, RowSource, has_part
+from spark_elastic.data.loader import PositionedLoader, RowSource, has_part, shards_of_loader
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.collectives import allreduce
 from spark_elastic.worker.job import present_world
@@ -87,6 +87,11 @@ class KerasState(TorchState):
             raise ValueError(f'commit="{commit}" watches torch optimizers; a KerasState commits by "copy" or "host"')
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
+        if (shards := shards_of_loader(loader)) is not None:
+            raise ValueError(
+                f"shards={shards} needs a loop over model.parts(batch), which Keras's fit does not make; leave shards= "
+                "out, or train the network with a TorchState"
+            )
         weights = {id(variable) for variable in model.weights}
         super().__init__(
             loader=loader,

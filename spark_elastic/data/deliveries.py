@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils import _pytree as pytree
 
+from spark_elastic.data.shards import Cut
 from spark_elastic.errors import DataError
 
 # Nobody fetches more batches than this ahead of the model.
@@ -34,6 +35,9 @@ class Delivery:
     was_used: bool = False
     # Whether a commit has counted it as processed before a model was given it.
     was_counted: bool = False
+    # How the batch is cut into shards, if it is, and how many loops over its parts there have been.
+    cut: Cut | None = None
+    loops: int = 0
 
     @property
     def weight(self) -> float:
@@ -70,12 +74,14 @@ class Deliveries:
         # Whether a model has been given a batch for gradients, for the first time, after the commit that counted it.
         self.came_after_its_commit = False
 
-    def note(self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int) -> None:
+    def note(
+        self, loader: object, batch: object, rank_rows: tuple[int, ...], rank: int, cut: Cut | None = None
+    ) -> None:
         """Note a batch that a loader is about to hand out."""
         if self._ended:
             self._kept = deque((known for known in self._kept if known.loader not in self._ended), _KEPT)
             self._ended.clear()
-        delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2))
+        delivery = Delivery(id(loader), rank_rows, rank, rank_rows[rank] or min(sum(rank_rows), 2), cut=cut)
         delivery.knows(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
         self._kept.append(delivery)
         self._is_fresh = True
@@ -105,6 +111,21 @@ class Deliveries:
             self._use(found)
             found.knows(tensors)
         return found
+
+    def find_cut(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
+        """Return the batch in shards that these are tensors of, or the only one that has not been through a loop over its parts.
+
+        None if there is none, or if it could be one of several.
+        """
+        places = [_place(tensor) for tensor in tensors]
+        in_shards = [known for known in self._kept if known.cut is not None]
+        found = [known for known in in_shards if known.holds(places)]
+        if not found:
+            found = [known for known in in_shards if not known.was_used] or in_shards[-1:]
+        if len(found) != 1:
+            return None
+        self._use(found[0])
+        return found[0]
 
     def see(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that a model is given these tensors where no gradients are wanted."""

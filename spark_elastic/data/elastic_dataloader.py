@@ -7,18 +7,20 @@ advances when a batch is yielded, and after a reset a new DataLoader gets the in
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
+from spark_elastic.data.randomness import random_states, seed_all, set_random_states
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
 
@@ -31,6 +33,10 @@ class ElasticDataLoader(PositionedLoader[Any]):
     """Iterates over the rest of the current epoch of a map-style dataset, yielding what `collate_fn` makes of items.
 
     batch_size, global_batch_size: items a batch on each rank, or on all ranks together; exactly one of them.
+    shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
+        in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State a
+        batch is then a list of what `collate_fn` makes of each shard, and what the dataset and `collate_fn` draw at random
+        depends on `seed`, the epoch and the item, so items are fetched one by one.
     shuffle: visit the items in a random order that depends on `seed` and the epoch only.
     dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
         choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
@@ -47,13 +53,14 @@ class ElasticDataLoader(PositionedLoader[Any]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
+        shards: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
         shard: tuple[int, int] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
-        plan = BatchPlan(batch_size, global_batch_size, drop_last)
+        plan = BatchPlan(batch_size, global_batch_size, drop_last, shards)
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(f"{type(dataset).__name__} is no map-style dataset: it needs __getitem__ and __len__")
         for name in _OURS:
@@ -83,6 +90,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
         super().__init__(RowGroupTracker(np.array([rows], np.int64), spec, plan), identity, shard)
         self._permutation: tuple[EpochOrder, np.ndarray] | None = None
 
+    _delivers_parts = True
+
     @contextlib.contextmanager
     def _open(self) -> Iterator[Iterator[tuple[Step, int, Any]]]:
         tracker = self._tracker
@@ -97,18 +106,34 @@ class ElasticDataLoader(PositionedLoader[Any]):
             place = [tracker.spec.seed, tracker.epoch, tracker.position, tracker.rank]
             generator.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1)))
         # Two walks go along the same steps: the sampler's runs ahead with the workers, the one below tells the step of a batch.
-        batches = _Batches(tracker, self._order())
-        loader = DataLoader(self.dataset, batch_sampler=batches, **{**self._kwargs, "generator": generator})
+        batches = _Batches(tracker, self._order(), self._indices)
+        dataset, sharded = self.dataset, self.shards is not None and self._in_state
+        if sharded:
+            dataset = _SeededItems(dataset, (tracker.spec.seed, tracker.epoch))
+        loader = DataLoader(dataset, batch_sampler=batches, **{**self._kwargs, "generator": generator})
         iterator = iter(loader)
+        fetch = iterator.__next__
+        if sharded and not loader.num_workers:
+            fetch = functools.partial(_with_own_random_numbers, iterator.__next__)
+
+        def deliver() -> Iterator[tuple[Step, int, Any]]:
+            for step, ticket_sum, indices in _walk(tracker, self._order()):
+                parts = [fetch() for _ in self._indices(step, indices)]
+                yield step, ticket_sum, parts if sharded else parts[0]
+
         try:
-            yield (
-                (step, ticket_sum, batch)
-                for (step, ticket_sum, _), batch in zip(_walk(tracker, self._order()), iterator, strict=True)
-            )
+            yield deliver()
         finally:
             shutdown = getattr(iterator, "_shutdown_workers", None)
             if shutdown is not None:
                 shutdown()
+
+    def _indices(self, step: Step, indices: list[int]) -> list[list[int]]:
+        """The indices of each part of this rank's batch, which are collated separately."""
+        cut = self._cut(step)
+        if cut is None:
+            return [indices]
+        return [indices[part.start : part.stop] for part in cut.parts(self._tracker.rank, self._tracker.size)]
 
     def _order(self) -> np.ndarray:
         order = self._tracker.order
@@ -120,15 +145,44 @@ class ElasticDataLoader(PositionedLoader[Any]):
 class _Batches:
     """The batch sampler: this rank's indices of each step from the tracker's position at the time it was made."""
 
-    def __init__(self, tracker: RowGroupTracker, permutation: np.ndarray) -> None:
-        self._tracker, self._permutation = tracker, permutation
+    def __init__(
+        self,
+        tracker: RowGroupTracker,
+        permutation: np.ndarray,
+        divide: Callable[[Step, list[int]], list[list[int]]],
+    ) -> None:
+        self._tracker, self._permutation, self._divide = tracker, permutation, divide
         self._length = tracker.plan.steps(tracker.left, tracker.size)
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, _, indices in _walk(self._tracker, self._permutation))
+        for step, _, indices in _walk(self._tracker, self._permutation):
+            yield from self._divide(step, indices)
+
+
+class _SeededItems(Dataset[Any]):
+    """A dataset whose items draw the same random numbers in whichever process and after whichever other items they are made.
+
+    What `collate_fn` draws follows from the last item of its shard.
+    """
+
+    def __init__(self, dataset: Any, seeds: tuple[int, ...]) -> None:
+        self._dataset, self._seeds = dataset, seeds
+
+    def __getitem__(self, index: int) -> Any:
+        seed_all((*self._seeds, index))
+        return self._dataset[index]
+
+
+def _with_own_random_numbers(fetch: Callable[[], Any]) -> Any:
+    """Call `fetch`, which seeds the generators of this process, and put them back."""
+    states = random_states()
+    try:
+        return fetch()
+    finally:
+        set_random_states(states)
 
 
 def _walk(tracker: RowGroupTracker, permutation: np.ndarray) -> Iterator[tuple[Step, int, list[int]]]:

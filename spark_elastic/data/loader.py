@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
+from spark_elastic.data.shards import Cut
 from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
 
@@ -78,6 +79,12 @@ def has_part(value: object, part: type[Part]) -> TypeGuard[Part]:
     return all(hasattr(value, name) for name in vars(part) if not name.startswith("_"))
 
 
+def shards_of_loader(loader: object) -> int | None:
+    """Return into how many shards a loader of ours, or a wrapper of one, cuts its batches; None if it does not."""
+    shards = getattr(loader, "shards", None)
+    return shards if isinstance(shards, int) and has_part(loader, RowSource) else None
+
+
 @runtime_checkable
 class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
     """The seam between a loader and the state that it is part of.
@@ -105,7 +112,12 @@ class PositionedLoader(Generic[T]):
     tracker: knows how many rows there are, in which order they come, and which are this rank's. identity: names what a saved
     position is a position in; "kind", "dataset" and "rows" say which rows, and "order", if given, is `describe(spec)`. shard: a
     (rank, size) to be used outside a state: that rank's part of each batch, without repeated batches.
+
+    With shards a batch is this rank's rows of it, which `model.parts` cuts. A subclass that sets `_delivers_parts` yields a
+    list of what it makes of each part, in the order of `Cut.parts`.
     """
+
+    _delivers_parts = False
 
     def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, object], shard: tuple[int, int] | None) -> None:
         self._tracker = tracker
@@ -119,7 +131,11 @@ class PositionedLoader(Generic[T]):
         # Weak, so that an iterator which its user drops is closed at once, and its reader stopped.
         self._iterator: weakref.ref[Generator[T, None, None]] | None = None
         if shard is not None:
+            if tracker.plan.shards is not None:
+                raise ValueError(f"give shards={tracker.plan.shards} or shard={shard}, not both")
             tracker.set_world(*shard)
+        if tracker.plan.shards is not None:
+            self._identity["shards"] = tracker.plan.shards
         self.batch_rows: tuple[int, ...] = (0,) * tracker.size
 
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:
@@ -129,6 +145,11 @@ class PositionedLoader(Generic[T]):
         their ticket sum, by which all ranks check at a commit that every row was given once. Batches are yielded as they are.
         """
         raise NotImplementedError
+
+    @property
+    def shards(self) -> int | None:
+        """Into how many shards every global batch is cut, in a State; None if ranks get even shares of its rows."""
+        return self._tracker.plan.shards
 
     @property
     def epoch(self) -> int:
@@ -167,6 +188,11 @@ class PositionedLoader(Generic[T]):
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
+        if self.shards is not None and size > self.shards:
+            raise ValueError(
+                f"shards={self.shards} are too few for {size} workers, each of which computes whole shards; give shards= at "
+                "least max_np"
+            )
         self._end_iteration()
         self._in_state = True
         self._empty_iterations = 0
@@ -253,8 +279,8 @@ class PositionedLoader(Generic[T]):
                     expected -= 1
                     tracker.delivered(step, ticket_sum)
                     self.batch_rows = step.rank_rows
-                    if self._in_state and tracker.size > 1:
-                        deliveries.note(self, batch, step.rank_rows, tracker.rank)
+                    if self._in_state and (tracker.size > 1 or self.shards is not None):
+                        deliveries.note(self, batch, step.rank_rows, tracker.rank, self._cut(step))
                     if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
                         yield batch
         finally:
@@ -264,6 +290,13 @@ class PositionedLoader(Generic[T]):
             raise DataError(
                 f"epoch {self.epoch} ended {expected} steps early, at row {tracker.position} of {tracker.total}"
             )
+
+    def _cut(self, step: Step) -> Cut | None:
+        """How the batch of a step is cut into shards. Outside a State batches are whole."""
+        if self.shards is None or not self._in_state:
+            return None
+        place = (self._own_spec.seed, self.epoch, step.start)
+        return Cut(self.shards, step.rows, place, self._delivers_parts)
 
     def _end_iteration(self) -> None:
         iterator = self._iterator() if self._iterator is not None else None

@@ -39,6 +39,8 @@ class ParquetLoader(PositionedLoader[Batch]):
     url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`.
     batch_size, global_batch_size: rows a batch on each rank, or on all ranks together; exactly one of them. With the
         latter the same step holds the same rows in every world.
+    shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
+        in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world.
     columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
     shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
         Unshuffled, rows come in the order of the files, and every rank reads all of them.
@@ -61,6 +63,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
+        shards: int | None = None,
         columns: Sequence[str] | None = None,
         shuffle: bool = True,
         shuffle_rows: int | None = None,
@@ -76,7 +79,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        plan = BatchPlan(batch_size, global_batch_size, drop_last)
+        plan = BatchPlan(batch_size, global_batch_size, drop_last, shards)
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
         if engine not in tuple(ENGINES):  # what a user has given need not be hashable
@@ -157,7 +160,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
         prefetch = self._prefetch or max(2, self._ahead_rows // own_rows)
         store.keep(lanes_ahead(order, tracker))
-        builder = BlockBuilder(store, jagged=self._jagged, pinned=self._pinned)
+        builder = BlockBuilder(store, jagged=self._jagged, pinned=self._pinned, in_shards=self.shards is not None)
         ahead = ReadAhead(builder, tracker, prefetch)
         try:
             with ahead:

@@ -5,6 +5,9 @@ BatchNorm refuses). With a batch size per worker `join` is two rows a rank. With
 depend on the world, or the same step would hold other rows in another world: there it is 16, two rows a rank in
 worlds of up to 8. In larger ones a tail of 16 rows or more that has fewer than two a rank is shared by fewer ranks, two
 or three rows each, and the others get a repeated batch of weight 0.
+
+With shards the rule depends on their number instead: a tail of fewer than two rows a shard joins the step before it, and
+each rank's share of a step are its shards.
 """
 
 from __future__ import annotations
@@ -14,19 +17,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_elastic.data.order import EpochOrder
+from spark_elastic.data.shards import Cut
 
 GLOBAL_JOIN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The batch size as the user gave it (exactly one of the two), and what happens to the tail."""
+    """The batch size as the user gave it (exactly one of the two), what happens to the tail, and the number of shards."""
 
     per_worker: int | None
     overall: int | None
     drop_last: bool = False
+    shards: int | None = None
 
     def __post_init__(self) -> None:
+        if self.shards is not None and self.per_worker is not None:
+            raise ValueError(
+                f"shards={self.shards} needs global_batch_size=: with batch_size={self.per_worker} per worker, steps would hold "
+                "other rows in another world"
+            )
         if (self.per_worker is None) == (self.overall is None):
             raise ValueError(
                 f"give exactly one of batch_size and global_batch_size, not batch_size={self.per_worker} and "
@@ -35,6 +45,13 @@ class BatchPlan:
         for name, value in (("batch_size", self.per_worker), ("global_batch_size", self.overall)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+        if self.shards is not None:
+            if not isinstance(self.shards, int) or self.shards < 1:
+                raise ValueError(f"shards must be a whole number from 1 on, not {self.shards!r}")
+            if self.shards > self.smallest:
+                raise ValueError(
+                    f"shards={self.shards} cannot be more than global_batch_size={self.overall}: a shard has at least a row"
+                )
 
     @property
     def smallest(self) -> int:
@@ -47,6 +64,8 @@ class BatchPlan:
 
     def join(self, size: int) -> int:
         """Tails with fewer rows than this join the step before."""
+        if self.shards is not None:
+            return min(self.smallest, 2 * self.shards)
         if self.overall is not None:
             return min(self.overall, GLOBAL_JOIN)
         return 2 * size if (self.per_worker or 1) > 1 else 0
@@ -95,6 +114,8 @@ class Step:
 
 def make_step(plan: BatchPlan, start: int, rows: int, size: int) -> Step:
     """Describe the global step of `rows` rows at position `start` in a world of `size`."""
+    if plan.shards is not None:
+        return Step(start, rows, Cut(plan.shards, rows).rank_rows(size))
     sharers = plan.sharers(rows, size)
     bounds = [share(rows, rank, sharers) for rank in range(size)]
     return Step(start, rows, tuple(stop - begin for begin, stop in bounds))

@@ -36,17 +36,28 @@ class ReadyBatch:
 
 
 class BlockBuilder:
-    """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError."""
+    """Gathers a rank's rows of a few steps at a time into tensors. Blocks on reading; raises DataError.
 
-    def __init__(self, store: WindowStore, *, jagged: frozenset[str], pinned: bool) -> None:
+    jagged: the columns of lists that always become jagged tensors. Other lists become dense ones in a batch where all are of one
+    length, unless `in_shards`: then they have to be, since batches hold other rows in another world.
+    """
+
+    def __init__(self, store: WindowStore, *, jagged: frozenset[str], pinned: bool, in_shards: bool = False) -> None:
         self._store = store
         self._jagged = jagged
         self._pinned = pinned
+        self._in_shards = in_shards
 
     def build(self, steps: list[Step], rank: int) -> list[ReadyBatch]:
         """Return the batches of consecutive steps, which share memory."""
         drawn = draw(self._store.order, steps, rank)
         columns = self._gather(drawn)
+        for name, column in columns.items():
+            if self._in_shards and isinstance(column, Ragged) and name not in self._jagged:
+                raise DataError(
+                    f"column {name!r} has lists of several lengths, which the footers do not tell: whether a batch is dense "
+                    "would depend on the world. With shards= give a transform= that pads them"
+                )
         sizes = [int(size) for size in np.diff(drawn.offsets)]
         cut = {
             name: to_tensors(column, sizes, jagged=name in self._jagged, pinned=self._pinned)

@@ -34,7 +34,7 @@ class Cut:
 
     shards: int
     rows: int
-    place: tuple[int, int, int]
+    place: tuple[int, ...] = ()
     is_divided: bool = False
 
     def rank_rows(self, size: int) -> tuple[int, ...]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import hashlib
 import inspect
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +20,14 @@ from torch.utils import _pytree as pytree
 from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, share
 from spark_elastic.data.loader import RowSource
-from spark_elastic.errors import RanksDifferError, SparkElasticError, TrainingCodeError, WorkerLostError
+from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
-from spark_elastic.worker.registered import Registered
+from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.shards.parts import Parts
+from spark_elastic.worker.shards.sharding import Sharding, shards_in_use
+from spark_elastic.worker.trained import Agreement, Content, describe_change
 from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
@@ -72,96 +73,6 @@ class _RowsByHand:
         if total == 0:
             raise ValueError("no rank has a row of this global batch")
         return self.rows * self._size / total
-
-
-class _Content:
-    """The parameters of a module that require gradients, with a quick check whether that has changed."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._registered = Registered(
-            register for part in module.modules() for register in (part._parameters, part._modules)
-        )
-        self._parameters = list(module.parameters())
-        self._facts = self._look()
-        self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
-        # Torch's wrapper makes room for these dtypes. They change with ``model.double()``, which keeps the parameters the same.
-        self.dtypes = [parameter.dtype for parameter in self.trainable]
-
-    def is_current(self) -> bool:
-        """Whether all parts are the same objects as before, and the same parameters require gradients."""
-        return self._registered.is_current() and self._look() == self._facts
-
-    def is_reduced_as(self, reduced: _Content | None) -> bool:
-        """Whether the wrapper of torch's that was made for ``reduced`` fits this content."""
-        return (
-            reduced is not None
-            and len(reduced.trainable) == len(self.trainable)
-            and all(map(operator.is_, reduced.trainable, self.trainable))
-            and reduced.dtypes == self.dtypes
-        )
-
-    def _look(self) -> list[torch.dtype | None]:
-        return [parameter.dtype if parameter.requires_grad else None for parameter in self._parameters]
-
-
-class _Agreement:
-    """Compares among all ranks which parameters of some models require gradients. Creating one is a collective."""
-
-    def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
-        self._world = world
-        self._names = [
-            f"{type(model.module).__name__}.{name}" for model in models for name in [*_reduced_names(model), ""]
-        ]
-        digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=8).digest()
-        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
-        self._everybody = [torch.zeros_like(mine) for _ in range(world.size)]
-        try:
-            self._work = dist.all_gather(self._everybody, mine, async_op=True)
-        except RuntimeError as error:
-            raise world.lost(error) from error
-
-    def check(self) -> None:
-        """Wait for the result. Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``."""
-        world = self._world
-        try:
-            self._work.wait()
-            if len({int(each) for each in self._everybody}) == 1:
-                return
-            lists: list[list[str]] = [[] for _ in range(world.size)]
-            dist.all_gather_object(lists, self._names)
-        except RuntimeError as error:
-            if world.is_broken():
-                raise world.lost(error) from error
-            raise
-        first = next(
-            (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
-        )
-        holders = [rank for rank, each in enumerate(lists) if first in each]
-        raise RanksDifferError(
-            f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
-            "same step, and again according to the State when the elastic function is entered again"
-        )
-
-
-def _reduced_names(model: DistributedDataParallel) -> list[str]:
-    """Return the names of the parameters that require gradients, on which all ranks have to agree."""
-    return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
-
-
-def _describe_change(module: nn.Module, reduced: _Content | None) -> str:
-    """Name the first parameter that has begun or ceased to require a gradient, or has another dtype than in ``reduced``."""
-    before = {} if reduced is None else dict(zip(map(id, reduced.trainable), reduced.dtypes, strict=True))
-    named = [(f"{type(module).__name__}.{name}", parameter) for name, parameter in module.named_parameters()]
-    for name, parameter in named:
-        if parameter.requires_grad and id(parameter) not in before:
-            return f"{name} began to require a gradient, or was replaced,"
-    for name, parameter in named:
-        if not parameter.requires_grad and id(parameter) in before:
-            return f"{name} ceased to require a gradient"
-    for name, parameter in named:
-        if parameter.requires_grad and before[id(parameter)] != parameter.dtype:
-            return f"{name} became {parameter.dtype}"
-    return f"parameters of {type(module).__name__} were removed"
 
 
 class _Call:
@@ -233,9 +144,11 @@ class DistributedDataParallel(nn.Module):
     _by_hand: _RowsByHand | None
     _row_source: RowSource | None
     _comm_hook: CommHook | None
-    _content: _Content | None
-    _reduced: _Content | None
-    _agreement: _Agreement | None
+    _content: Content | None
+    _reduced: Content | None
+    _agreement: Agreement | None
+    # Set where the State's loader was made with shards=; then torch's wrapper is not used.
+    _sharding: Sharding | None
     _ddp_kwargs: dict[str, Any]
     _syncs: bool
     # The last backward pass in which torch's wrapper was made ready to reduce; -1 after a forward.
@@ -282,7 +195,7 @@ class DistributedDataParallel(nn.Module):
         ``RanksDifferError`` on all ranks if they differ.
         """
         if self._world is not None and self._world.size > 1:
-            agreement = _Agreement(models, self._world)
+            agreement = Agreement(models, self._world)
             for model in models:
                 model._keep(_agreement=agreement)
 
@@ -295,6 +208,34 @@ class DistributedDataParallel(nn.Module):
         """Weight forwards by the rows that ``source`` reports for each rank, unless a loader of ours delivered the batch."""
         self._keep(_row_source=source)
 
+    def shard(self, sharding: Sharding | None) -> None:
+        """Train in loops over ``parts`` from now on, or no longer."""
+        if sharding is not None and self._ddp is not None:
+            weighting.clear()
+            self._keep(_ddp=None)
+        self._keep(_sharding=sharding)
+
+    def parts(self, batch: Any) -> Parts:
+        """Return the shards of a batch that this rank computes, to be iterated, where the loader was made with ``shards=``.
+
+            optimizer.zero_grad()
+            for part in state.model.parts(batch):
+                loss_fn(state.model(part["x"]), part["y"]).backward()      # a mean over the part's rows
+            optimizer.step()
+
+        A part is what the loader makes of one shard: the same rows in every world, with random numbers of its own. After the
+        loop the gradients of all wrapped models, and their buffers, have the same bits in every world, as if the shards had been
+        computed one after the other; a gradient that was there before is added to. ``parts.note(loss=loss)`` inside the loop
+        has ``parts.means["loss"]`` after it, the mean over all rows of the global batch. Ranks have different numbers of parts,
+        so there must be no collective, no optimizer step and no commit inside the loop, and it must not be left early.
+        """
+        if self._sharding is None:
+            raise SparkElasticError(
+                "model.parts(batch) belongs into an elastic function whose State has the model and, as its loader, one that was "
+                "made with shards=: se.data.ParquetLoader(url, global_batch_size=…, shards=…)"
+            )
+        return self._sharding.parts(self, batch)
+
     def set_rows(self, rows: float) -> None:
         """Set the weight of this rank's part of a global batch, such as its unmasked rows, or its tokens for a token mean.
 
@@ -304,6 +245,10 @@ class DistributedDataParallel(nn.Module):
         """
         if rows < 0:
             raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
+        if self._sharding is not None:
+            raise SparkElasticError(
+                "set_rows is a collective, and ranks compute different numbers of shards: with shards= a part weighs its rows"
+            )
         world = self._world
         if world is not None and world.size > 1:
             self._keep(_by_hand=_RowsByHand(float(rows), world))
@@ -323,6 +268,8 @@ class DistributedDataParallel(nn.Module):
         things. Gradients arrive at the hook weighted by rows, so that their mean over ranks is the mean over rows.
         """
         self._keep(_comm_hook=CommHook(state, hook))
+        if self._sharding is not None:
+            raise SparkElasticError("a communication hook is not called with shards=; leave register_comm_hook out")
         if self._ddp is not None:
             self._build()
 
@@ -348,7 +295,9 @@ class DistributedDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module. Raises ``WorkerLostError`` when the world is known to be broken."""
         world = self._world
-        if world is None or world.size == 1:
+        if self._sharding is not None:
+            self._sharding.check_forward(self)
+        if world is None or world.size == 1 or self._sharding is not None:
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
@@ -384,17 +333,7 @@ class DistributedDataParallel(nn.Module):
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
-        content = self._content
-        assert content is not None, "a world of several ranks has been attached"
-        if not content.is_current():
-            content = _Content(self.module)
-            self._keep(_content=content)
-            if content.trainable and not content.is_reduced_as(self._reduced):
-                # The driver is told before the collective, which a rank without this change would not enter.
-                world.compares(_describe_change(self.module, self._reduced))
-                self._build()
-                self.compare([self])
-                self._read_agreement()
+        content = self.follow_content()
         world.froze("" if content.trainable else type(self.module).__name__)
         if not content.trainable:
             return None
@@ -405,6 +344,22 @@ class DistributedDataParallel(nn.Module):
         weighting.begin(call)
         return call
 
+    def follow_content(self) -> Content:
+        """Return what is trained now. If it has changed, the ranks compare the change, which is a collective."""
+        self._read_agreement()
+        content = self._content
+        if content is None or not content.is_current():
+            content = Content(self.module)
+            self._keep(_content=content)
+            if content.trainable and not content.is_reduced_as(self._reduced):
+                if self._world is not None:
+                    # The driver is told before the collective, which a rank without this change would not enter.
+                    self._world.compares(describe_change(self.module, self._reduced))
+                self._build()
+                self.compare([self])
+                self._read_agreement()
+        return content
+
     def _read_agreement(self) -> None:
         if self._agreement is not None:
             self._agreement.check()
@@ -412,10 +367,10 @@ class DistributedDataParallel(nn.Module):
 
     def _build(self) -> None:
         """Make torch's wrapper for the parameters that require gradients now."""
-        content = _Content(self.module)
+        content = Content(self.module)
         trainable = content.trainable
         self._keep(_ddp=None, _content=content, _reduced=content)
-        if not trainable:
+        if not trainable or self._sharding is not None or shards_in_use() is not None:
             return
         device = trainable[0].device
         ids = [device] if device.type == "cuda" else None
@@ -431,7 +386,8 @@ class DistributedDataParallel(nn.Module):
         )
 
     def _leave(self) -> None:
-        self._keep(rows_given=set())
+        loops.abandon()
+        self._keep(rows_given=set(), _sharding=None)
         self._keep(_ddp=None, _world=None, _by_hand=None, _reduced=None, _content=None, _agreement=None, _pass=-1)
 
     def _keep(self, **values: object) -> None:
@@ -452,7 +408,7 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for copies and pickles, which contain the module and nothing of the world."""
-        outside = ("_ddp", "_world", "_by_hand", "_row_source", "_reduced", "_content", "_agreement")
+        outside = ("_ddp", "_world", "_by_hand", "_row_source", "_reduced", "_content", "_agreement", "_sharding")
         return {**self.__dict__, **dict.fromkeys(outside), "rows_given": set()}
 
 

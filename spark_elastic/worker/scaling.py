@@ -58,6 +58,7 @@ def scale_learning_rate(
             optimizer.param_groups[0][_LEFT] = (factor / part, steps - 1) if steps > 1 else (1.0, 0)
 
     optimizer.register_step_pre_hook(before_step)
+    on_reset.looks_at_size = True  # type: ignore[attr-defined]
     return on_reset
 
 

@@ -81,6 +81,7 @@ def world(
         rank=rank,
         size=size,
         generation=generation,
+        backend="gloo",
         is_broken=lambda: False,
         lost=lambda error: WorkerLostError(str(error)),
         compares=lambda change: None,

@@ -26,6 +26,8 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.shards.loops import HOW, loops
+from spark_elastic.worker.shards.sharding import shards_in_use
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState
@@ -91,6 +93,8 @@ class TrainingChecks:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Examine an optimizer's first step in a generation."""
+        if loops.open is None:  # a loop that is open finds parameters changed, and lets other optimizers step in a part
+            loops.refuse("an optimizer's step came")
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
         self._steps += 1
@@ -273,7 +277,12 @@ class TrainingChecks:
                 self._probes.append(parameter.register_post_accumulate_grad_hook(self._noticed))
 
     def _noticed(self, parameter: torch.Tensor) -> None:
+        if loops.open is None and shards_in_use() is not None and self._is_wrapped(parameter):
+            raise TrainingCodeError(f"backward() was called outside a loop over model.parts(batch). {HOW}")
         self._is_pending = True
+
+    def _is_wrapped(self, parameter: torch.Tensor) -> bool:
+        return any(parameter is each for model in self._job.models for each in model.parameters())
 
     def _warn(self, text: str) -> None:
         """Warn once, on rank 0, with the user's line as the place."""

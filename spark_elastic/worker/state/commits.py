@@ -23,6 +23,7 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
+from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Commits:
 
     def commit(self, state: State, durable: bool) -> None:
         """Make a commit, as ``State.commit`` says."""
+        loops.refuse("a commit came")
         if state._checks is not None:
             state._checks.before_commit()
         job, world = current_job(), present_world()
@@ -173,6 +175,7 @@ class Commits:
 
     def check_host_updates(self, state: State) -> None:
         """Check whether the world changes, and make a commit if it does, as ``State.check_host_updates`` says."""
+        loops.refuse("check_host_updates() came")
         job, world = current_job(), present_world()
         if job is None or world is None:
             return
@@ -192,6 +195,7 @@ class Commits:
 
         If neither can be restored here, this rank reports that it holds no commit, and a holder of the newest one sends it.
         """
+        loops.abandon()
         with suppress(WorkerLostError):
             self.settle()
         if self.keeper is None or self.keeper.can_restore:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-# The states of Python's generator and of NumPy's, in formats of their own, of torch's on the CPU, and of those on each GPU.
-RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
+from spark_elastic.data.randomness import RandomStates
 
 # The words of a Mersenne Twister's state and the position in them, as NumPy lays them out.
 _TWISTER_BYTES = 625 * 4
@@ -42,16 +41,6 @@ class Generators:
             self._numpy = image, numpy.random.get_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         return self._python[1], self._numpy[1], torch.get_rng_state(), cuda
-
-
-def set_random_states(states: RandomStates) -> None:
-    """Set all generators back to these states."""
-    python, numeric, cpu, cuda = states
-    random.setstate(python)
-    numpy.random.set_state(numeric)
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
 
 
 def _image_of_python() -> tuple[object, ...]:

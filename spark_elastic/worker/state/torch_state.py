@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping
 import numpy
 import torch
 
-from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part
+from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part, shards_of_loader
+from spark_elastic.data.randomness import set_random_states
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
+from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
-from spark_elastic.worker.state.generators import Generators, set_random_states
+from spark_elastic.worker.shards.sharding import Sharding
+from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import keeper_named
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
@@ -117,8 +120,23 @@ class TorchState(ObjectState):
         # The models, wherever they are in the State, work on the batches of its one loader.
         loader = self._loader_in_use()
         job = current_job()
-        for model in [] if job is None else job.models:
+        wrapped = [value for value in objects.values() if isinstance(value, DistributedDataParallel)]
+        models = wrapped if job is None else job.models
+        shards = shards_of_loader(loader)
+        if shards is not None:
+            self._refuse_with_shards(shards)
+        sharding = None if shards is None else Sharding(models, shards, None if job is None else job.world)
+        for model in models:
             model.follow_rows(loader if has_part(loader, RowSource) else None)
+            model.shard(sharding)
+
+    def _refuse_with_shards(self, shards: int) -> None:
+        """Refuse callbacks that make the training depend on the size of the world."""
+        if any(getattr(callback, "looks_at_size", False) for callback in self._reset_callbacks):
+            raise SparkElasticError(
+                f"scale_learning_rate has the learning rate follow the size of the world, on which nothing depends with "
+                f"shards={shards}; leave the callback out"
+            )
 
     def _check_models(self, job: Job) -> None:
         kept = {
@@ -145,9 +163,9 @@ class TorchState(ObjectState):
         if own is None:  # the commit was received, and the generation is not sealed yet
             return
         assert isinstance(own, tuple)
-        values, random_states = own
+        values, generators = own
         super()._load_own(values)
-        set_random_states(random_states)
+        set_random_states(generators)
 
     def _own_as_newcomer(self, world: World) -> None:
         job = current_job()

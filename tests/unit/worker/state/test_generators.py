@@ -9,7 +9,8 @@ import numpy
 import pytest
 import torch
 
-from spark_elastic.worker.state.generators import Generators, set_random_states
+from spark_elastic.data.randomness import set_random_states
+from spark_elastic.worker.state.generators import Generators
 
 
 @pytest.fixture(autouse=True)

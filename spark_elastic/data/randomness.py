@@ -1,0 +1,37 @@
+"""The random number generators of a process: those of Python, of NumPy, and of torch on the CPU and on each GPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+# The states of Python's generator and of NumPy's, in formats of their own, of torch's on the CPU, and of those on each GPU.
+RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
+
+
+def random_states() -> RandomStates:
+    """Return the states of all generators."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_random_states(states: RandomStates) -> None:
+    """Set all generators to states that `random_states` returned."""
+    python, numeric, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(numeric)
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def seed_all(numbers: Sequence[int]) -> None:
+    """Seed all generators by some whole numbers from 0 on, such as a seed, an epoch and the number of a row."""
+    words = np.random.SeedSequence(list(numbers)).generate_state(3, np.uint64)
+    random.seed(int(words[0]))
+    np.random.seed(words[1:2].view(np.uint32))
+    torch.manual_seed(int(words[2] >> np.uint64(1)))

@@ -1,0 +1,73 @@
+"""Which loop over the parts of a batch is open in this process, for all that must not happen inside one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spark_elastic.errors import TrainingCodeError
+
+HOW = (
+    "Write:\n"
+    "    for batch in state.loader:\n"
+    "        optimizer.zero_grad()\n"
+    "        for part in state.model.parts(batch):\n"
+    '            loss_fn(state.model(part["x"]), part["y"]).backward()\n'
+    "        optimizer.step()\n"
+    "        state.commit()"
+)
+
+
+class Loop(Protocol):
+    """A loop over parts that has begun."""
+
+    def put_back(self) -> None:
+        """Undo what the parts have done so far to gradients and buffers."""
+        ...
+
+
+class Loops:
+    """The open loop, and whether the last one was left before its end. Used by the user's thread."""
+
+    def __init__(self) -> None:
+        self.open: Loop | None = None
+        self._was_left = False
+
+    def begin(self, loop: Loop) -> None:
+        """Open a loop."""
+        self.refuse("a loop over model.parts(batch) began")
+        self.open = loop
+
+    def end(self, loop: Loop) -> None:
+        """Close a loop whose sums are complete."""
+        if self.open is loop:
+            self.open = None
+
+    def leave(self, loop: Loop) -> None:
+        """Close a loop that was left before its end, as if it had not begun. A loop that was abandoned changes nothing."""
+        if self.open is loop:
+            self.open, self._was_left = None, True
+            loop.put_back()
+
+    def abandon(self) -> None:
+        """Forget the loop: the state goes back to a commit, or a new world begins."""
+        if self.open is not None:
+            self.leave(self.open)
+        self._was_left = False
+
+    def refuse(self, what: str) -> None:
+        """Raise ``TrainingCodeError`` if a loop is open, or was left before its end; ``what`` has happened."""
+        if self.open is not None:
+            raise TrainingCodeError(
+                f"{what} inside a loop over model.parts(batch), where gradients are those of one shard and not yet of the "
+                f"batch. {HOW}"
+            )
+        if self._was_left:
+            raise TrainingCodeError(
+                f"{what} after a loop over model.parts(batch) had been left before its end, by break, return or an exception: "
+                "the gradient of the batch is added up at the end, with all ranks. Let the loop end, and use its last "
+                f"part. {HOW}"
+            )
+
+
+# There is one for the process, as there is one default group of torch's.
+loops = Loops()

@@ -1,0 +1,80 @@
+"""Sharding: that the models of a State train on the shards of its loader, in one generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from spark_elastic.data.loader import shards_of_loader
+from spark_elastic.errors import SparkElasticError, TrainingCodeError
+from spark_elastic.worker.job import current_job
+from spark_elastic.worker.shards.loops import HOW, loops
+from spark_elastic.worker.shards.parts import Parts
+from spark_elastic.worker.shards.sources import Sources
+from spark_elastic.worker.world import World
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.ddp import DistributedDataParallel
+
+
+class Sharding:
+    """What the wrapped models of a State share where its loader was made with ``shards=``."""
+
+    def __init__(self, models: Sequence[DistributedDataParallel], shards: int, world: World | None) -> None:
+        loops.abandon()
+        self._models = list(models)
+        self._shards = shards
+        self._world = world
+        self._sources = Sources(self._models)
+        self._touched: dict[int, set[int]] = {}
+        for model in self._models:
+            refuse(model, shards)
+
+    def parts(self, model: DistributedDataParallel, batch: Any) -> Parts:
+        """Return the loop over the parts of a batch, which leaves gradients in all models that take part in it."""
+        for each in self._models:
+            each.follow_content()
+        if not self._sources.is_current():
+            before, self._sources = self._sources, Sources(self._models)
+            if before.structure != self._sources.structure:
+                self._touched.clear()
+        # Each kind of loop (of a generator, of its discriminator) touches parameters of its own.
+        return Parts(batch, self._sources, self._touched.setdefault(id(model), set()), self._world)
+
+    def check_forward(self, model: DistributedDataParallel) -> None:
+        """Refuse a forward for training outside a loop over parts."""
+        if torch.is_grad_enabled() and model.training and loops.open is None:
+            raise TrainingCodeError(
+                f"the loader was made with shards={self._shards}, and {type(model.module).__name__} is called for training "
+                f"outside a loop over model.parts(batch). {HOW}\nFor validation call model.eval(), or use torch.no_grad()"
+            )
+
+
+def shards_in_use() -> int | None:
+    """Return into how many shards the loader of this job's State cuts batches; None if it does not, or is not known yet."""
+    job = current_job()
+    loader = None if job is None or job.state is None else job.state._loader_in_use()
+    return shards_of_loader(loader)
+
+
+def refuse(model: DistributedDataParallel, shards: int) -> None:
+    """Raise ``SparkElasticError`` for what cannot be kept equal in worlds of all sizes."""
+    ignored = getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())
+    reasons = {
+        "a communication hook reduces buckets over ranks, in an order of their own; leave register_comm_hook out": (
+            model._comm_hook is not None
+        ),
+        "mixed_precision= of torch's wrapper reduces in another precision; use torch.autocast": bool(
+            model._ddp_kwargs.get("mixed_precision")
+        ),
+        "SyncBatchNorm takes its statistics over ranks; BatchNorm takes them over shards": any(
+            isinstance(part, nn.SyncBatchNorm) for part in model.modules()
+        ),
+        "parameters that the wrapper is told to ignore are each rank's own": bool(ignored),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise SparkElasticError(f"{type(model.module).__name__} cannot train with shards={shards}: {reason}")

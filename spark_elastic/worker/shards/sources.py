@@ -1,0 +1,82 @@
+"""What the forward and backward of a shard change in some models: gradients of parameters, and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.registered import Registered, registers
+
+
+@dataclass(slots=True)
+class Buffer:
+    """A buffer where it is registered. A module may change it, or put another tensor in its place."""
+
+    owner: nn.Module
+    key: str
+    name: str
+    tensor: torch.Tensor
+    # As it was ahead of the loop.
+    before: torch.Tensor
+
+    @property
+    def present(self) -> torch.Tensor:
+        """The tensor that is registered now."""
+        value = self.owner._buffers[self.key]
+        if value is None or value.shape != self.tensor.shape or value.dtype != self.tensor.dtype:
+            raise TrainingCodeError(
+                f"the buffer {self.name} changes its shape or dtype while a shard is computed, which shards= cannot keep equal "
+                "in worlds of all sizes"
+            )
+        return value
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether it is not as it was. Values are compared, since torch's batch norms do not count a tensor's version up."""
+        return not torch.equal(self.present, self.before)
+
+    def note(self) -> None:
+        """Note the value ahead of a loop."""
+        self.before.copy_(self.tensor)
+
+    def set(self, value: torch.Tensor | None = None) -> None:
+        """Set the tensor that was registered ahead of the loop to a value, or back to what it was."""
+        self.owner._buffers[self.key] = self.tensor
+        self.tensor.copy_(self.before if value is None else value)
+
+
+class Sources:
+    """The parameters and buffers of some models, each once."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        modules = {id(part): (part, name) for model in models for name, part in model.named_modules()}
+        self._registered = Registered(register for module, _ in modules.values() for register in registers(module))
+        self.parameters = list({id(p): p for model in models for p in model.parameters()}.values())
+        buffers: dict[int, Buffer] = {}
+        for module, prefix in modules.values():
+            for key, tensor in module._buffers.items():
+                if tensor is not None:
+                    name = f"{prefix}.{key}".lstrip(".").removeprefix("module.")
+                    buffers.setdefault(id(tensor), Buffer(module, key, name, tensor, tensor.clone()))
+        # Those that are averaged, those that count, such as BatchNorm's batches, and those that must not change.
+        self.averaged = [b for b in buffers.values() if b.tensor.is_floating_point()]
+        self.counters = [b for b in buffers.values() if not b.tensor.is_floating_point() and not b.tensor.dim()]
+        self.constant = [b for b in buffers.values() if not b.tensor.is_floating_point() and b.tensor.dim()]
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """All buffers."""
+        return [*self.averaged, *self.counters, *self.constant]
+
+    @property
+    def structure(self) -> list[object]:
+        """What the places of parameters and buffers are counted by."""
+        return [*((p.shape, p.dtype) for p in self.parameters), *((b.name, b.tensor.shape) for b in self.buffers)]
+
+    def is_current(self) -> bool:
+        """Whether the models still consist of these parameters and buffers."""
+        return self._registered.is_current()

@@ -1,0 +1,109 @@
+"""What of wrapped models is trained: found quickly at every forward, and compared among all ranks where it has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spark_elastic.errors import RanksDifferError
+from spark_elastic.worker.registered import Registered
+from spark_elastic.worker.world import World
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.ddp import DistributedDataParallel
+
+
+class Content:
+    """The parameters of a module that require gradients, with a quick check whether that has changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._registered = Registered(
+            register for part in module.modules() for register in (part._parameters, part._modules)
+        )
+        self._parameters = list(module.parameters())
+        self._facts = self._look()
+        self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
+        # Torch's wrapper makes room for these dtypes. They change with ``model.double()``, which keeps the parameters the same.
+        self.dtypes = [parameter.dtype for parameter in self.trainable]
+
+    def is_current(self) -> bool:
+        """Whether all parts are the same objects as before, and the same parameters require gradients."""
+        return self._registered.is_current() and self._look() == self._facts
+
+    def is_reduced_as(self, reduced: Content | None) -> bool:
+        """Whether the wrapper of torch's that was made for ``reduced`` fits this content."""
+        return (
+            reduced is not None
+            and len(reduced.trainable) == len(self.trainable)
+            and all(map(operator.is_, reduced.trainable, self.trainable))
+            and reduced.dtypes == self.dtypes
+        )
+
+    def _look(self) -> list[torch.dtype | None]:
+        return [parameter.dtype if parameter.requires_grad else None for parameter in self._parameters]
+
+
+class Agreement:
+    """Compares among all ranks which parameters of some models require gradients. Creating one is a collective."""
+
+    def __init__(self, models: Sequence[DistributedDataParallel], world: World) -> None:
+        self._world = world
+        self._names = [
+            f"{type(model.module).__name__}.{name}" for model in models for name in [*_reduced_names(model), ""]
+        ]
+        digest = hashlib.blake2b("\n".join(self._names).encode(), digest_size=8).digest()
+        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+        self._everybody = [torch.zeros_like(mine) for _ in range(world.size)]
+        try:
+            self._work = dist.all_gather(self._everybody, mine, async_op=True)
+        except RuntimeError as error:
+            raise world.lost(error) from error
+
+    def check(self) -> None:
+        """Wait for the result. Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``."""
+        world = self._world
+        try:
+            self._work.wait()
+            if len({int(each) for each in self._everybody}) == 1:
+                return
+            lists: list[list[str]] = [[] for _ in range(world.size)]
+            dist.all_gather_object(lists, self._names)
+        except RuntimeError as error:
+            if world.is_broken():
+                raise world.lost(error) from error
+            raise
+        first = next(
+            (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
+        )
+        holders = [rank for rank, each in enumerate(lists) if first in each]
+        raise RanksDifferError(
+            f"{first} requires a gradient on ranks {holders} only, of {world.size}; change requires_grad on all ranks at the "
+            "same step, and again according to the State when the elastic function is entered again"
+        )
+
+
+def _reduced_names(model: DistributedDataParallel) -> list[str]:
+    """Return the names of the parameters that require gradients, on which all ranks have to agree."""
+    return [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+
+
+def describe_change(module: nn.Module, reduced: Content | None) -> str:
+    """Name the first parameter that has begun or ceased to require a gradient, or has another dtype than in ``reduced``."""
+    before = {} if reduced is None else dict(zip(map(id, reduced.trainable), reduced.dtypes, strict=True))
+    named = [(f"{type(module).__name__}.{name}", parameter) for name, parameter in module.named_parameters()]
+    for name, parameter in named:
+        if parameter.requires_grad and id(parameter) not in before:
+            return f"{name} began to require a gradient, or was replaced,"
+    for name, parameter in named:
+        if not parameter.requires_grad and id(parameter) in before:
+            return f"{name} ceased to require a gradient"
+    for name, parameter in named:
+        if parameter.requires_grad and before[id(parameter)] != parameter.dtype:
+            return f"{name} became {parameter.dtype}"
+    return f"parameters of {type(module).__name__} were removed"

@@ -1,0 +1,74 @@
+"""A training on shards in jobs; pickled by value, as workers do not have the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def train_on_shards(steps: int, url: str | None = None, full: dict[int, int] | None = None) -> dict[str, Any]:
+    """Train a network with convolution, BatchNorm, dropout, Adam and a schedule; return the digest of everything.
+
+    ``full``: after these steps, the size of the world that is waited for.
+    """
+    import hashlib
+    import os
+
+    import torch
+    from torch import nn
+
+    import spark_elastic as se
+
+    torch.manual_seed(os.getpid())  # the weights are those of the first rank 0, so every layer is set by hand
+    net = nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(24, 3),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
+    model = se.DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    if url is None:
+        rows = torch.randn(234, 16, generator=generator), torch.randint(0, 3, (234,), generator=generator)
+        dataset = torch.utils.data.TensorDataset(*rows)
+        loader: Any = se.data.ElasticDataLoader(dataset, global_batch_size=40, shards=8, seed=3)
+    else:
+        loader = se.data.ParquetLoader(url, global_batch_size=40, shards=8, seed=3)
+    state = se.TorchState(
+        model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9), loader=loader,
+        step=0, losses=[],
+    )  # fmt: skip
+    sizes: list[int] = []
+
+    @se.elastic
+    def train(state: Any) -> None:
+        sizes.append(se.size())
+        while state.step < steps:
+            for batch in state.loader:
+                optimizer.zero_grad()
+                parts = state.model.parts(batch)
+                for part in parts:
+                    x, y = (part["x"], part["y"]) if isinstance(part, dict) else part
+                    loss = nn.functional.cross_entropy(state.model(x), y)
+                    loss.backward()
+                    parts.note(loss=loss)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                state.scheduler.step()
+                state.losses.append(parts.means["loss"])
+                state.step += 1
+                state.commit()
+                while se.size() < (full or {}).get(state.step, 0):
+                    state.check_host_updates()
+                if state.step >= steps:
+                    break
+            else:
+                state.loader.set_epoch(state.loader.epoch + 1)
+
+    train(state)
+    found = hashlib.sha256(repr(state.losses).encode())
+    for part in (model, optimizer):
+        for leaf in torch.utils._pytree.tree_leaves(part.state_dict()):
+            found.update(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
+    return {"digest": found.hexdigest(), "sizes": sizes, "losses": state.losses}

@@ -1,0 +1,358 @@
+"""The loop over parts in one process: what it leaves behind, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import spark_elastic as se
+from spark_elastic.data.deliveries import deliveries
+from spark_elastic.data.shards import Cut
+from spark_elastic.errors import SparkElasticError, TrainingCodeError
+from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.shards.parts import divided
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No batch of another test has been delivered, and no loop stays open."""
+    monkeypatch.setattr(deliveries, "_kept", deque(maxlen=16))
+    yield
+    loops.abandon()
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Rows with a random number of their own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((4,), float(index)) + torch.rand(4), torch.tensor(np.random.rand())
+
+
+def training(
+    net: nn.Module | None = None, rows: int = 40, begin: bool = True, shards: int = 4, **loader: Any
+) -> se.TorchState:
+    torch.manual_seed(0)
+    model = se.DistributedDataParallel(net or nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = {"global_batch_size": 20, "shards": shards, **loader}
+    state = se.TorchState(
+        model=model, optimizer=optimizer, loader=se.data.ElasticDataLoader(Rows(rows), seed=1, **loader)
+    )
+    if begin:
+        state._begin(None)
+    return state
+
+
+def first(state: se.TorchState) -> Any:
+    return next(iter(state.loader))
+
+
+def gradient(state: se.TorchState) -> torch.Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in state.model.parameters()])
+
+
+def run(state: se.TorchState, batch: Any) -> Any:
+    parts = state.model.parts(batch)
+    for x, _ in parts:
+        loss = state.model(x).square().mean()
+        loss.backward()
+        parts.note(loss=loss)
+    return parts
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_rows_where_shards_do_not_matter() -> None:
+    state = training(nn.Linear(4, 2), rows=22)
+    batch = list(first(state))
+    assert [len(x) for x, _ in batch] == [5, 6, 5, 6]
+    parts = run(state, batch)
+    mine = gradient(state)
+    state.model.module.zero_grad()
+    whole = state.model.module(torch.cat([x for x, _ in batch])).square().mean()
+    whole.backward()
+    assert torch.allclose(mine, gradient(state), rtol=1e-5)
+    assert parts.means["loss"] == pytest.approx(whole.item(), rel=1e-5)
+
+
+def test_gradients_of_several_batches_accumulate() -> None:
+    state = training(nn.Linear(4, 2))
+    batch = first(state)
+    run(state, batch)
+    once = gradient(state)
+    run(state, batch)
+    assert torch.equal(gradient(state), once + once)
+
+
+def test_each_loop_over_a_batch_draws_other_random_numbers_and_a_new_run_the_same() -> None:
+    def draw() -> list[float]:
+        state = training()
+        batch = first(state)
+        drawn = [[float(torch.rand(())) for _ in state.model.parts(batch)] for _ in range(2)]
+        return [*drawn[0], *drawn[1], float(torch.rand(())), float(np.random.rand())]
+
+    found = draw()
+    torch.manual_seed(99)
+    assert len(set(found)) == len(found)
+    assert draw() == found
+
+
+def test_items_draw_their_own_random_numbers_and_leave_those_of_the_process_alone() -> None:
+    batches = {}
+    for size, workers in ((1, 0), (2, 0), (1, 2)):
+        ranks = []
+        for rank in range(size):
+            loader = se.data.ElasticDataLoader(Rows(40), global_batch_size=20, shards=4, seed=1, num_workers=workers)
+            loader.set_world(rank, size)
+            torch.manual_seed(size)
+            ranks += first(se.ObjectState(loader=loader))
+            assert torch.initial_seed() == size
+        batches[size, workers] = ranks
+    assert all(
+        torch.equal(one, other)
+        for found in batches.values()
+        for part, expected in zip(found, batches[1, 0], strict=True)
+        for one, other in zip(part, expected, strict=True)
+    )
+
+
+def test_statistics_are_the_mean_over_shards_and_batches_are_counted_once() -> None:
+    state = training()
+    batch = first(state)
+    norm = state.model.module[1]
+    means = torch.stack([state.model.module[0](x).mean(0) for x, _ in batch])
+    run(state, batch)
+    assert torch.allclose(norm.running_mean, 0.1 * means.mean(0), rtol=1e-5)
+    assert int(norm.num_batches_tracked) == 1
+
+
+def test_a_batch_of_fewer_rows_than_shards_has_parts_for_those_that_have_rows() -> None:
+    state = training(nn.Linear(4, 2), rows=3)
+    batch = first(state)
+    assert [len(x) for x, _ in batch] == [1, 1, 1]
+    run(state, batch)
+    assert gradient(state).abs().sum() > 0
+
+
+def test_a_parameter_that_no_shard_uses_has_no_gradient() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 1), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    state = training(Two())
+    run(state, first(state))
+    assert state.model.module.used.weight.grad is not None
+    assert state.model.module.unused.weight.grad is None
+
+
+def leave(state: se.TorchState) -> None:
+    for x, _ in state.model.parts(first(state)):
+        state.model(x).sum().backward()
+        break
+
+
+def commit_inside(state: se.TorchState) -> None:
+    for _ in state.model.parts(first(state)):
+        state.commit()
+
+
+def check_inside(state: se.TorchState) -> None:
+    for _ in state.model.parts(first(state)):
+        state.check_host_updates()
+
+
+def commit_after_leaving(state: se.TorchState) -> None:
+    leave(state)
+    state.commit()
+
+
+def loop_after_leaving(state: se.TorchState) -> None:
+    leave(state)
+    run(state, first(state))
+
+
+def step_inside(state: se.TorchState) -> None:
+    for x, _ in state.model.parts(first(state)):
+        state.model(x).sum().backward()
+        state.optimizer.step()
+
+
+def nest(state: se.TorchState) -> None:
+    batch = first(state)
+    for _ in state.model.parts(batch):
+        run(state, batch)
+
+
+def train_without_parts(state: se.TorchState) -> None:
+    state.model(first(state)[0][0])
+
+
+def give_something_else(state: se.TorchState) -> None:
+    state.model.parts([torch.ones(5, 4)])
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (commit_inside, "a commit came inside a loop"),
+        (check_inside, r"check_host_updates\(\) came inside a loop"),
+        (commit_after_leaving, "a commit came after a loop .* had been left before its end"),
+        (loop_after_leaving, "began after a loop .* had been left before its end"),
+        (step_inside, r"optimizer.step\(\) belongs after it"),
+        (nest, "began inside a loop"),
+        (train_without_parts, r"called for training outside a loop over model.parts\(batch\)"),
+        (give_something_else, "something else than one batch"),
+    ],
+)
+def test_mistakes_are_refused_with_the_lines_to_write(act: Callable[[se.TorchState], None], words: str) -> None:
+    with pytest.raises(TrainingCodeError, match=f"(?s){words}.*for part in state.model.parts"):
+        act(training())
+
+
+def test_a_loop_that_is_left_early_leaves_nothing_behind() -> None:
+    state = training()
+    state.model.module[0].weight.grad = torch.ones(3, 4)
+    before = {name: value.clone() for name, value in state.model.state_dict().items()}
+    leave(state)
+    assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
+    assert torch.equal(state.model.module[0].weight.grad, torch.ones(3, 4))
+    assert state.model.module[0].bias.grad is None
+
+
+def test_after_a_restore_training_goes_on_although_a_loop_had_been_left() -> None:
+    state = training()
+    state.commit()
+    parts = iter(state.model.parts(first(state)))
+    x, _ = next(parts)
+    state.model(x).sum().backward()
+    state.restore()
+    restored = state.model.module[1].running_mean.clone()
+    state.model.module[1].running_mean += 1
+    parts.close()  # as late as the garbage collector may do it
+    assert torch.equal(state.model.module[1].running_mean, restored + 1)
+    state._begin(None)
+    run(state, first(state))
+    state.commit()
+
+
+def test_validation_needs_no_parts() -> None:
+    state = training()
+    with torch.no_grad():
+        state.model(torch.ones(2, 4))
+    state.model.eval()
+    state.model(torch.ones(2, 4))
+
+
+def test_an_unsharded_loader_has_no_parts() -> None:
+    state = training(shards=None)
+    with pytest.raises(SparkElasticError, match="shards="):
+        state.model.parts(first(state))
+
+
+@pytest.mark.parametrize(
+    ("net", "words"), [(nn.Sequential(nn.Linear(4, 3), nn.SyncBatchNorm(3)), "SyncBatchNorm"), (None, "hook")]
+)
+def test_what_depends_on_the_world_is_refused(net: nn.Module | None, words: str) -> None:
+    state = training(net, begin=False)
+    if net is None:
+        state.model.register_comm_hook(None, lambda state, bucket: None)
+    with pytest.raises(SparkElasticError, match=f"cannot train with shards=4.*{words}"):
+        state._begin(None)
+
+
+def test_a_learning_rate_that_follows_the_size_is_refused() -> None:
+    state = training(begin=False)
+    state.register_reset_callbacks([se.scale_learning_rate(state.optimizer)])
+    with pytest.raises(SparkElasticError, match="scale_learning_rate"):
+        state._begin(None)
+
+
+def test_rows_by_hand_are_refused() -> None:
+    with pytest.raises(SparkElasticError, match="a part weighs its rows"):
+        training().model.set_rows(3)
+
+
+def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen[0] += len(x)
+            return super().forward(x)
+
+    state = training(Counting())
+    with pytest.raises(TrainingCodeError, match="the buffer seen holds whole numbers"):
+        run(state, first(state))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 8, "shards": 4}, "shards=4 needs global_batch_size="),
+        ({"global_batch_size": 8, "shards": 9}, "shards=9 cannot be more than global_batch_size=8"),
+        ({"global_batch_size": 8, "shards": 0}, "shards must be a whole number from 1 on, not 0"),
+        ({"global_batch_size": 8, "shards": 2, "shard": (0, 2)}, "not both"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        se.data.ElasticDataLoader(Rows(40), **arguments)
+
+
+def test_more_workers_than_shards_are_refused() -> None:
+    loader = se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=4)
+    with pytest.raises(ValueError, match="shards=4 are too few for 5 workers"):
+        loader.set_world(0, 5)
+
+
+def test_another_number_of_shards_does_not_go_on_from_a_position() -> None:
+    loaders = [se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=shards) for shards in (4, 8)]
+    with pytest.raises(ValueError, match="saved with shards=4, this loader has shards=8"):
+        loaders[1].load_state_dict(loaders[0].state_dict())
+
+
+def test_parts_of_tensors_begin_in_memory_of_their_own() -> None:
+    batch = {"x": torch.arange(21.0).view(7, 3), "y": torch.arange(7)}
+    cut = Cut(3, 7)
+    found = divided(batch, cut.parts(0, 1), cut)
+    assert [part["y"].tolist() for part in found] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert all(part["x"].storage_offset() == 0 and len(part["x"]) == len(part["y"]) for part in found)
+
+
+def test_ragged_tensors_are_cut_at_rows() -> None:
+    ragged = torch.nested.nested_tensor_from_jagged(torch.arange(10.0), torch.tensor([0, 2, 5, 6, 10]))
+    cut = Cut(2, 4)
+    found = [part["x"] for part in divided({"x": ragged}, cut.parts(0, 1), cut)]
+    assert [[row.tolist() for row in part.unbind()] for part in found] == [
+        [[0, 1], [2, 3, 4]],
+        [[5], [6, 7, 8, 9]],
+    ]
+
+
+@pytest.mark.parametrize("batch", [[torch.ones(6), torch.ones(5)], [torch.ones(6), "word"], [torch.tensor(1.0)]])
+def test_what_cannot_be_cut_is_refused(batch: Any) -> None:
+    cut = Cut(3, 6)
+    with pytest.raises(ValueError, match="consists of tensors of this rank's 6 rows"):
+        divided(batch, cut.parts(0, 1), cut)
+
+
+def test_a_list_of_parts_stays_a_list_of_as_many() -> None:
+    cut = Cut(3, 6, is_divided=True)
+    with pytest.raises(ValueError, match="a list of 3 parts"):
+        divided([1, 2], cut.parts(0, 1), cut)
