@@ -7,7 +7,7 @@ import os
 import pickle
 import select
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,8 @@ from spark_elastic.protocol.records import EventsDropped
 
 # The client is told that the job is over before its slots end, so that it does not start them again; it is waited for so long.
 TELL_SECONDS = 5.0
+# How often Spark has an occasion to see that it has cancelled the driver's task.
+PULSE_SECONDS = 0.25
 
 
 class _Told(msgspec.Struct, frozen=True, tag=True):
@@ -125,8 +127,8 @@ class DriveInSlot:
     meeting: Addresses
     towards: str
 
-    def __call__(self, rows: Iterable[bytes]) -> Iterator[bytes]:
-        """Run the driver until the job has ended."""
+    def __call__(self, rows: Iterable[bytes]) -> Iterator[bytes | None]:
+        """Run the driver until the job has ended, or Spark has taken the task back."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -138,12 +140,12 @@ class DriveInSlot:
             return
         job: SlotJob = pickle.loads(b"".join(rows))
         with EndWithExecutor(), PostOffice(self.credentials) as post:
-            outcome = self._drive(job, post)
+            outcome = yield from self._drive(job, post)
             left = post.left()
         yield from map(encode, left)
         yield from map(encode, _rows_of(outcome))
 
-    def _drive(self, job: SlotJob, post: PostOffice) -> list[bytes] | DriverLost | Exception:
+    def _drive(self, job: SlotJob, post: PostOffice) -> Generator[None, None, list[bytes] | DriverLost | Exception]:
         def tell(what: Told) -> None:
             post.put(msgspec.msgpack.encode(what))
             if dropped := post.take_turned_away():
@@ -172,7 +174,8 @@ class DriveInSlot:
                     visit(self.meeting, self.credentials, Put(msgspec.msgpack.encode(addressed)))
                 except OSError as error:
                     return DriverLost(f"the executor was lost that knew where it would be ({error})")
-                concurrent.futures.wait([service.outcome])
+                while not concurrent.futures.wait([service.outcome], PULSE_SECONDS).done:
+                    yield None
                 tell(JobIsOver())
                 post.emptied.wait(TELL_SECONDS)
                 return service.outcome.result()

@@ -33,8 +33,12 @@ INTERRUPT_SECONDS = 0.2
 # At DEBUG these log what is sent, and the job's key with it.
 _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core", "py4j.java_gateway", "py4j.clientserver")
 
-# What a query's task does: takes rows and returns rows. It is pickled.
-RowsFunction = Callable[[Iterable[bytes]], Iterable[bytes]]
+# What a query's task does: takes rows and returns rows. It is pickled. A task that runs for long yields None now and then: Spark
+# looks whether it was cancelled when it is given something, and kills its process only seconds later otherwise.
+RowsFunction = Callable[[Iterable[bytes]], Iterable[bytes | None]]
+
+# pyspark keeps what it passes on to Spark until there is so much of it.
+_BUFFER_BYTES = 65536
 
 
 class Queries:
@@ -119,7 +123,8 @@ class Queries:
                 for name, value in self._properties.items():
                     context.setLocalProperty(name, value)
             with unlogged(*_LOGGERS):
-                found = self._frame(rows).mapInArrow(RowsMap(function), "row binary").collect()
+                answers = self._frame(rows).mapInArrow(RowsMap(function), "row binary, filling binary")
+                found = answers.where("row is not null").collect()
             result = [bytes(row[0]) for row in found]
         except BaseException as error:
             logger.debug("query %s ended", tag, exc_info=True)
@@ -144,9 +149,11 @@ class RowsMap:
         self._function = function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Call the function when all rows are there, and pass on each of its rows by itself."""
+        """Call the function when all rows are there, and pass on each of its rows by itself. None becomes a row that is null."""
         import pyarrow as pa
 
         numbered = [entry for batch in batches for entry in zip(*batch.to_pydict().values(), strict=True)]
         for row in self._function([row for _, row in sorted(numbered) if row is not None]):
-            yield pa.RecordBatch.from_arrays([pa.array([row], pa.binary())], ["row"])
+            filling = None if row is not None else bytes(_BUFFER_BYTES)
+            columns = [pa.array([value], pa.binary()) for value in (row, filling)]
+            yield pa.RecordBatch.from_arrays(columns, ["row", "filling"])

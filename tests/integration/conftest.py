@@ -58,6 +58,8 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.decommission.enabled", "true")
         .config("spark.sql.shuffle.partitions", "2")
+        # Spark kills the Python processes of cancelled tasks after two seconds; what is ours ends by itself, and sooner.
+        .config("spark.python.task.killTimeout", "10min")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

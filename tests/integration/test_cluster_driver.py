@@ -51,7 +51,7 @@ def _is_driver(process: psutil.Process) -> bool:
 
 
 def no_driver_is_left() -> bool:
-    """Whether all drivers have ended: Spark ends the process of a task that it has cancelled some seconds later."""
+    """Whether all drivers have ended. The session of these tests does not kill the processes of tasks that it has cancelled."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while drivers() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -53,9 +53,12 @@ class Session:
                 self.waits.set()
                 assert self.interrupted[self.own.tag].wait(WAIT)
                 raise RuntimeError("OPERATION_CANCELED")
-            return [(row,) for row in found]
+            return [(row,) for row in found if row is not None]
 
-        return SimpleNamespace(mapInArrow=lambda task, schema: SimpleNamespace(collect=lambda: collect(task)))
+        def answers(task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> Any:
+            return SimpleNamespace(where=lambda condition: SimpleNamespace(collect=lambda: collect(task)))
+
+        return SimpleNamespace(mapInArrow=answers)
 
 
 @pytest.fixture
@@ -133,5 +136,8 @@ def test_in_a_classic_session_threads_of_queries_have_the_callers_pool_and_the_c
     assert context.asked.count(pool) == 2
 
 
-def test_a_map_yields_each_row_by_itself() -> None:
-    assert [batch.num_rows for batch in RowsMap(lambda rows: [b"a", b"b"])(iter([]))] == [1, 1]
+def test_a_map_yields_each_row_by_itself_and_fills_pyspark_s_buffer_with_those_that_are_null() -> None:
+    first, null, last = RowsMap(lambda rows: [b"a", None, b"b"])(iter([]))
+    assert [batch.to_pydict()["row"] for batch in (first, null, last)] == [[b"a"], [None], [b"b"]]
+    assert first.nbytes < 100
+    assert null.nbytes >= 65536
