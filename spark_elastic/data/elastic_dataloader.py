@@ -37,6 +37,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
         in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State a
         batch is then a list of what `collate_fn` makes of each shard, and what the dataset and `collate_fn` draw at random
         depends on `seed`, the epoch and the item, so items are fetched one by one.
+    shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
+        instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
     shuffle: visit the items in a random order that depends on `seed` and the epoch only.
     dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
         choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
@@ -54,6 +56,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         *,
         global_batch_size: int | None = None,
         shards: int | None = None,
+        shards_strict: bool = True,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -87,7 +90,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
             "seed": seed,
             "shuffle": shuffle,
         }
-        super().__init__(RowGroupTracker(np.array([rows], np.int64), spec, plan), identity, shard)
+        super().__init__(RowGroupTracker(np.array([rows], np.int64), spec, plan), identity, shard, shards_strict)
         self._permutation: tuple[EpochOrder, np.ndarray] | None = None
 
     _delivers_parts = True

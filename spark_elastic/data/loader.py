@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from spark_elastic.data.deliveries import deliveries
+from spark_elastic.data.kernels import difference, kernels_here
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
 from spark_elastic.data.shards import Cut
@@ -119,12 +121,19 @@ class PositionedLoader(Generic[T]):
 
     _delivers_parts = False
 
-    def __init__(self, tracker: RowGroupTracker, identity: Mapping[str, object], shard: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        tracker: RowGroupTracker,
+        identity: Mapping[str, object],
+        shard: tuple[int, int] | None,
+        shards_strict: bool = True,
+    ) -> None:
         self._tracker = tracker
         self._identity = dict(identity)
         # The order of this loader's own epochs. An epoch that was begun with another batch size keeps the order that it had.
         self._own_spec = tracker.spec
         self._shard = shard
+        self._shards_strict, self._has_warned = shards_strict, False
         self._in_state = False
         self._restored = False
         self._empty_iterations = 0
@@ -203,7 +212,9 @@ class PositionedLoader(Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what it is a position in: a few plain values, whatever the size of the dataset."""
         order = {"order": describe(self._tracker.spec)} if "order" in self._identity else {}
-        return {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position, **self._identity, **order}
+        kernels = {} if self.shards is None else {"kernels": kernels_here()}
+        where = {"version": _VERSION, "epoch": self.epoch, "position": self._tracker.position}
+        return {**where, **self._identity, **order, **kernels}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
@@ -229,12 +240,29 @@ class PositionedLoader(Generic[T]):
                 f"the loader's state was saved with {key}={state.get(key)!r}, this loader has {key}={ours!r}; give it "
                 f"the same {key}"
             )
+        self._compare_kernels(state)
         self._end_iteration()
         begun = as_described(self._own_spec, state.get("order")) if state["position"] else None
         self._tracker.follow(begun or self._own_spec)
         self._tracker.seek(state["epoch"], state["position"])
         self._empty_iterations = 0
         self._restored = True
+
+    def _compare_kernels(self, state: Mapping[str, Any]) -> None:
+        """Refuse, or with ``shards_strict=False`` warn of, kernels that are not those with which the state was made."""
+        if self.shards is None or "kernels" not in state:
+            return
+        found = difference(state["kernels"], kernels_here())
+        if found is None:
+            return
+        if self._shards_strict:
+            raise DataError(
+                f"with shards={self.shards} training would not leave the same bits here as where its state was made: {found}. "
+                "Make them equal, or give the loader shards_strict=False"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"with shards={self.shards} bits may differ from now on: {found}", stacklevel=2)
 
     def report(self) -> Report:
         """Return what this rank has been given since its last report; see `ElasticLoader`."""

@@ -42,6 +42,8 @@ class ParquetLoader(PositionedLoader[Batch]):
     shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
         in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world.
     columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
+    shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
+        instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
     shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
         Unshuffled, rows come in the order of the files, and every rank reads all of them.
     filters: as pyarrow takes them; the rows that pass are counted when the loader is made.
@@ -64,6 +66,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         *,
         global_batch_size: int | None = None,
         shards: int | None = None,
+        shards_strict: bool = True,
         columns: Sequence[str] | None = None,
         shuffle: bool = True,
         shuffle_rows: int | None = None,
@@ -127,7 +130,7 @@ class ParquetLoader(PositionedLoader[Batch]):
             "shuffle": shuffle,
             "order": describe(spec),
         }
-        super().__init__(RowGroupTracker(rows, spec, plan), identity, shard)
+        super().__init__(RowGroupTracker(rows, spec, plan), identity, shard, shards_strict)
         self._jagged = frozenset(name for name, length in self.manifest.list_lengths if length is None)
         self._row_ids = with_row_ids
         read_bytes = decoded if decoded and transform is None else row_bytes

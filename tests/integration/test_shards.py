@@ -83,3 +83,38 @@ def train_beside_parts(with_module: bool) -> None:
 def test_training_beside_the_loop_ends_the_job_with_the_lines_to_write(run: Any, with_module: bool) -> None:
     with pytest.raises(TrainingFailedError, match=r"for part in state\.model\.parts"):
         run(train_beside_parts, with_module, num_proc=1, min_np=1, max_np=1)
+
+
+def train_with_threads(folder: str) -> int:
+    """The first worker to come has one thread, all others have two."""
+    import os
+
+    import torch
+
+    import spark_elastic as se
+
+    try:
+        os.close(os.open(f"{folder}/first", os.O_CREAT | os.O_EXCL))
+        torch.set_num_threads(1)
+    except FileExistsError:
+        torch.set_num_threads(2)
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = se.data.ElasticDataLoader(torch.ones(8, 2), global_batch_size=8, shards=2)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        for batch in state.loader:
+            for part in model.parts(batch):
+                model(part).sum().backward()
+            optimizer.step()
+            state.commit()
+
+    train(state)
+    return torch.get_num_threads()
+
+
+def test_workers_with_other_kernels_end_the_job_with_both_named(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match=r"threads was \d and is \d here"):
+        run(train_with_threads, str(tmp_path), num_proc=2, min_np=2, max_np=2)

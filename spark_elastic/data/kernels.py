@@ -1,0 +1,63 @@
+"""What the bits of a shard depend on beside its rows: torch and its libraries, their instruction set, threads, device, switches.
+
+The kernels travel with the position of a loader that was made with ``shards=``: in commits, to newcomers, and in durable
+checkpoints. Who goes on from there with other kernels computes other bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping
+
+import torch
+
+# Variables by which the libraries choose other kernels.
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+)
+
+
+def kernels_here() -> dict[str, str]:
+    """Describe the kernels of this process."""
+    cudnn = torch.backends.cudnn
+    switches = {
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn.deterministic": cudnn.deterministic,
+        "cudnn.benchmark": cudnn.benchmark,
+        "float32 products": torch.get_float32_matmul_precision(),
+        "flushes denormals": not torch.tensor(1e-40).mul(1.0),
+    }
+    return {
+        **_build(),
+        "threads": str(torch.get_num_threads()),
+        "switches": ", ".join(f"{name}={value}" for name, value in switches.items()),
+    }
+
+
+@functools.cache
+def _build() -> dict[str, str]:
+    built = torch.__config__.show()
+    blas = re.search(r"BLAS_INFO=(\w+)", built)
+    libraries = re.findall(r"(?:Math Kernel Library|MKL-DNN|OpenBLAS)[^\n(]*", built)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "torch": torch.__version__,
+        "libraries": ", ".join([blas[1] if blas else "no BLAS", *(" ".join(name.split()) for name in libraries)]),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": device,
+        "variables": ", ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ),
+    }
+
+
+def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Name what differs between two kernels, both sides of it; None if nothing does."""
+    names = [name for name in {**saved, **here} if saved.get(name) != here.get(name)]
+    if not names:
+        return None
+    return "; ".join(f"{name} was {saved.get(name) or 'none'} and is {here.get(name) or 'none'} here" for name in names)
