@@ -1,13 +1,14 @@
 """Steps: the elastic loop with a commit every step against the same loop under torchrun with plain DDP.
 
-    python benchmarks/steps.py [--repeats 30] [--cases small,in_place,copy]
+    python benchmarks/steps.py [--repeats 30] [--cases short,short_in_place,short_no_commit,small,in_place,copy] [--local]
     python benchmarks/steps.py --parts small
 
 Two workers each. Both jobs are up all the time and take turns, a block of steps each, so that whatever else the machine does
-hits both. ``small`` is a model of 1 MB, ``in_place`` and ``copy`` one of 100 MB with Adam (300 MB of state). Prints the ratio of
-the steps' times, a table and a line of JSON; and, where commits copy the state, the ratio to a plain step plus one memcpy of the
-state, as both workers make it at once. ``--parts`` puts clocks around the parts of a commit instead, and prints what each takes
-while steps go on.
+hits both. ``short`` is a step of a few milliseconds: four layers of 256 by 256, 16 rows; with copies, in place, and without any
+commit. ``small`` is a model of 1 MB, ``in_place`` and ``copy`` one of 100 MB with Adam (300 MB of state). Prints the ratio of the
+steps' times and that of the CPU time of both workers, a table and a line of JSON; and, where commits copy the state, the ratio to
+a plain step plus one memcpy of the state, as both workers make it at once. ``--parts`` puts clocks around the parts of a commit
+instead, and prints what each takes while steps go on. ``--local`` starts the workers in local processes, without Spark.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +39,19 @@ COPIES = 15
 
 @dataclass(frozen=True)
 class Case:
-    """``width`` of the two square layers, rows a step, steps a block, and how commits are kept."""
+    """``width`` and number of the square layers, rows a step, steps a block, and how commits are kept; no commits if empty."""
 
     width: int
     batch: int
     block: int
     commit: str
+    layers: int = 2
 
 
 CASES = {
+    "short": Case(256, 16, 200, "copy", 4),
+    "short_in_place": Case(256, 16, 200, "in_place", 4),
+    "short_no_commit": Case(256, 16, 200, "", 4),
     "small": Case(360, 512, 100, "copy"),
     "in_place": Case(3600, 64, 3, "in_place"),
     "copy": Case(3600, 64, 3, "copy"),
@@ -56,20 +62,20 @@ def build(case: Case) -> tuple[Any, Any]:
     import torch
 
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(case.width, case.width), torch.nn.ReLU(), torch.nn.Linear(case.width, case.width)]
-    model = torch.nn.Sequential(*layers)
+    layers = [(torch.nn.Linear(case.width, case.width), torch.nn.ReLU()) for _ in range(case.layers)]
+    model = torch.nn.Sequential(*[part for pair in layers for part in pair][:-1])
     return model, torch.randn(case.batch, case.width)
 
 
 def take_turns(folder: Path, name: str, rank: int, blocks: int, steps: int, step: Callable[[], None]) -> None:
-    """Run a block of steps each time that it is this job's turn, and write how long a step took."""
+    """Run a block of steps each time that it is this job's turn, and write how long a step took, and how much CPU time."""
     for number in range(blocks):
         wait_for(folder / f"{number}-{name}.go")
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             step()
-        seconds = (time.perf_counter() - start) / steps
-        write(folder / f"{number}-{name}-{rank}", seconds)
+        seconds = (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
+        write(folder / f"{number}-{name}-{rank}", *seconds)
 
 
 def wait_for(path: Path) -> None:
@@ -77,8 +83,8 @@ def wait_for(path: Path) -> None:
         time.sleep(0.002)
 
 
-def write(path: Path, seconds: float) -> None:
-    path.with_suffix(".tmp").write_text(repr(seconds))
+def write(path: Path, *seconds: float) -> None:
+    path.with_suffix(".tmp").write_text(" ".join(map(repr, seconds)))
     path.with_suffix(".tmp").rename(path)
 
 
@@ -142,13 +148,14 @@ def prepare(case: Case) -> tuple[Any, Callable[[], None]]:
     net, rows = build(case)
     model = se.DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
-    state = se.TorchState(model=model, optimizer=optimizer, commit=case.commit)
+    state = se.TorchState(model=model, optimizer=optimizer, commit=case.commit or "copy")
 
     def step() -> None:
         optimizer.zero_grad()
         model(rows).square().mean().backward()
         optimizer.step()
-        state.commit()
+        if case.commit:
+            state.commit()
 
     return state, step
 
@@ -193,8 +200,11 @@ def time_parts(case: Case, steps: int) -> dict[str, float]:
     return train(state)
 
 
-def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[float], float]:
-    """Return the seconds of a step of both jobs, plain and elastic, one each repeat, and those of a copy of the state.
+Seconds = list[tuple[float, float]]
+
+
+def compare(where: dict[str, Any], case: Case, repeats: int) -> tuple[Seconds, Seconds, float]:
+    """Return the seconds of a step of both jobs, plain and elastic, and its CPU time, one pair each repeat; those of a memcpy.
 
     The first block warms up. The copy is 0 where commits make none.
     """
@@ -210,10 +220,10 @@ def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[flo
             job = threading.Thread(
                 target=spark_elastic.run,
                 args=(elastic, (folder, case, blocks)),
-                kwargs={"spark": spark, "min_np": WORKERS, "max_np": WORKERS},
+                kwargs={**where, "min_np": WORKERS, "max_np": WORKERS},
             )
             job.start()
-            seconds: dict[str, list[float]] = {"plain": [], "elastic": []}
+            seconds: dict[str, Seconds] = {"plain": [], "elastic": []}
             for number in range(blocks):
                 order = ["plain", "elastic"] if number % 2 else ["elastic", "plain"]
                 for rival in order:
@@ -221,15 +231,15 @@ def compare(spark: Any, case: Case, repeats: int) -> tuple[list[float], list[flo
                     seconds[rival].append(_collect(folder, f"{number}-{rival}"))
             job.join()
             (folder / "memcpy.go").touch()
-            memcpy = _collect(folder, "memcpy") if case.commit == "copy" else 0.0
+            memcpy = _collect(folder, "memcpy")[0] if case.commit == "copy" else 0.0
     return seconds["plain"][1:], seconds["elastic"][1:], memcpy
 
 
-def print_parts(spark: Any, case: Case) -> None:
+def print_parts(where: dict[str, Any], case: Case) -> None:
     import spark_elastic
 
     steps = 10 * case.block
-    ranks = spark_elastic.run(time_parts, (case, steps), spark=spark, min_np=WORKERS, max_np=WORKERS)
+    ranks = spark_elastic.run(time_parts, (case, steps), **where, min_np=WORKERS, max_np=WORKERS)
     table = Table("part of a commit", *(f"rank {rank}" for rank in range(WORKERS)), unit="microseconds")
     for part in ranks[0]:
         table.add(part, *(rank[part] for rank in ranks))
@@ -237,21 +247,23 @@ def print_parts(spark: Any, case: Case) -> None:
     emit("commit parts", ranks=ranks)
 
 
-def _collect(folder: Path, name: str) -> float:
-    """Wait for all ranks' seconds; return the slowest's."""
+def _collect(folder: Path, name: str) -> tuple[float, float]:
+    """Wait for all ranks' seconds; return the slowest's, and the CPU time of all together."""
     end = time.monotonic() + LIMIT
     found = [folder / f"{name}-{rank}" for rank in range(WORKERS)]
     while not all(path.exists() for path in found):
         if time.monotonic() > end:
             raise TimeoutError(f"no answer from {name}")
         time.sleep(0.005)
-    return max(float(path.read_text()) for path in found)
+    ranks = [list(map(float, path.read_text().split())) for path in found]
+    return max(rank[0] for rank in ranks), sum(rank[-1] for rank in ranks)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--local", action="store_true", help="start the workers in local processes, without Spark")
     parser.add_argument(
         "--parts", choices=CASES, metavar="CASE", help="print what the parts of this case's commits take"
     )
@@ -264,23 +276,26 @@ def main() -> None:
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
-    with local_cluster(WORKERS) as spark:
+    with nullcontext() if options.local else local_cluster(WORKERS) as spark:
+        where = {"local": True} if options.local else {"spark": spark}
         if options.parts:
-            print_parts(spark, CASES[options.parts])
+            print_parts(where, CASES[options.parts])
             return
-        table = Table("case", "plain step", "elastic step", "ratio", "memcpy", "to plain + memcpy", unit="milliseconds")
+        columns = ("plain step", "elastic step", "ratio", "ratio of CPU", "memcpy", "to plain + memcpy")
+        table = Table("case", *columns, unit="milliseconds")
         results = {}
         for name in options.cases.split(","):
-            plain_seconds, elastic_seconds, memcpy = compare(spark, CASES[name], options.repeats)
+            plain_seconds, elastic_seconds, memcpy = compare(where, CASES[name], options.repeats)
             pairs = list(zip(plain_seconds, elastic_seconds, strict=True))
-            ratio = summarize([mine / theirs for theirs, mine in pairs])
-            with_copy = summarize([mine / (theirs + memcpy) for theirs, mine in pairs])
-            columns = [summarize([1000 * value for value in values]) for values in (plain_seconds, elastic_seconds)]
-            table.add(name, *columns, ratio, f"{1000 * memcpy:.2f}", with_copy)
+            ratio, cpu = (summarize([mine[of] / theirs[of] for theirs, mine in pairs]) for of in (0, 1))
+            with_copy = summarize([mine[0] / (theirs[0] + memcpy) for theirs, mine in pairs])
+            steps = [summarize([1000 * step for step, _ in values]) for values in (plain_seconds, elastic_seconds)]
+            table.add(name, *steps, ratio, cpu, f"{1000 * memcpy:.2f}", with_copy)
             results[name] = {
-                "plain_ms": columns[0].asdict(),
-                "elastic_ms": columns[1].asdict(),
+                "plain_ms": steps[0].asdict(),
+                "elastic_ms": steps[1].asdict(),
                 "ratio": ratio.asdict(),
+                "ratio_of_cpu": cpu.asdict(),
                 "memcpy_ms": 1000 * memcpy,
                 "ratio_to_plain_and_memcpy": with_copy.asdict(),
             }
