@@ -222,8 +222,20 @@ MUTANTS = (
     Mutant(
         "an interrupt is seen by the rank itself at once",
         "spark_elastic.worker.state.commits:Commits._exchange",
-        "return self._is_interrupted",
-        "return self._is_interrupted or job.control.is_interrupted",
+        "if self._is_interrupted:",
+        "if self._is_interrupted or job.control.is_interrupted:",
+    ),
+    Mutant(
+        "each rank chooses the next exchange by itself",
+        "spark_elastic.worker.state.commits:Commits._read",
+        "everybody[0][5]",
+        "everybody[world.rank][5]",
+    ),
+    Mutant(
+        "commits that no reduction precedes are not confirmed",
+        "spark_elastic.worker.state.commits:Commits._exchange",
+        "not has_met or",
+        "",
     ),
     Mutant(
         "interrupts outlive their generation",

@@ -29,6 +29,8 @@ from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import StateLost, WorkerLost, WorldBroken
 from spark_elastic.worker.job import current_job
 
+# How many commits a rank may be ahead of another: one that it has just made, and one before it that no step preceded.
+MOST_APART = 2
 # Workers that the machine counts on.
 _COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
@@ -313,6 +315,12 @@ class Invariants:
                 fail(f"{process} begins {commit} with {content}, {job.world.newest_commit} was {expected}")
         if process.number in self.machine.job.workers and commit.generation != self.machine.job.generation:
             fail(f"{process} commits {commit} while generation {self.machine.job.generation} goes on")
+        for other in self._living(WorkerPhase.MEMBER):
+            is_there = (
+                other.group is not None and other.group.generation == commit.generation and other.state is not None
+            )
+            if is_there and commit.index - other.state._commits.index > MOST_APART:
+                fail(f"{process} has made {commit}, {other} only {other.state._commits.index} of that generation")
         self.simulation.note("commits", process, f"{commit}: {content}")
 
     # ------------------------------------------------------------------ the end

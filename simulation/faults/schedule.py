@@ -114,13 +114,16 @@ class Job:
     data: Dataset
     epochs: int
     step_seconds: float
-    commits_epochs: bool
+    # Commits at the end of an epoch, without a step between them.
+    commits_of_epoch: int
     # Whether users reduce something between the optimizer's step and the commit.
     reduces_metrics: bool
     # Whether their code goes on after a failed reduction, as if it were a batch too large.
     swallows_errors: bool
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
+    # After so many commits ranks exchange what they have to say, where each commit has a step.
+    commits_per_exchange: int
     machines: int
     executors: int
     cores: int
@@ -144,7 +147,7 @@ _DATA = (
 
 def make_schedule(seed: int) -> Schedule:
     """Make the schedule of a seed."""
-    dice = random.Random(seed)
+    dice, further = random.Random(seed), random.Random(f"commits {seed}")
     max_np = dice.choice((1, 2, 2, 2, 2, 3, 3, 3, 4, 5))
     min_np = dice.randint(1, max_np)
     if dice.random() < 0.5:
@@ -160,10 +163,11 @@ def make_schedule(seed: int) -> Schedule:
         data=dice.choice(_DATA),
         epochs=dice.choice((1, 1, 1, 1, 2)),
         step_seconds=dice.choice((0.02, 0.1, 0.3)),
-        commits_epochs=dice.random() < 0.8,
+        commits_of_epoch=(dice.random() < 0.8) * further.choice((1, 4)),
         reduces_metrics=dice.random() < 0.3,
         swallows_errors=dice.random() < 0.3,
         on_gpu=random.Random(f"gpu {seed}").random() < 0.3,
+        commits_per_exchange=further.choice((1, 2, 3, 8)),
         machines=dice.randint(1, executors),
         executors=executors,
         cores=cores,

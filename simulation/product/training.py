@@ -7,7 +7,7 @@ since. So equal weights mean equal histories, and the rows of a job can be count
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers.in_place import InPlace
+from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.state.torch_state import TorchState
 
 Tickets = tuple[int, ...]
@@ -154,12 +155,26 @@ class _NoHandle:
     def remove() -> None: ...
 
 
+class _Pace(Pace):
+    """Counts less, because the generations of simulated jobs are short."""
+
+    first, seconds = 1, 1000.0
+
+    def __init__(self, clock: Callable[[], float], most: int) -> None:
+        super().__init__(clock)
+        self.most = most
+
+
 class _Commits(Commits):
     """Tells the invariants of each commit that a rank holds."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state._keeper)
         self._state = state
+        process = state._process
+        # Ranks would choose differently if they did not agree.
+        most = process.simulation.schedule.job.commits_per_exchange + process.number % 3
+        self.pace = functools.partial(_Pace, most=most)
 
     def settle(self) -> None:
         is_settled = self._is_settled
@@ -225,11 +240,11 @@ def train() -> int:
                 state.optimizer.step(weights)
                 process.reached("STEPPED")
                 if config.reduces_metrics:
-                    process.group.collective(state.model.weights).wait()
+                    process.group.reduce(state.model.weights).wait()
                 state.commit()
             state.epoch += 1
             state.loader.set_epoch(state.epoch)
-            if config.commits_epochs:
+            for _ in range(config.commits_of_epoch):
                 state.commit()
 
     run(state)
@@ -241,7 +256,7 @@ def _reduce(process: Any, state: Any, tickets: Tickets) -> int:
     loader = state.loader
     where = (loader.epoch, loader.rows_processed, state.model.weights)
     try:
-        gathered: dict[int, Any] = process.group.collective((where, tickets)).wait()
+        gathered: dict[int, Any] = process.group.reduce((where, tickets)).wait()
     except RuntimeError:
         if not process.simulation.schedule.job.swallows_errors:
             raise

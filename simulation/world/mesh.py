@@ -152,6 +152,7 @@ class Group:
         self._timeout = timeout.total_seconds()
         self._entered = 0
         self._pending: list[Work] = []
+        self._reduction: Work | None = None
         self.moved = 0
         self.lost: set[int] = set()
         self._is_aborted = False
@@ -210,7 +211,17 @@ class Group:
 
     def drop(self) -> None: ...
 
+    def take_reduction(self) -> Any:
+        work, self._reduction = self._reduction, None
+        return work
+
     # ------------------------------------------------------------------ operations
+
+    def reduce(self, value: Any) -> Work:
+        """Enter a collective of the user's, in which all ranks' values are gathered."""
+        work = self.collective(value)
+        self._reduction = self._reduction or work
+        return work
 
     def collective(self, value: Any, source: int | None = None) -> Work:
         """Enter the next collective: all ranks' values are gathered, or that of ``source`` is broadcast."""

@@ -43,7 +43,7 @@ class RowSource(Protocol):
 
 
 class Accountable(Protocol):
-    """Lets all ranks check at each commit that together they have been given every row once."""
+    """Lets all ranks check at commits that together they have been given every row once."""
 
     def report(self) -> Report:
         """Return four int64 to be gathered from all ranks at this commit."""

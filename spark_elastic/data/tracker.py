@@ -2,7 +2,7 @@
 
 Because rows are consumed in one order that does not depend on the world, (epoch, position) says what has been processed: two
 integers for a billion rows. A reset needs no negotiation, because each rank computes its new share from the position. What the
-ranks exchange at every commit serves not to know the position but to prove it: each rank reports how many rows it really
+ranks exchange at commits serves not to know the position but to prove it: each rank reports how many rows it really
 delivered and the sum of their tickets, and all ranks check that the reports add up to what the steps held.
 """
 

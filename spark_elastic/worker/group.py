@@ -122,6 +122,10 @@ class Group:
         """Note a collective that was not entered through torch's default group."""
         self._watch.entered(work, name)
 
+    def take_reduction(self) -> dist.Work | None:
+        """Return the first reduction that was entered through torch's default group since the last call; None if none was."""
+        return self._watch.take_reduction()
+
     def froze(self, model: str) -> None:
         """Note that this model, which was called last, has no parameter that requires a gradient; empty if one does."""
         self._watch.frozen = model

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,8 @@ COLLECTIVES = (
     "barrier",
 )
 TRANSFERS = ("send", "recv", "recv_anysource")
+# The collective that DDP uses for gradients. No rank has its result before all have entered it.
+REDUCTION = "allreduce"
 # How many of the last collectives are known by name, since a rank may be this far ahead of another for which it waits.
 RECENT = 16
 
@@ -60,6 +62,7 @@ class Watch:
         self._in_order = in_order
         self._lock = threading.Lock()
         self._pending: list[dist.Work] = []
+        self._reduction: dist.Work | None = None
         self._known: dist.Work | None = None
 
     def entered(self, work: dist.Work | None, name: str, is_collective: bool = True) -> None:
@@ -70,6 +73,16 @@ class Watch:
                 self._recent.append(name)
             kept = [] if self._in_order else _incomplete(self._pending)
             self._pending = kept if work is None else [*kept, work]
+
+    def reduces(self, work: dist.Work | None) -> None:
+        """Note that a collective was entered whose result takes something from each rank."""
+        if self._reduction is None:
+            self._reduction = work
+
+    def take_reduction(self) -> dist.Work | None:
+        """Return the first work that ``reduces`` was given since the last call."""
+        work, self._reduction = self._reduction, None
+        return work
 
     def compares(self, change: str) -> None:
         """Note that the next collective compares a change of what models train, which all ranks have to make at this point."""
@@ -94,7 +107,7 @@ class Watch:
     def forget(self) -> None:
         """Drop the works, which hold tensors."""
         with self._lock:
-            self._pending, self._known = [], None
+            self._pending, self._known, self._reduction = [], None, None
 
 
 def _incomplete(works: list[dist.Work]) -> list[dist.Work]:
@@ -126,9 +139,11 @@ class WatchedGroup(dist.ProcessGroup):
 
 
 def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | None]:
-    def call(self: WatchedGroup, *args: object, **kwargs: object) -> dist.Work | None:
+    def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work | None:
         work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         self._watch.entered(work, name, is_collective)
+        if name == REDUCTION and args and any(tensor.numel() for tensor in args[0]):  # Gloo does nothing for empty ones
+            self._watch.reduces(work)
         return work
 
     call.__name__ = name

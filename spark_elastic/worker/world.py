@@ -19,7 +19,7 @@ from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
 # The numbers of int64 that every rank adds to the control collective of a commit: the world's own, then those of the loader.
-OWN_FIELDS = 5
+OWN_FIELDS = 6
 LOADER_FIELDS = 4
 
 
@@ -83,10 +83,25 @@ class World:
         """Whether a rank of this generation is known to be gone."""
         return self._control.is_aborted(self.generation) or self.group.is_broken()
 
+    def has_met(self) -> bool:
+        """Whether this rank has taken part in a reduction over all ranks since the last call; waits until that is complete.
+
+        All ranks get the same answer. Where the host runs ahead of its device it is False, because nothing there shows how far
+        other ranks are. Raises ``WorkerLostError``.
+        """
+        work = self.group.take_reduction()
+        if work is None or self.group.runs_ahead:
+            return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self.lost(error) from error
+        return True
+
     def start_exchange(self, values: Sequence[int]) -> None:
         """Start the control collective of a commit with this rank's ``values``; it is read at the next commit.
 
-        So a commit costs no round trip, and all ranks read what it says at the same commit. Raises ``WorkerLostError``.
+        So it costs no round trip, and all ranks read what it says at the same commit. Raises ``WorkerLostError``.
         """
         mine = torch.tensor(values, dtype=torch.int64)
         if self.size == 1:

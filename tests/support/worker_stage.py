@@ -32,11 +32,15 @@ class Stage:
         self.finished = False
         self.is_fixed = False
         self.broken = self.aborted = False
+        # Whether gradients are reduced ahead of each commit.
+        self.has_met = False
         self.peers: Callable[[list[int]], list[list[int]]] = lambda mine: [list(mine)]
         # What a donor sends when the next generation begins.
         self.arriving: Any = None
         self.told: bytes | None = None
         self._pending: list[int] | None = None
+        # What this rank has said at the commits that had an exchange.
+        self.exchanged: list[list[int]] = []
 
     def attach_models(self) -> None:
         pass
@@ -62,6 +66,7 @@ class Stage:
             backend="nccl",
             newest_commit=max((commit for commit in held if commit is not None), default=None),
             is_broken=lambda: self.broken,
+            has_met=lambda: self.has_met,
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),
@@ -85,6 +90,7 @@ class Stage:
 
     def _start_exchange(self, values: list[int]) -> None:
         self._pending = values
+        self.exchanged.append(values)
 
     def _finish_exchange(self) -> list[list[int]] | None:
         mine, self._pending = self._pending, None

@@ -2,7 +2,7 @@
 
 At commits 1, 2, 4, 8 … of a generation, and every few seconds when rank 0 asks for it, each rank takes a fingerprint of the
 parameters and the optimizer state of that commit. The digest of the fingerprint, one number, travels in the control collective of
-the commit, which adds no cost, and is compared when that collective is read, at the next commit. Only if digests differ do all
+the commit, which adds little cost, and is compared when that is read, at the next commit. Only if digests differ do all
 ranks show each other the figures behind them, through the control store.
 
 What is compared: when rank 0 asks, the bits of all elements, which takes about a millisecond for 10 MB; rank 0 asks so seldom
@@ -187,6 +187,10 @@ class Comparison:
         self._pause = SECONDS
         self._verdict: RanksDifferError | None = None
 
+    def wants(self, commit: CommitId) -> bool:
+        """Whether the ranks are to compare fingerprints of this commit. All ranks answer alike."""
+        return self._is_asked or commit.index & (commit.index - 1) == 0
+
     def report(self, commit: CommitId, tensors: Callable[[], Named], is_commit: bool) -> tuple[int, int]:
         """Return this rank's values for the control collective: a digest or 0, and whether the next commit is to have one.
 
@@ -196,7 +200,7 @@ class Comparison:
             return 0, 0
         self._figures = None
         now = self._clock()
-        if is_commit and (self._is_asked or commit.index & (commit.index - 1) == 0):
+        if is_commit and self.wants(commit):
             self._figures = take_figures(tensors(), commit, of_all=self._is_asked)
             if self._is_asked:
                 self._is_asked = False

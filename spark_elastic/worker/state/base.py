@@ -25,8 +25,8 @@ class State(ABC):
     """What ``@elastic`` requires of a state. Subclasses define how it is saved, restored and synced.
 
     A subclass with an ``__init__`` of its own calls ``super().__init__()``. Commits are named by (generation, index). Each rank
-    makes a commit alone and all ranks confirm it one commit later, so ranks are never more than one commit apart; a rank that
-    lacks the newest commit after a loss receives it in ``sync``.
+    makes a commit alone, behind a reduction of the step over all ranks, or else all ranks confirm it one commit later. A rank
+    that lacks the newest commit after a loss receives it in ``sync``.
     """
 
     # Finds mistakes in the training function; None where the state does not know what to look at.
@@ -71,11 +71,12 @@ class State(ABC):
     def commit(self, durable: bool = False) -> None:
         """Save the state, then check whether the world is about to change.
 
-        A commit costs a copy of the state and one small collective that is waited for only at the next commit; all ranks have
-        to commit equally often. On a GPU the copy of an ``ObjectState`` is waited for only at the next commit, too: a copy that
-        is under way when a worker is lost is discarded, and the commit before it holds. With ``durable`` this commit is written
-        to the job's ``checkpoint`` in the background, whatever ``checkpoint_interval`` says; while an older commit is still
-        being written, the first commit after that is written instead.
+        A commit costs a copy of the state and one small collective that is waited for only at the next commit; where gradients
+        are reduced in each step, commits in quick succession share one. All ranks have to commit equally often. On a GPU the copy
+        of an ``ObjectState`` is waited for only at the next commit, too: a copy that is under way when a worker is lost is
+        discarded, and the commit before it holds. With ``durable`` this commit is written to the job's ``checkpoint`` in the
+        background, whatever ``checkpoint_interval`` says; while an older commit is still being written, the first commit after
+        that is written instead.
 
         Raises ``WorkerLostError`` when a rank is lost (this step is not saved if one of its reductions may have failed), and
         ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers arrive or leave.

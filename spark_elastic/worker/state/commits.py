@@ -24,6 +24,7 @@ from spark_elastic.worker.checks.fingerprint import Comparison
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
 if TYPE_CHECKING:
@@ -38,10 +39,13 @@ FIRST_COMMIT = 1
 class Commits:
     """The commits of one state. Used by the user's thread.
 
-    A commit is named by (generation, index). Each rank makes a commit alone, and all ranks confirm it one commit later, so ranks
-    are never more than one commit apart. The keeper decides what is copied and where to; a state that keeps the copy in its own
-    ``save`` has no keeper.
+    A commit is named by (generation, index). Each rank makes a commit alone. It does so behind a reduction of the step over all
+    ranks, or else all ranks confirm the commit at the next one; so they never get far apart. The keeper decides what is copied
+    and where to; a state that keeps the copy in its own ``save`` has no keeper.
     """
+
+    # Counts the commits of a generation, by a clock.
+    pace: Callable[[Callable[[], float]], Pace] = Pace
 
     def __init__(self, keeper: Keeper | None) -> None:
         self.keeper = keeper
@@ -54,6 +58,7 @@ class Commits:
         self._is_settled = True
         self._is_interrupted = False
         self._comparison: Comparison | None = None
+        self._pace: Pace | None = None
         self._known_loader: tuple[object, Accountable | None] = (None, None)
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
@@ -72,6 +77,7 @@ class Commits:
         faults.reached(Point.COMMIT, **where)
         if world.is_broken() and self.can_restore():
             raise WorkerLostError(f"generation {world.generation} is broken")
+        has_met = self._has_met(world)
         self.record(state.save)
         faults.reached(Point.RECORDED, **where)
         job.reporter.committed(self.steps, _progress_of(state, world))
@@ -81,7 +87,7 @@ class Commits:
             if job.checkpoints.is_due():
                 self.settle()
                 job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
-        if self._exchange(state, job, world):
+        if self._exchange(state, job, world, has_met):
             raise HostsUpdatedInterrupt("workers arrive or leave")
         faults.reached(Point.COMMITTED, **where)
         deliveries.committed()
@@ -132,18 +138,32 @@ class Commits:
         if job is not None and world is not None:
             job.control.commit = CommitId(world.generation, self.index)
 
-    def _exchange(self, state: State, job: Job, world: World, is_commit: bool = True) -> bool:
-        """Read the control collective of the last commit and start that of this one. Return whether the world changes."""
+    def _has_met(self, world: World) -> bool:
+        """Whether a reduction over all ranks has preceded this commit. Waits for its end, as the step itself does as a rule."""
+        try:
+            return world.has_met()
+        except WorkerLostError:
+            if self.can_restore():
+                raise
+            return True  # the optimizer has stepped, so the reductions of this step had succeeded
+
+    def _exchange(self, state: State, job: Job, world: World, has_met: bool, is_commit: bool = True) -> bool:
+        """Read the control collective under way, and start that of this commit if it is due. Return whether the world changes."""
         assert self._comparison is not None
+        assert self._pace is not None
         self._read(world.finish_exchange(), state, world)
-        if not self._is_interrupted:  # it stays True even if user code swallows the interrupt
-            commit = CommitId(world.generation, self.index)
-            fingerprint = self._comparison.report(commit, state._compared, is_commit)
+        self._pace.count()
+        if self._is_interrupted:  # it stays True even if user code swallows the interrupt
+            return True
+        commit = CommitId(world.generation, self.index)
+        if not has_met or self._pace.is_due() or (is_commit and self._comparison.wants(commit)):
             loader = self._accountable(state)
+            fingerprint = self._comparison.report(commit, state._compared, is_commit)
             report = _NO_LOADER if loader is None else loader.report()
-            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report()]
+            pace = self._pace.begin(getattr(loader, "steps_left", 0))
+            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace]
             world.start_exchange([*mine, *report])
-        return self._is_interrupted
+        return False
 
     def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
         """Evaluate what all ranks reported at a commit."""
@@ -160,6 +180,8 @@ class Commits:
             loader.confirm([_report_in(values) for values in everybody])
         self._is_interrupted = any(values[0] for values in everybody)
         assert self._comparison is not None
+        assert self._pace is not None
+        self._pace.agree(everybody[0][5])
         self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
         if state._checks is not None:
             state._checks.inputs_compared([values[4] for values in everybody])
@@ -182,7 +204,7 @@ class Commits:
         _check_is_the_jobs(state, job)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        if self._exchange(state, job, world, is_commit=False):
+        if self._exchange(state, job, world, world.has_met(), is_commit=False):
             self.record(state.save)
             raise HostsUpdatedInterrupt("workers arrive or leave")
 
@@ -222,6 +244,7 @@ class Commits:
         self._comparison = Comparison(
             world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size), job.clock
         )
+        self._pace = self.pace(job.clock)
         self.index = -1
         self.steps -= 1  # the sealing commit is not a step of the user's
         self.record(state.save)

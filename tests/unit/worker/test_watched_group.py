@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.sockets import GroupSockets, listening_addresses
 from spark_elastic.worker.watched_group import COLLECTIVES, TRANSFERS, Watch, WatchedGroup
+from spark_elastic.worker.world import World
 
 SECONDS = 30
 
@@ -126,3 +128,38 @@ def test_what_is_complete_is_not_kept() -> None:
         watch.entered(work, "allreduce")
     watch.entered(None, "allreduce")
     assert watch._pending == []
+
+
+def test_the_first_reduction_since_the_last_look_is_told_unless_it_is_empty(pair: Any) -> None:
+    (one, of_one), (other, of_other) = pair
+    works = [[group.allreduce([torch.ones(size)]) for size in (0, 1, 1)] for group in (one, other)]
+    for rank, watch in enumerate((of_one, of_other)):
+        assert watch.take_reduction() is works[rank][1]
+        assert watch.take_reduction() is None
+    for group in (one, other):
+        group.broadcast([torch.ones(1)])
+    assert of_one.take_reduction() is None
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("connection closed")])
+def test_a_rank_has_met_the_others_once_the_reduction_has_ended(error: RuntimeError | None) -> None:
+    waited = []
+
+    def wait() -> None:
+        waited.append(True)
+        if error is not None:
+            raise error
+
+    work = SimpleNamespace(wait=wait)
+    group = SimpleNamespace(runs_ahead=False, take_reduction=lambda: work)
+    world: Any = SimpleNamespace(group=group, lost=lambda error: WorkerLostError(str(error)))
+    if error is None:
+        assert World.has_met(world)
+    else:
+        with pytest.raises(WorkerLostError, match="closed"):
+            World.has_met(world)
+    assert waited
+    group.runs_ahead = True
+    assert not World.has_met(world)
+    group.runs_ahead, work = False, None
+    assert not World.has_met(world)

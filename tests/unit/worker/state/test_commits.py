@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from worker_stage import on_stage
 
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
@@ -60,6 +61,79 @@ def test_an_interrupt_that_only_another_rank_has_seen_is_raised_here_too() -> No
         state.commit()
         with pytest.raises(HostsUpdatedInterrupt):
             state.commit()
+
+
+def test_commits_of_short_steps_share_exchanges_where_gradients_are_reduced() -> None:
+    with on_stage() as stage:
+        state, now = ObjectState(), [0.0]
+        stage.clock = lambda: now[0]
+        stage.begin(state, others=[None])
+        stage.peers, stage.has_met = lambda mine: [mine, mine], True
+        for _ in range(40):
+            now[0] += 0.001
+            state.commit()
+        # That of 32 is due because fingerprints are compared there.
+        assert [index for _, index, *_ in stage.exchanged] == [*range(1, 18), 25, 32, 40]
+
+
+def test_a_commit_without_a_reduction_ahead_of_it_has_an_exchange() -> None:
+    with on_stage() as stage:
+        state, now = ObjectState(), [0.0]
+        stage.clock = lambda: now[0]
+        stage.begin(state, others=[None])
+        stage.peers = lambda mine: [mine, mine]
+        for number in range(1, 24):
+            now[0] += 0.001
+            stage.has_met = number != 21
+            state.commit()
+        assert [index for _, index, *_ in stage.exchanged] == [*range(1, 18), 21]
+
+
+def test_all_ranks_are_interrupted_at_the_commit_after_the_exchange_that_rank_0_has_named() -> None:
+    with on_stage() as stage:
+        state, now = ObjectState(), [0.0]
+        stage.clock = lambda: now[0]
+        stage.begin(state, rank=1, others=[None])
+        stage.peers, stage.has_met = lambda mine: [[*mine[:5], 3, *mine[6:]], mine], True
+        for number in range(1, 23):
+            now[0] += 0.001
+            stage.control.is_interrupted = number > 19  # which this rank first tells at the exchange of commit 22
+            state.commit()
+        with pytest.raises(HostsUpdatedInterrupt):
+            state.commit()
+        assert [index for _, index, *_ in stage.exchanged] == [1, 2, 4, 7, 8, 11, 14, 16, 19, 22]
+        assert stage.control.commit == CommitId(1, 23)
+
+
+def test_the_rows_of_an_epoch_are_proved_at_its_last_step() -> None:
+    with on_stage() as stage:
+        loader = SimpleNamespace(steps_left=20, report=lambda: (0, 0, 0, 0), confirm=lambda reports: None)
+        state, now = ObjectState(), [0.0]
+        state._loader_in_use = lambda: loader  # type: ignore[method-assign]
+        stage.clock = lambda: now[0]
+        stage.begin(state)
+        stage.has_met = True
+        for _ in range(20):
+            now[0] += 0.001
+            loader.steps_left -= 1
+            state.commit()
+        assert [index for _, index, *_ in stage.exchanged] == [*range(1, 18), 20]
+
+
+def test_a_failed_reduction_does_not_take_a_step_back_that_has_no_copy() -> None:
+    with on_stage() as stage:
+        state = TorchState(torch.nn.Linear(1, 1), commit="in_place")
+        stage.begin(state)
+
+        def fails() -> bool:
+            raise WorkerLostError("a rank is lost")
+
+        stage.world.has_met = fails
+        with pytest.raises(WorkerLostError):
+            state.commit()
+        state._keeper.guard.dirty = True  # type: ignore[attr-defined]  # the optimizer has stepped
+        state.commit()
+        assert stage.control.commit == CommitId(1, 1)
 
 
 def test_an_interrupt_that_was_swallowed_is_raised_again_at_the_next_commit() -> None:
