@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -24,30 +24,33 @@ Take = Callable[[object], object]
 
 
 class Template(ABC):
-    """The skeleton of an object's state dict, whose first tensor is number ``start`` of the commit."""
+    """What a commit keeps of an object except for values; its first tensor is number ``start`` of the commit."""
 
-    def __init__(self, owner: Stateful, skeleton: StateDict, start: int) -> None:
-        self.owner = owner
-        self._skeleton = skeleton
+    def __init__(self, start: int) -> None:
         self._start = start
 
-    def fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict | None:
+    def fill(self, tensors: list[torch.Tensor], take: Take) -> object:
         """Append the object's tensors and return its skeleton; None, with nothing appended, if its parts have changed."""
         return self._fill(tensors, take) if len(tensors) == self._start and self._is_current() else None
 
     @abstractmethod
     def _is_current(self) -> bool:
-        """Whether the object's state dict would be the same, except for values."""
+        """Whether the same would be kept of the object, except for values."""
 
     @abstractmethod
-    def _fill(self, tensors: list[torch.Tensor], take: Take) -> StateDict:
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> object:
         """Append the tensors and return the skeleton. ``take`` copies values that are not tensors of the object's own."""
+
+
+# Makes the template of an object from what was written of it, the tensors found in it, and the number of the first of these.
+Make = Callable[[Stateful, object, Sequence[torch.Tensor], int], "Template | None"]
 
 
 class Templates:
     """The templates of one state's objects, in the order in which a commit visits the objects."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Make) -> None:
+        self._make = make
         # Grows with every commit that finds other objects than the commit before, or objects with other parts.
         self.version = 0
         self._known: list[tuple[Stateful, Template | None]] = []
@@ -65,7 +68,7 @@ class Templates:
         written = write()
         if owner is not value or isinstance(value, (nn.Module, torch.optim.Optimizer)):
             self.version += 1
-        self._known[number : number + 1] = [(value, _template_of(value, written, found.tensors[start:], start))]
+        self._known[number : number + 1] = [(value, self._make(value, written, found.tensors[start:], start))]
         return written
 
     def end(self, found: Found) -> None:
@@ -75,7 +78,8 @@ class Templates:
             self.version += 1
 
 
-def _template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+def template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+    """Make the template of a state dict."""
     if isinstance(written, StateDict):
         if isinstance(value, nn.Module) and ModuleTemplate.fits(value, written, tensors):
             return ModuleTemplate(value, written, start)
@@ -88,7 +92,8 @@ class ModuleTemplate(Template):
     """The template of a module. It holds as long as parts, tensors and switches are the same."""
 
     def __init__(self, module: nn.Module, skeleton: StateDict, start: int) -> None:
-        super().__init__(module, skeleton, start)
+        super().__init__(start)
+        self._skeleton = skeleton
         named = _named_tensors(module)
         self._tensors = [named[name] for name in skeleton.content]
         self._parts = list(module.modules())
@@ -140,9 +145,10 @@ class OptimizerTemplate(Template):
     """The template of an optimizer. It holds as long as parameters and kinds of state are the same; settings are copied anew."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, skeleton: StateDict, start: int) -> None:
-        super().__init__(optimizer, skeleton, start)
+        super().__init__(start)
+        self._skeleton = skeleton
         self._optimizer = optimizer
-        self._stepped = _stepped(optimizer)
+        self._stepped = stepped(optimizer)
         self._numbers = [group["params"] for group in skeleton.content["param_groups"]]
         self._kept = list(optimizer.state)
         self._values = _values(optimizer)
@@ -167,13 +173,10 @@ class OptimizerTemplate(Template):
 
     def _is_current(self) -> bool:
         optimizer = self._optimizer
-        stepped = _stepped(optimizer)
         if (
             _has_hooks(optimizer)
-            or len(stepped) != len(self._stepped)
-            or not all(map(operator.is_, stepped, self._stepped))
-            or len(optimizer.state) != len(self._kept)
-            or not all(map(operator.is_, optimizer.state, self._kept))
+            or not same_objects(stepped(optimizer), self._stepped)
+            or not same_objects(optimizer.state, self._kept)
         ):
             return False
         values = _values(optimizer)
@@ -228,7 +231,13 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks)
 
 
-def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def same_objects(some: Collection[object], others: Collection[object]) -> bool:
+    """Whether these are the same objects in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters that an optimizer steps."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -9,7 +9,7 @@ from spark_elastic.worker.state.keepers.keeper import Keeper
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, as_state_dict
 from spark_elastic.worker.state.structure import outline, remember
-from spark_elastic.worker.state.templates import Templates
+from spark_elastic.worker.state.templates import Make, Templates, template_of
 
 
 class OnDevice(Keeper):
@@ -17,10 +17,11 @@ class OnDevice(Keeper):
 
     name = "copy"
     is_on_host = False
+    template_of: Make = staticmethod(template_of)
 
     def __init__(self) -> None:
         self.snapshots = SnapshotPair(on_host=self.is_on_host)
-        self._templates = Templates()
+        self._templates = Templates(self.template_of)
         # Whether the spare snapshot holds the last commit and has yet to become the current one.
         self._is_taken = False
 

@@ -8,7 +8,7 @@ small parts that change at other times (buffers, learning rates, counters, the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from spark_elastic.checkpoint.skeleton import Lender, StateDict
+from spark_elastic.checkpoint.skeleton import PLAIN, Lender, StateDict
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
+from spark_elastic.worker.registered import Registered, registers
 from spark_elastic.worker.state.keepers.copies import OnDevice, WholeCopies
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, find_objects
 from spark_elastic.worker.state.switches import switch, switches_of
+from spark_elastic.worker.state.templates import Take, Template, same_objects, stepped, template_of
 
 
 class InPlace(OnDevice):
@@ -31,6 +33,10 @@ class InPlace(OnDevice):
     name = "in_place"
     is_waited_for = True
     watches_optimizers = True
+
+    @staticmethod
+    def template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+        return small_template(value, written, tensors, start)
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,4 +141,74 @@ def small_part(value: torch.nn.Module | torch.optim.Optimizer) -> SmallPart:
     """Return the part that is small enough to be copied at each commit."""
     if isinstance(value, torch.nn.Module):
         return SmallPart([switches_of(value), *value.buffers()])
-    return SmallPart([{key: entry for key, entry in group.items() if key != "params"} for group in value.param_groups])
+    return SmallPart(_settings(value))
+
+
+class SmallModule(Template):
+    """The template of a module's small part: only the buffers are copied, as long as parts and switches are the same."""
+
+    def __init__(self, module: torch.nn.Module, part: SmallPart, start: int) -> None:
+        super().__init__(start)
+        self._switches = part.content[0]
+        self._registered = Registered(register for part in module.modules() for register in registers(part))
+        self._parts, self._parameters = list(module.modules()), list(module.parameters())
+        self._buffers = list(module.buffers())
+        self._known = self._look()
+
+    def _is_current(self) -> bool:
+        return self._registered.is_current() and self._look() == self._known
+
+    def _look(self) -> tuple[list[str], list[bool], list[bool]]:
+        return (
+            self._registered.names,
+            [part.training for part in self._parts],
+            [parameter.requires_grad for parameter in self._parameters],
+        )
+
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> SmallPart:
+        return SmallPart([self._switches, *(buffer.detach().clone() for buffer in self._buffers)])
+
+
+class SmallOptimizer(Template):
+    """The template of an optimizer's small part, which is kept as it is as long as no setting changes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, part: SmallPart, start: int) -> None:
+        super().__init__(start)
+        self._optimizer, self._part = optimizer, part
+        self._stepped = stepped(optimizer)
+
+    @staticmethod
+    def fits(part: SmallPart) -> bool:
+        """Whether all settings are values that can be compared, and nothing in them can change."""
+        settings = [value for group in part.content for value in group.values()]
+        return all(
+            type(entry) in PLAIN for value in settings for entry in (value if type(value) is tuple else (value,))
+        )
+
+    def _is_current(self) -> bool:
+        present = _settings(self._optimizer)
+        return (
+            present == self._part.content
+            and _kinds(present) == _kinds(self._part.content)
+            and same_objects(stepped(self._optimizer), self._stepped)
+        )
+
+    def _fill(self, tensors: list[torch.Tensor], take: Take) -> SmallPart:
+        return self._part
+
+
+def small_template(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+    """Make the template of a small part; of anything else, that of a state dict."""
+    if isinstance(written, SmallPart) and isinstance(value, torch.nn.Module):
+        return SmallModule(value, written, start)
+    if isinstance(written, SmallPart) and isinstance(value, torch.optim.Optimizer):
+        return SmallOptimizer(value, written, start) if SmallOptimizer.fits(written) else None
+    return template_of(value, written, tensors, start)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{key: entry for key, entry in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _kinds(settings: Sequence[Mapping[str, Any]]) -> list[list[type]]:
+    return [list(map(type, group.values())) for group in settings]

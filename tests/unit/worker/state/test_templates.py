@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from spark_elastic.worker.registered import registers
 from spark_elastic.worker.state.keepers import OnDevice
+from spark_elastic.worker.state.keepers.in_place import InPlace, SmallPart
 from spark_elastic.worker.state.snapshot import Snapshot, StateDict, as_state_dict
-from spark_elastic.worker.state.templates import Templates
+from spark_elastic.worker.state.templates import Templates, template_of
 from tests.unit.worker.state.test_snapshot import same
 
 
@@ -123,10 +125,26 @@ CHANGES: dict[str, Callable[[Job], Any]] = {
 }
 
 
+def places(job: Job) -> list[object]:
+    """What a restore has to put back into its place."""
+    registered = [
+        (name, id(value))
+        for part in job.net.modules()
+        for register in registers(part)
+        for name, value in register.items()
+    ]
+    stepped = [[id(parameter) for parameter in group["params"]] for group in job.optimizer.param_groups]
+    return [[id(value) for value in vars(job).values()], registered, stepped]
+
+
 def content_of(snapshot: Snapshot) -> Any:
     def plain(value: Any) -> Any:
         if isinstance(value, StateDict):
             return [plain(value.content), list(getattr(value.content, "_metadata", {}).items())]
+        if isinstance(value, SmallPart):
+            return plain(value.content)
+        if isinstance(value, list):
+            return [plain(entry) for entry in value]
         if isinstance(value, dict):
             return {key: plain(entry) for key, entry in value.items()}
         return value
@@ -137,7 +155,7 @@ def content_of(snapshot: Snapshot) -> Any:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
 def test_a_commit_after_any_change_holds_what_a_first_one_would(change: str, optimizer: Any) -> None:
-    job, templates = Job(optimizer), Templates()
+    job, templates = Job(optimizer), Templates(template_of)
     snapshot = Snapshot()
     for _ in range(2):
         snapshot.take(job.values(), None, remembered=templates)
@@ -150,8 +168,46 @@ def test_a_commit_after_any_change_holds_what_a_first_one_would(change: str, opt
         assert same(snapshot.objects, first.objects)
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_small_part_after_any_change_is_what_a_first_one_would_be(change: str) -> None:
+    job, keeper = Job(), InPlace()
+    templates, snapshot = Templates(keeper.template_of), Snapshot()
+    for _ in range(2):
+        snapshot.take(job.values(), None, keeper.part_of, templates)
+    version, before = templates.version, places(job)
+    CHANGES[change](job)
+    for _ in range(2):
+        snapshot.take(job.values(), None, keeper.part_of, templates)
+        first = Snapshot()
+        first.take(job.values(), None, keeper.part_of)
+        job.net.norm.running_mean.add_(1)  # type: ignore[operator]
+        assert same(content_of(snapshot), content_of(first))
+    assert templates.version > version or places(job) == before
+
+
+def test_small_parts_that_stay_are_not_written_down_again() -> None:
+    job, keeper = Job(), InPlace()
+    templates, snapshot, asked = Templates(keeper.template_of), Snapshot(), []
+    job.scheduler.step = lambda: None  # type: ignore[method-assign, assignment]  # which changes a setting
+
+    def keep(value: Any) -> Any:
+        asked.append(value)
+        return keeper.part_of(value)
+
+    values = {"net": job.net, "optimizer": job.optimizer}
+    for _ in range(2):
+        snapshot.take(values, None, keep, templates)
+    version = templates.version
+    asked.clear()
+    for _ in range(3):
+        snapshot.take(values, None, keep, templates)
+        job.step()
+    assert not asked
+    assert templates.version == version
+
+
 def test_what_stays_is_not_written_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    job, templates = Job(), Templates()
+    job, templates = Job(), Templates(template_of)
     asked: list[object] = []
 
     def keep(value: Any) -> StateDict:
@@ -231,7 +287,7 @@ class Numbered(torch.optim.SGD):
     ],
 )
 def test_what_torch_does_not_make_by_itself_is_written_down_at_every_commit(make: Callable[[], Any]) -> None:
-    value, templates = make(), Templates()
+    value, templates = make(), Templates(template_of)
     snapshot = Snapshot()
     for count in (0, 0, 1, 2):
         for part in value.modules() if isinstance(value, nn.Module) else [value]:
@@ -253,7 +309,7 @@ class Labelled(torch.Tensor):
 
 
 def test_tensors_of_other_classes_are_copied_without_a_template() -> None:
-    net, templates, snapshot = Net(), Templates(), Snapshot()
+    net, templates, snapshot = Net(), Templates(template_of), Snapshot()
     net.scale = torch.ones(1).as_subclass(Labelled)
     for value in (1.0, 2.0):
         net.scale.fill_(value)
@@ -264,7 +320,7 @@ def test_tensors_of_other_classes_are_copied_without_a_template() -> None:
 
 def test_a_template_serves_a_compiled_model() -> None:
     net = torch.compile(Net())
-    templates, snapshot, asked = Templates(), Snapshot(), []
+    templates, snapshot, asked = Templates(template_of), Snapshot(), []
 
     def keep(value: Any) -> StateDict:
         asked.append(value)
@@ -275,8 +331,9 @@ def test_a_template_serves_a_compiled_model() -> None:
     assert len(asked) == 1
 
 
-def test_what_a_restore_puts_back_is_that_of_its_own_commit() -> None:
-    job, keeper = Job(), OnDevice()
+@pytest.mark.parametrize("keeper_class", [OnDevice, InPlace])
+def test_what_a_restore_puts_back_is_that_of_its_own_commit(keeper_class: type[OnDevice]) -> None:
+    job, keeper = Job(), keeper_class()
 
     def commit() -> None:
         keeper.take(1, 1, job.values(), None)
