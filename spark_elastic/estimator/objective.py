@@ -101,12 +101,19 @@ class Objective:
         places = [(place, label) for place, label in enumerate(layout.labels) if place < self.count]
         return {f"{label}_{name}": (metric, place) for place, label in places for name, metric in self.metrics.items()}
 
-    def accumulators(self, layout: Layout, device: torch.device) -> dict[str, tuple[Metric, int]]:
-        """Return fresh copies of the metrics that keep a state, by name, each with the place of its label."""
+    def accumulators(
+        self, layout: Layout, device: torch.device, see_all_rows: bool = False
+    ) -> dict[str, tuple[Metric, int]]:
+        """Return fresh copies of the metrics that keep a state, by name, each with the place of its label.
+
+        see_all_rows: each rank will give its own all rows, so there is nothing to bring together from other ranks.
+        """
         kept = {name: entry for name, entry in self.metrics_of(layout).items() if _has_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
         for metric, _ in copies.values():
             metric.reset()
+            if see_all_rows and hasattr(metric, "sync_on_compute"):
+                metric.sync_on_compute = False
         return copies
 
 

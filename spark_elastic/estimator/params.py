@@ -297,6 +297,16 @@ class FitParams(Parameterized, FitParamsAccessors):
     globalBatchSize = param(
         "globalBatchSize", "rows of a batch on all workers together; instead of batchSize", whole(1)
     )
+    deterministic = param(
+        "deterministic",
+        "whether weights, losses and metrics have the same bits with any number of workers; needs globalBatchSize",
+        boolean,
+    )
+    shards = param(
+        "shards",
+        "with deterministic, into how many parts a batch is cut, at least maxNp; None: 24, or globalBatchSize if that is less",
+        whole(1),
+    )
     valBatchSize = param(
         "valBatchSize",
         "rows of a validation batch on each worker; default as many as a training batch has there",
@@ -367,6 +377,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
         "transformBatchSize": 1024,
         "epochs": 1,
         "validationFraction": 0.0,
+        "deterministic": False,
         "reuseData": True,
         "commitSteps": 1,
         "backwardPassesPerStep": 1,

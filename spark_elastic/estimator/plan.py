@@ -19,7 +19,7 @@ class DataPlan:
     """Where the rows come from and how many form a batch: the arguments of ``ParquetLoader``.
 
     check: whether values still have to be checked for being finite numbers. validation_batch_size: None for as many rows as a
-    training batch has on one worker.
+    training batch has on one worker. shards: into how many parts training batches are cut; None if they are not.
     """
 
     training_url: str
@@ -29,6 +29,7 @@ class DataPlan:
     validation_batch_size: int | None
     shuffle: bool
     seed: int
+    shards: int | None = None
     engine: str = "arrow"
     readers: int | None = None
     storage_options: Mapping[str, object] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class DataPlan:
         return {
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,
+            "shards": self.shards,
             "shuffle": self.shuffle,
             "seed": self.seed,
             **self.reading,

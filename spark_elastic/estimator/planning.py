@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# It divides evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
+DEFAULT_SHARDS = 24
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Numbers of workers: below ``least`` training waits, with ``start`` it starts, ``most`` are requested from Spark."""
@@ -87,6 +91,12 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
     size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
     if everywhere is not None and params.isSet("batchSize"):
         raise ValueError(f"give batchSize={size} or globalBatchSize={everywhere}, not both")
+    plan_shards(params)
+    if params.value("deterministic") and layout.weight is not None:
+        raise ValueError(
+            f"deterministic=True weights the shards of a batch by their rows, and weightCol={layout.weight!r} by something else; "
+            "multiply the loss of each row in a trainStep"
+        )
     network, optimizer = cloudpickle.loads(cloudpickle.dumps((_network(params), params.value("optimizer"))))
     steps = _steps(params, optimizer)
     objective = _objective(params, layout, params.value("loss") or default_loss)
@@ -113,9 +123,34 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
     _, default_start, default_most = default_sizes(session, start, least, most)
     most = most or default_most
+    shards = plan_shards(params)
+    if shards is not None and params.value("maxNp") is None:
+        most = max(min(most, shards), start or 1, least or 1)  # further workers would have nothing to compute
     sizes = Sizes(least or 1, start or least or min(default_start, most), most)
     check_sizes(sizes.least, sizes.start, sizes.most)
     return sizes
+
+
+def plan_shards(params: Parameterized) -> int | None:
+    """Return into how many shards batches are cut; None without ``deterministic``. Raises ValueError for what does not fit."""
+    shards, everywhere = params.value("shards"), params.value("globalBatchSize")
+    if not params.value("deterministic"):
+        if shards is not None:
+            raise ValueError(f"shards={shards} are for deterministic=True")
+        return None
+    if everywhere is None:
+        raise ValueError(
+            "deterministic=True needs globalBatchSize: with batchSize on each worker, steps hold other rows where there are "
+            "other workers"
+        )
+    shards = shards or min(DEFAULT_SHARDS, everywhere)
+    most = max(params.value(name) or 1 for name in ("minNp", "numProc", "maxNp"))
+    if not most <= shards <= everywhere:
+        raise ValueError(
+            f"shards={shards} must be at least maxNp={most} and at most globalBatchSize={everywhere}: a worker computes whole "
+            "shards"
+        )
+    return int(shards)
 
 
 def plan_data(
@@ -131,6 +166,7 @@ def plan_data(
         validation_batch_size=params.value("valBatchSize") or (None if everywhere else params.value("batchSize")),
         shuffle=params.value("shuffle"),
         seed=params.value("seed"),
+        shards=plan_shards(params),
         engine=params.value("engine"),
         readers=params.value("readers"),
         storage_options=storage_options,

@@ -85,6 +85,8 @@ def describe_params(estimator: Params) -> dict[str, Json]:
     names = {entry.name for entry in estimator.params if estimator.isDefined(entry)} - FREE
     if len(estimator.getOrDefault("labelCols") if "labelCols" in names else ()) > 1:
         names |= {"outputCols"} if estimator.isDefined("outputCols") else set()
+    # Records of runs that are older than this Param do not have it.
+    names -= {"deterministic"} if not estimator.getOrDefault("deterministic") else set()
     described = {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
     return {name: value for name, value in described.items() if value is not None}
 

@@ -169,7 +169,9 @@ class Trainer:
                 planned = min(self.plan.steps.passes, self.loader.steps_left + 1)
             taken += 1
             with nullcontext() if taken == planned else self.model.no_sync():
-                sums = sums + self._backward(state, columns, planned)
+                sums = sums + (self._backward if self.plan.data.shards is None else self._backward_parts)(
+                    state, columns, planned
+                )
             if self.not_finite is not None:
                 return
             if taken < planned:
@@ -213,6 +215,21 @@ class Trainer:
             work.wait()
         self._look(state, "loss", self._losses.see(sums[0]))
         return sums
+
+    def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
+        """Do the same as ``_backward``, shard by shard, so that all bits are those of any other world."""
+        parts = self.model.parts(columns)
+        for part in parts:
+            batch = self._prepare(part)
+            with self._precision():
+                loss, pairs = self._forward(self.model, state, batch, len(next(iter(part.values()))), None)
+            parts.note(loss=loss, **self.objective.measure(self.plan.layout, pairs))
+            scaled = loss / passes
+            (self.scaler.scale(scaled) if self.scaler else scaled).backward()
+        state.names = [*parts.means, "weight"]
+        rows = sum(self.loader.batch_rows)
+        self._look(state, "loss", parts.means["loss"])
+        return torch.tensor([*(mean * rows for mean in parts.means.values()), rows], dtype=torch.float64)
 
     def _look(self, state: FitState, name: str, total: float) -> None:
         """End the fit if a loss is not a finite number. All ranks see the same sum over all ranks, and so decide alike."""
@@ -336,9 +353,10 @@ class Trainer:
         """Return means over all rows of the validation data; a metric with a state of its own is computed over all rows."""
         layout, objective, data = self.plan.layout, self.objective, self.plan.data
         assert data.validation_url is not None
-        shard = (se.rank(), se.size())
-        # By default a validation batch has as many rows as a training batch has on this rank.
-        size = data.validation_batch_size or -(-(data.global_batch_size or 1) // se.size())
+        # With shards every rank validates all rows, because sums over ranks have other bits where there are other ranks.
+        shard = (se.rank(), se.size()) if data.shards is None else (0, 1)
+        # By default a validation batch has as many rows as a training batch has on this rank, or in a shard.
+        size = data.validation_batch_size or -(-(data.global_batch_size or 1) // (data.shards or se.size()))
         loader = ParquetLoader(
             data.validation_url,
             size,
@@ -347,7 +365,7 @@ class Trainer:
             shard=shard,
             **data.reading,
         )
-        whole = objective.accumulators(layout, self.device)
+        whole = objective.accumulators(layout, self.device, see_all_rows=data.shards is not None)
         names = ["loss", *(name for name in objective.metrics_of(layout) if name not in whole), "weight"]
         sums = torch.zeros(len(names), dtype=torch.float64)
         with torch.no_grad():
@@ -364,7 +382,8 @@ class Trainer:
                 if amount:
                     sums += torch.tensor([*(values[name] for name in names[:-1]), 1.0], dtype=torch.float64) * amount
                 state.heartbeat()
-        sums = se.allreduce(sums.to(self.device), op="sum")
+        if data.shards is None:
+            sums = se.allreduce(sums.to(self.device), op="sum")
         self._check_weight("validation", float(sums[-1]))
         self._look(state, "val_loss", float(sums[0]))
         means = _means(names, sums)

@@ -11,8 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import shard_training
+import torch
+import torchmetrics
+from torch import nn
 
 from spark_elastic import TrainingFailedError
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
+from spark_elastic.estimator.runs import describe_callbacks
+from spark_elastic.estimator.training import train
 from spark_elastic.testing import kill
 
 cloudpickle.register_pickle_by_value(shard_training)
@@ -118,3 +126,42 @@ def train_with_threads(folder: str) -> int:
 def test_workers_with_other_kernels_end_the_job_with_both_named(run: Any, tmp_path: Path) -> None:
     with pytest.raises(TrainingFailedError, match=r"threads was \d and is \d here"):
         run(train_with_threads, str(tmp_path), num_proc=2, min_np=2, max_np=2)
+
+
+def fit(run: Any, url: str, size: int, faults: Any = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train as an estimator does; return the weights, and the history without times and sizes."""
+    torch.manual_seed(0)
+    metrics = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=3), "spread": spread}
+    plan = TrainingPlan(
+        run_id="run",
+        model=nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3)),
+        layout=Layout((Input(None, ("x",)),), ("y",), None),
+        objective=Objective((nn.CrossEntropyLoss(),), (), metrics),
+        data=DataPlan(
+            training_url=url, validation_url=url, batch_size=None, global_batch_size=40, validation_batch_size=None,
+            shuffle=True, seed=1, shards=8,
+        ),
+        steps=StepPlan(
+            optimizer=torch.optim.Adam, optimizer_arguments={"lr": 0.01}, clip_norm=0.5, passes=2,
+            scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
+        ),
+        epochs=3, steps_per_epoch=None, checkpoint_steps=None, seed=1, callbacks=cloudpickle.dumps([]),
+        callbacks_given=describe_callbacks([]), log_url=None, use_gpu=None,
+    )  # fmt: skip
+    results = run(train, plan, faults=faults, num_proc=size, min_np=1, max_np=size).results
+    found = next(each for each in results if each is not None)
+    return found.weights, [
+        {name: value for name, value in epoch.items() if name not in ("seconds", "sizes")} for epoch in found.history
+    ]
+
+
+def spread(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return output.std()
+
+
+def test_a_deterministic_fit_has_the_same_weights_and_history_with_any_number_of_workers(run: Any, rows: str) -> None:
+    weights, history = fit(run, rows, 1)
+    others, other_history = fit(run, rows, 3, [kill(rank=1, step=4)])
+    assert len({epoch["val_loss"] for epoch in history}) == 3
+    assert history == other_history
+    assert {name for name, value in weights.items() if not torch.equal(value, others[name])} == set()
