@@ -29,6 +29,7 @@ _SETTINGS = {
     "reset_limit": int,
     "backend": str,
     "network_interface": str,
+    "driver": str,
     "driver_port": int,
     "checkpoint": str,
     "checkpoint_interval": float,

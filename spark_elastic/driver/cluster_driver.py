@@ -94,12 +94,7 @@ class ClusterDriver:
         low, start, high = launcher.sizes(num_proc, min_np, max_np)
         if max_np is not None:
             return low, start, high
-        room, wanted = high - OWN_SLOTS, max(num_proc or 1, min_np or 1)
-        if room < wanted:
-            raise ValueError(
-                f"driver='cluster' takes {OWN_SLOTS} slots beside those of the workers, and this cluster has {high} in "
-                f"all: too few for {wanted} worker{'' if wanted == 1 else 's'}. If it is going to have more, give max_np"
-            )
+        room = room_for_workers(high, max(num_proc or 1, min_np or 1), "max_np")
         return launcher.sizes(num_proc, min_np, room)
 
     def run(
@@ -124,6 +119,17 @@ class ClusterDriver:
                     failure = TrainingFailedError(message)
                     log.record(JobFailed(type(failure).__name__, message))
                     raise failure from error
+
+
+def room_for_workers(slots: int, wanted: int, setting: str) -> int:
+    """Return how many slots of a cluster are left beside ``OWN_SLOTS``. Raises ``ValueError`` if they are less than is wanted."""
+    room = slots - OWN_SLOTS
+    if room < wanted:
+        raise ValueError(
+            f"driver='cluster' takes {OWN_SLOTS} slots beside those of the workers, and this cluster has {slots} in "
+            f"all: too few for {wanted} worker{'' if wanted == 1 else 's'}. If it is going to have more, give {setting}"
+        )
+    return room
 
 
 class _Life:

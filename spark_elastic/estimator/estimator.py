@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 import spark_elastic
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data import read_manifest
+from spark_elastic.driver.cluster_driver import OWN_SLOTS
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
@@ -229,15 +230,17 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
-        total = parallelism(session)
-        with slots.ledger.slots(sizes.least, sizes.most, total) as granted:
+        total, driver = parallelism(session), self.value("driver")
+        own = OWN_SLOTS if driver == "cluster" else 0
+        with slots.ledger.slots(sizes.least + own, sizes.most + own, total) as granted:
             results = spark_elastic.run(
                 train,
                 args=(plan,),
                 spark=session,
                 min_np=sizes.least,
-                num_proc=min(sizes.start, granted),
-                max_np=granted,
+                num_proc=min(sizes.start, granted - own),
+                max_np=granted - own,
+                driver=driver,
                 reset_limit=self.value("resetLimit"),
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
                 **checkpoint,

@@ -13,6 +13,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 
 from spark_elastic._json import Json
 from spark_elastic.data.engine import ENGINES
+from spark_elastic.driver.run import DRIVERS
 from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
 from spark_elastic.estimator.store import Store
 
@@ -325,6 +326,11 @@ class FitParams(Parameterized, FitParamsAccessors):
     startTimeout = param("startTimeout", "seconds to get workers", number(0, low_open=True))
     elasticTimeout = param("elasticTimeout", "seconds to get back to minNp workers", number(0, low_open=True))
     hangTimeout = param("hangTimeout", "seconds that the others may wait for one worker", number(0, low_open=True))
+    driver = param(
+        "driver",
+        "where the driver of the fit runs: client, or cluster, for sessions whose executors cannot reach this process",
+        one_of(*DRIVERS),
+    )
     runId = param(
         "runId", "name of the run; fit resumes where the last run of this name stopped. None: a new run", text
     )
@@ -376,6 +382,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
         "batchSize": 32,
         "transformBatchSize": 1024,
         "epochs": 1,
+        "driver": "client",
         "validationFraction": 0.0,
         "deterministic": False,
         "reuseData": True,

@@ -13,6 +13,7 @@ import torch
 from pyspark.sql.types import IntegralType, StructType
 
 from spark_elastic.data import ParquetLoader
+from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.dataset import Split
 from spark_elastic.estimator.frame import check_scalars, row_shape
@@ -119,9 +120,14 @@ def plan_split(params: Parameterized, indicator: str | None, schema: StructType)
 
 
 def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
-    """Return minNp, numProc and maxNp. Their defaults are one worker at least, and all slots to start with and at most."""
+    """Return minNp, numProc and maxNp. Their defaults are one worker at least, and all slots to start with and at most.
+
+    A driver in the cluster leaves the workers fewer slots.
+    """
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
     _, default_start, default_most = default_sizes(session, start, least, most)
+    if most is None and params.value("driver") == "cluster":
+        most = room_for_workers(default_most, max(start or 1, least or 1), "maxNp")
     most = most or default_most
     shards = plan_shards(params)
     if shards is not None and params.value("maxNp") is None:

@@ -24,6 +24,7 @@ FREE = frozenset(
         "callbacks",
         "checkpointSteps",
         "commitSteps",
+        "driver",
         "elasticTimeout",
         "epochs",
         "hangTimeout",

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import networks
 import psutil
 import pytest
 from descendants import descendants
@@ -17,9 +19,11 @@ from standalone import executor_of
 from test_faults import check
 from training import count_steps, wait_for_a_file
 
+import spark_elastic
 from spark_elastic import JobCancelledError, TrainingFailedError
 from spark_elastic.testing import kill
 
+cloudpickle.register_pickle_by_value(networks)
 WORKERS = 2
 SETTLE_SECONDS = 20.0
 
@@ -132,6 +136,19 @@ def test_cancelled_spark_jobs_cancel_the_job_and_leave_nothing(spark: Any, run_o
             on_event=once("world_formed", spark.sparkContext.cancelAllJobs),
         )  # fmt: skip
     assert no_driver_is_left()
+
+
+def test_the_driver_of_a_fit_runs_in_a_slot_and_its_workers_have_the_slots_that_are_left(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+    run = spark_elastic.run
+    monkeypatch.setattr(
+        spark_elastic, "run", lambda *args, **settings: given.append(settings) or run(*args, **settings)
+    )
+    model = networks.row_counter(200, driver="cluster").fit(spark.range(200, numPartitions=2))
+    assert [(settings["driver"], settings["max_np"]) for settings in given] == [("cluster", WORKERS)]
+    assert model.model.seen.tolist() == pytest.approx([1.0] * 200)
 
 
 def press_ctrl_c() -> None:

@@ -101,6 +101,13 @@ def test_a_mistake_is_named_before_anything_starts(
     assert complaint in capsys.readouterr().err
 
 
+def test_the_place_of_the_driver_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(spark_elastic, "run", lambda call, **settings: given.update(settings) or [])
+    assert main(["run", "--driver", "cluster", "json:dumps"]) == 0
+    assert given["driver"] == "cluster"
+
+
 # ---------------------------------------------------------------- scripts for torchrun
 
 

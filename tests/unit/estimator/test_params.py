@@ -28,7 +28,7 @@ from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
 from spark_elastic.estimator.persistence import ModelWriter
-from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_recipe
+from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_recipe, plan_sizes
 from spark_elastic.estimator.runs import VERSION, RunRecord, describe_params, read_record
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.launchers.session import check_gpus
@@ -72,9 +72,9 @@ SETTINGS = {
     "numClasses": 3, "batchSize": 7, "globalBatchSize": 8, "deterministic": True, "shards": 4, "valBatchSize": 9,
     "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
-    "elasticTimeout": 2.5, "hangTimeout": 3.5, "store": Store.create("/x"), "runId": "run", "reuseData": False,
-    "checkpointSteps": 6, "commitSteps": 7, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2, "gradientClipNorm": 4.5,
-    "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
+    "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "store": Store.create("/x"), "runId": "run",
+    "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2,
+    "gradientClipNorm": 4.5, "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
     "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
     "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "terminateOnNaN": False, "verbose": 0,
 }  # fmt: skip
@@ -417,3 +417,12 @@ def test_a_model_can_be_told_to_score_other_columns() -> None:
     classifier = classifier_model(2)
     classifier.setFeaturesCol("other")
     assert classifier.layout.features == ["other"]
+
+
+def test_a_driver_in_the_cluster_leaves_the_workers_two_slots_less() -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=4), conf={})
+    sizes = [plan_sizes(make(driver=driver), session) for driver in ("client", "cluster")]
+    assert [(each.start, each.most) for each in sizes] == [(4, 4), (2, 2)]
+    assert plan_sizes(make(driver="cluster", maxNp=4), session).most == 4
+    with pytest.raises(ValueError, match=r"this cluster has 4 in all: too few for 3 workers.*give maxNp"):
+        plan_sizes(make(driver="cluster", minNp=3), session)
