@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from spark_elastic import __version__
-from spark_elastic.cli import doctor, inspect, run, summary, timeline
+from spark_elastic.cli import diff, doctor, inspect, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
 
-COMMANDS = (run, timeline, summary, inspect, doctor)
+COMMANDS = (run, timeline, summary, inspect, diff, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,7 @@
-"""spark-elastic inspect: shows what a Parquet dataset consists of, and what about it will slow training down."""
+"""spark-elastic inspect: shows what a Parquet dataset consists of, and what about it will slow training down.
+
+Of a checkpoint it shows the objects in it, and the hash of their bits.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ import argparse
 import json
 from typing import Any
 
+import torch
+
+from spark_elastic.checkpoint.digest import digest, entries
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.data.manifest import Manifest, read_manifest
+from spark_elastic.errors import CheckpointError
 
 # Sizes of a row group, uncompressed and still encoded. Decoded it may be larger, and a rank holds several row groups.
 HUGE_BYTES = 512 * 2**20
@@ -16,16 +25,18 @@ TINY_BYTES = 2**20
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "inspect", help="look at a Parquet dataset's files and row groups", description=__doc__
+        "inspect", help="look at a Parquet dataset's files and row groups, or at a checkpoint", description=__doc__
     )
-    parser.add_argument("dataset", help="a directory, a file, or a URL")
+    parser.add_argument("dataset", help="a directory, a file, or a URL; or what was given to run() as checkpoint=")
     parser.add_argument("--workers", type=int, default=8, help="the number of workers that will read it (default 8)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(call=inspect)
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Print the dataset's figures, and warnings about them."""
+    """Print the dataset's figures and warnings about them, or the figures of a checkpoint."""
+    if _holds_checkpoints(options.dataset):
+        return inspect_checkpoint(options)
     manifest = read_manifest(options.dataset)
     facts = {**figures(manifest), "warnings": warnings(manifest, options.workers)}
     if options.json:
@@ -44,6 +55,29 @@ def inspect(options: argparse.Namespace) -> int:
         print(f"  {name}: {kind}")
     for warning in facts["warnings"]:
         print(f"! {warning}")
+    return 0
+
+
+def _holds_checkpoints(url: str) -> bool:
+    try:
+        return bool(CheckpointDirectory(url).list().newest_first)
+    except (OSError, CheckpointError):
+        return False  # a file, or what cannot be opened, of which the reader of datasets tells
+
+
+def inspect_checkpoint(options: argparse.Namespace) -> int:
+    """Print the objects of the newest checkpoint, and the hash of their bits."""
+    objects = load_checkpoint(options.dataset)
+    facts: dict[str, Any] = {"sha256": digest(objects), "objects": {}}
+    for name, value in objects.items():
+        tensors = [entry for entry in entries(value) if isinstance(entry.value, torch.Tensor)]
+        facts["objects"][name] = {"tensors": len(tensors), "bytes": sum(len(entry.data) for entry in tensors)}
+    if options.json:
+        print(json.dumps(facts))
+        return 0
+    print(f"{options.dataset}: sha256 {facts['sha256']}")
+    for name, of in facts["objects"].items():
+        print(f"  {name}: {of['tensors']} tensors, {size(of['bytes'])}" if of["tensors"] else f"  {name}")
     return 0
 
 

@@ -27,6 +27,8 @@ def write(folder: Path, *groups: int) -> Path:
 def test_the_figures_of_a_dataset_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(write(tmp_path / "d", 10, 20, 30, 20)), "--workers", "2"]) == 0
     text = capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "d" / "a.parquet"), "--workers", "2"]) == 0
+    assert "80 rows" in capsys.readouterr().out
     assert "1 files, 4 row groups, 80 rows" in text
     assert "rows in a group: 10 to 30, median 20" in text
     assert "x: int64" in text

@@ -1,0 +1,83 @@
+"""What a checkpoint holds, value by value, to be hashed or compared with another one."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy
+import torch
+
+from spark_elastic.checkpoint.tree import OpaqueObject
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value: where it is, and the bytes of which nothing else has the same."""
+
+    path: str
+    value: object
+    kind: str
+    data: bytes
+
+
+def entries(value: object, path: str = "") -> Iterator[Entry]:
+    """Yield the tensors, numbers and strings in what ``load_checkpoint`` returns, in its order."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from entries(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        yield Entry(path, value, type(value).__name__, str(len(value)).encode())
+        for place, each in enumerate(value):
+            yield from entries(each, f"{path}[{place}]")
+    elif isinstance(value, (torch.Tensor, numpy.ndarray)):
+        flat = torch.as_tensor(value).detach().contiguous().reshape(-1)
+        kind = f"{flat.dtype} {list(value.shape)}"
+        yield Entry(path, value, kind, flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, OpaqueObject):
+        yield Entry(path, value, "object", repr(value).encode())
+    else:
+        yield Entry(path, value, type(value).__name__, repr(value).encode())
+
+
+def digest(objects: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a checkpoint's content, equal for equal bits. Objects that need code count by their type only."""
+    found = hashlib.sha256()
+    for entry in entries(objects):
+        for part in (entry.path.encode(), entry.kind.encode(), entry.data):
+            found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()
+
+
+def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return where two checkpoints first differ, and how; None if they have the same bits."""
+    for mine, theirs in itertools.zip_longest(entries(one), entries(other)):
+        if mine is None or theirs is None or mine.path != theirs.path:
+            path = (mine or theirs).path
+            return path, f"the one has {_name(mine)} here, the other {_name(theirs)}"
+        if mine.kind != theirs.kind:
+            return mine.path, f"{mine.kind} in the one, {theirs.kind} in the other"
+        if mine.data != theirs.data:
+            return mine.path, _describe(mine.value, theirs.value)
+    return None
+
+
+def _name(entry: Entry | None) -> str:
+    return "nothing" if entry is None else entry.path
+
+
+def _describe(one: object, other: object) -> str:
+    if not isinstance(one, (torch.Tensor, numpy.ndarray)):
+        return f"{one!r} in the one, {other!r} in the other" if not isinstance(one, (list, tuple)) else (
+            f"{len(one)} entries in the one, {len(other)} in the other"  # type: ignore[arg-type]
+        )  # fmt: skip
+    mine, theirs = (torch.as_tensor(value).detach().reshape(-1) for value in (one, other))
+    bits = [each.contiguous().view(torch.uint8).reshape(len(each), -1) for each in (mine, theirs)]
+    places = (bits[0] != bits[1]).any(1).nonzero()[:, 0]
+    first = int(places[0])
+    return (
+        f"{len(places)} of {len(mine)} elements, first number {first}: {mine[first].item()!r} in the one, "
+        f"{theirs[first].item()!r} in the other"
+    )
