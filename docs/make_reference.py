@@ -23,6 +23,7 @@ OURS = {
     "PYSPARK_PYTHON": "the executors' Python; unset, executors of a local master run the driver's",
     "JAVA_HOME": "read by `doctor`, as by Spark",
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
+    "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses its Python processes again, and so warm parents are",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
     "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",

@@ -179,6 +179,9 @@ class Supervisor:
             self.pending = [entry for entry in self.pending if entry[0] != worker]
             self._exited(worker, -9)
 
+    async def rest(self) -> None:
+        """Nothing is kept for another job."""
+
     def break_warm_parent(self) -> None:
         """The warm parent was killed: what was below it dies with it."""
         if self.task.is_alive and not self.broken.done():

@@ -129,8 +129,9 @@ def run(
         CheckpointError: ``checkpoint`` cannot be written, or does not fit the state.
         ValueError, TypeError: an argument is wrong. Nothing was started.
 
-    The call blocks until the job ends; Ctrl-C ends it. When the call has returned or raised, nothing of the job is left. With
-    ``local=True`` a process that has imported torch, and nothing of the user's, waits for the next run; ``shutdown`` ends it.
+    The call blocks until the job ends; Ctrl-C ends it. When the call has returned or raised, nothing of the job is left.
+    Processes that have imported torch, and nothing of the user's, wait for the next run: on executors for as long as Spark
+    keeps its own Python processes, with ``local=True`` until ``shutdown``, at most for ten minutes.
     """
     call = _pickle_call(fn, args, kwargs)
     _check_linux()

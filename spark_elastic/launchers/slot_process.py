@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 
 import msgspec
 
 from spark_elastic.launchers import slot_parent
 from spark_elastic.protocol.ticket import Ticket
-from spark_elastic.task.facts import package_marks, worker_environment
+from spark_elastic.task.facts import worker_environment
+from spark_elastic.task.process_setting import ProcessSetting
 from spark_elastic.task.service import TaskPlace
 
 READ_BYTES = 64 * 1024
@@ -29,7 +28,7 @@ class SlotParent:
     """A process that slots are forked from: a fresh interpreter, as the driver has threads, with the environment of workers."""
 
     def __init__(self, cpus: int) -> None:
-        self._setting = _Setting.of_a_process_started_now(cpus)
+        self._setting = _setting(cpus)
         self._lock = threading.Lock()
         self._story = ""
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -59,7 +58,7 @@ class SlotParent:
     def fits(self, cpus: int) -> bool:
         """Whether the process lives, and has what one started now would have."""
         try:
-            return not self.has_ended and self._setting == _Setting.of_a_process_started_now(cpus)
+            return not self.has_ended and self._setting == _setting(cpus)
         except OSError:
             return False  # the working directory was deleted
 
@@ -154,30 +153,10 @@ class SlotProcess:
         return _story("its process", int(code), self._tail) if code else self._parent.story()
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What a process gets from the one that starts it, and cannot be given later."""
-
-    interpreter: str
-    environment: dict[str, str]
-    # The number tells a folder from another one that has been made in its place.
-    folder: tuple[str, int]
-    packages: tuple[tuple[str, int, int], ...]
-    cores: frozenset[int]
-    limits: dict[str, tuple[int, int]]
-
-    @classmethod
-    def of_a_process_started_now(cls, cpus: int) -> _Setting:
-        environment = {name: value for name, value in os.environ.items() if name != _IGNORED}
-        limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-        return cls(
-            sys.executable,
-            worker_environment(environment, {}, (), cpus, sys.path),
-            (os.getcwd(), os.stat(".").st_ino),
-            package_marks(sys.path),
-            frozenset(os.sched_getaffinity(0)),
-            {name: resource.getrlimit(getattr(resource, name)) for name in limits},
-        )
+def _setting(cpus: int) -> ProcessSetting:
+    """What a process that is started now gets from this one."""
+    environment = {name: value for name, value in os.environ.items() if name != _IGNORED}
+    return ProcessSetting.of_a_child(worker_environment(environment, {}, (), cpus, sys.path))
 
 
 def _story(who: str, code: int, output: bytes) -> str:

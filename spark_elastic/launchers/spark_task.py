@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_elastic.protocol.ticket import Ticket
@@ -44,7 +47,9 @@ class ArrowTask:
 def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
     from pyspark import TaskContext
 
-    from spark_elastic.task.service import TaskPlace, run_task
+    from spark_elastic.task.kept import KEPT
+    from spark_elastic.task.service import REAL_RUNTIME, TaskPlace, run_task
+    from spark_elastic.task.supervisor import WorkerSupervisor
 
     for _ in given:  # Spark keeps a Python process for its next task only where all its input was read
         pass
@@ -57,7 +62,10 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
             f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
             "spark.task.resource.gpu.amount=1 and run more workers"
         )
-    run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, int(context.cpus())))
+    runtime = REAL_RUNTIME
+    if os.environ.get("SPARK_REUSE_WORKER"):  # else Spark ends this process after the task
+        runtime = replace(runtime, supervisor=partial(WorkerSupervisor, kept=KEPT))
+    run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, int(context.cpus())), runtime)
 
 
 def find_executor() -> int:

@@ -7,7 +7,6 @@ import os
 import platform
 import resource
 import socket
-import stat
 from collections.abc import Mapping
 
 import psutil
@@ -78,22 +77,6 @@ def worker_environment(
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     environment.update(settings)
     return environment
-
-
-def package_marks(import_path: list[str]) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when packages are installed or archives replaced: the places on the import path, with time and size.
-
-    Of folders only those that installers write to count, since others hold user code, which a warm parent does not import.
-    """
-    marks = []
-    for path in import_path:
-        try:
-            found = os.stat(path)
-        except OSError:
-            continue
-        if stat.S_ISREG(found.st_mode) or os.path.basename(path) in ("site-packages", "dist-packages"):
-            marks.append((path, found.st_mtime_ns, found.st_size))
-    return tuple(marks)
 
 
 def find_executor_pid() -> int:

@@ -1,7 +1,8 @@
 """The messages between a task and its warm parent, on a SOCK_SEQPACKET pair: one JSON object per packet.
 
-The task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr), and ``Kill``. The warm parent answers with
-``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone.
+A task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr), and ``Kill``. The warm parent answers with
+``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone. ``Rest``, answered with ``Resting``, is
+the last that a task sends to a warm parent that is kept for another one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class Kill(Packet, frozen=True):
     worker: int
 
 
+class Rest(Packet, frozen=True):
+    """Forget the ticket, and wait for that of another job."""
+
+
 class Started(Packet, frozen=True):
     """The worker runs as the process with this pid."""
 
@@ -53,8 +58,12 @@ class Exited(Packet, frozen=True):
     code: int
 
 
-Order = Begin | Start | Kill
-Answer = Started | Exited
+class Resting(Packet, frozen=True):
+    """The ticket is forgotten."""
+
+
+Order = Begin | Start | Kill | Rest
+Answer = Started | Exited | Resting
 
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -178,6 +178,7 @@ class _Host:
                     raise TaskRestartError(reason)
                 case m.ReleaseTask():
                     await _within(supervisor.idle.wait(), GRACE_SECONDS)
+                    await supervisor.rest()
                     return
 
 

@@ -10,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol
 
 import psutil
 
@@ -18,7 +17,9 @@ from spark_elastic.protocol.connection import Connection
 from spark_elastic.protocol.messages import Message, Stream, WorkerDying, WorkerExited, WorkerSeen, WorkerStarted
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
+from spark_elastic.task.kept import IdleParent, KeptParent, WarmParent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
+from spark_elastic.task.process_setting import ProcessSetting
 
 # How often the process table is asked whether the worker is dying, since the pidfd reports that only once its memory is freed.
 # Each look takes 0.15 ms, most of it for waking up, altogether less than a hundredth of a core.
@@ -29,26 +30,14 @@ WORD_SECONDS = 1.0
 END_SECONDS = 10.0
 # A warm parent that is stopped (SIGSTOP, a debugger) and owes an answer is given up after this time.
 HELD_SECONDS = 10.0
+# How long a warm parent may take to forget a job, before it is ended instead of kept. It only has to answer.
+REST_SECONDS = 1.0
 # How long to wait for output that is still in the pipes when a worker has exited.
 LAST_WORDS_SECONDS = 0.5
 
 
 class HostFaultError(RuntimeError):
     """Raised when this host cannot run workers, so that its task has to fail."""
-
-
-class WarmParent(Protocol):
-    """The child process from which workers are forked."""
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-
-    def wait(self) -> int:
-        """Wait until the process has ended, and return its exit code."""
-
-    def kill(self) -> None:
-        """SIGKILL the process."""
 
 
 def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -66,6 +55,8 @@ def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subpro
 class WorkerSupervisor:
     """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any descendant of it is left.
 
+    With ``kept``, the warm parent comes from there if one fits, and goes back there if it rests.
+
     It runs on the task's event loop, on the thread that started it, because the kernel ties the warm parent's life to that
     thread.
     """
@@ -76,12 +67,17 @@ class WorkerSupervisor:
         connection: Connection,
         environment: dict[str, str],
         start: Callable[[int, Mapping[str, str]], WarmParent] = start_warm_parent,
+        kept: KeptParent | None = None,
     ) -> None:
         self._start_parent = start
         self._ticket = ticket
         self._driver = connection
         self._environment = environment
         self._process: WarmParent | None = None
+        self._kept = kept
+        self._setting: ProcessSetting | None = None
+        self._has_imported = False
+        self._resting = asyncio.Event()
         self._spared: list[psutil.Process] = []
         self._worker: int | None = None
         self._pidfd = -1
@@ -99,11 +95,15 @@ class WorkerSupervisor:
 
     async def __aenter__(self) -> WorkerSupervisor:
         # If the warm parent is killed, for example when memory runs out, this process adopts its descendants.
-        self._spared = psutil.Process().children()
         processes.adopt_orphans()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = self._start_parent(theirs.fileno(), self._environment)
+        idle = self._take_idle_parent()
+        if idle is not None:
+            self._process, self._socket, self._has_imported = idle.process, idle.connection, True
+        else:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = self._start_parent(theirs.fileno(), self._environment)
+        self._spared = psutil.Process().children()
         self._send(packets.Begin(self._ticket))
         asyncio.get_running_loop().add_reader(self._socket, self._parent_said)
         return self
@@ -114,11 +114,33 @@ class WorkerSupervisor:
         assert self._process is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
-        self._socket.close()  # at which the warm parent ends, with all its descendants
         self._stop_watching()
         self._expect_nothing()
         for output in self._outputs:
             output.close()
+        if self._resting.is_set() and not self.broken.done():
+            assert self._kept is not None
+            assert self._setting is not None
+            self._kept.keep(IdleParent(self._process, self._socket, self._setting))
+        else:
+            await self._end_parent()
+        await loop.run_in_executor(None, processes.kill_descendants, self._spared)
+        processes.adopt_orphans(False)
+
+    def _take_idle_parent(self) -> IdleParent | None:
+        if self._kept is None:
+            return None
+        try:
+            self._setting = ProcessSetting.of_a_child(self._environment)
+        except OSError:  # the working directory is gone
+            self._kept = None
+            return None
+        return self._kept.take(self._setting)
+
+    async def _end_parent(self) -> None:
+        assert self._process is not None
+        loop = asyncio.get_running_loop()
+        self._socket.close()  # at which the warm parent ends, with all its descendants
         if self._parent_is_held():
             self._process.kill()
         try:
@@ -126,8 +148,6 @@ class WorkerSupervisor:
         except asyncio.TimeoutError:
             self._process.kill()
             self._process.wait()
-        await loop.run_in_executor(None, processes.kill_descendants, self._spared)
-        processes.adopt_orphans(False)
 
     def start(self, worker: int, token: str) -> None:
         """Have a worker forked as soon as the worker before it is gone, with everything that it started."""
@@ -149,6 +169,16 @@ class WorkerSupervisor:
         self._send(packets.Kill(worker))
         self._expect_answer()
 
+    async def rest(self) -> None:
+        """Have the warm parent forget the job if it can be kept for another one, which it cannot while it has a worker."""
+        # A warm parent that has never forked may still be importing, and would have to be waited for.
+        if self._kept is not None and self._has_imported and self.idle.is_set() and not self.broken.done():
+            self._send(packets.Rest())
+            try:
+                await asyncio.wait_for(self._resting.wait(), REST_SECONDS)
+            except asyncio.TimeoutError:
+                pass  # it is ended with the job
+
     # ------------------------------------------------------------------ what the warm parent says
 
     def _parent_said(self) -> None:
@@ -159,7 +189,10 @@ class WorkerSupervisor:
             case None:
                 loop.remove_reader(self._socket)
                 self._break("ended; see this executor's stderr")
+            case packets.Resting():
+                self._resting.set()
             case packets.Started(worker, pid):
+                self._has_imported = True
                 self._worker, self._pidfd = worker, descriptors[0]
                 self._quiet.clear()
                 self._driver.send(WorkerStarted(worker, pid))

@@ -1,8 +1,9 @@
 """The warm parent: a process that has imported torch, forks training workers on request, and is their guardian.
 
 Its fork is ready to train in milliseconds, where a fresh interpreter takes seconds. The parent runs no thread and does not touch
-CUDA, so forking is safe. It adopts whatever a worker leaves behind. When the task that started it ends, so does the parent, with
-everything below it: it notices the end of its socket or, should another process hold that open, gets a signal from the kernel.
+CUDA, so forking is safe. It adopts whatever a worker leaves behind. When the process that started it ends, so does the parent,
+with everything below it: it notices the end of its socket or, should another process hold that open, gets a signal from the
+kernel. It may rest between two jobs for which that process runs tasks: it has imported then, and knows of neither job.
 ``task/packets.py`` has what the two tell each other.
 """
 
@@ -21,6 +22,9 @@ from typing import NoReturn
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
+
+# So long without a job, this process ends, because it holds the memory of all that it has imported.
+IDLE_SECONDS = 600.0
 
 
 def main(descriptor: int, task_pid: int) -> None:
@@ -82,7 +86,10 @@ class _Guardian:
             if self._worker is None and self._pending:
                 self._start(*self._pending.pop(0))
                 poll.register(self._pidfd, select.POLLIN)
-            for descriptor, _ in poll.poll():
+            ready = poll.poll(IDLE_SECONDS * 1000 if self._ticket is None else None)
+            if not ready:
+                _end()
+            for descriptor, _ in ready:
                 if descriptor == self._pidfd:
                     poll.unregister(self._pidfd)
                     self._reap()
@@ -101,6 +108,11 @@ class _Guardian:
                 self._pending.append((order, descriptors))
             case packets.Kill():
                 self._kill(order.worker)
+            case packets.Rest():
+                if self._failure is not None:
+                    return False  # another try, in a new process, may be able to import
+                self._ticket = None
+                packets.send(self._connection, packets.Resting())
         return True
 
     def _kill(self, worker: int) -> None:

@@ -131,6 +131,20 @@ def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: 
     assert_gone(pids)
 
 
+def test_warm_parents_that_are_kept_for_the_next_job_end_with_what_they_belong_to(script: Any, tmp_path: Path) -> None:
+    process = script("local-cluster[2,1,1024]", "kept")
+    wait_until((tmp_path / "kept" / "parents").exists, "two jobs were to run", process, 120)
+    one, other = wait_for(tmp_path / "kept" / "parents")
+    assert len(alive([one, other])) == 2
+    # To a Python process of Spark's.
+    os.kill(psutil.Process(one).ppid(), signal.SIGKILL)
+    assert_gone([one])
+    assert alive([other])
+    # And to an executor, which ends with the driver.
+    process.kill()
+    assert_gone([other])
+
+
 def test_on_local_threads_a_paused_driver_is_no_hang_losses_are_survived_and_a_stopped_context_ends_the_run(
     script: Any, tmp_path: Path
 ) -> None:
@@ -165,7 +179,12 @@ def test_executors_that_cannot_import_us_or_torch_end_the_job_and_gpus_reach_the
 
 
 def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> None:
-    assert "['x']" in finish(script("", "default session"))
+    process = script("", "default session")
+    words = process.stdout.readline().split()
+    assert words[:2] == ["ran", "below"], process.communicate()
+    assert process.poll() is None
+    assert_gone([int(words[2])])
+    process.kill()
 
 
 def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: Standalone) -> None:

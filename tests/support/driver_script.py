@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -42,8 +43,9 @@ def main(master: str, folder: str, *acts: str) -> None:
         _executable(Path(folder, "path", "python3"), "exit 1")
         os.environ["PATH"] = f"{folder}/path:{os.environ['PATH']}"
     if acts == ("default session",):
-        print(spark_elastic.run(training.plain, args=("x",), min_np=1, max_np=1))
-        return
+        ((parents, _),) = spark_elastic.run(training.look_around, min_np=1, max_np=1)
+        print("ran below", parents[0], flush=True)
+        signal.pause()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
@@ -67,6 +69,14 @@ def main(master: str, folder: str, *acts: str) -> None:
         own.mkdir()
         if act == "killed":
             spark_elastic.run(training.die_quietly, args=(str(own),), spark=spark, min_np=2, max_np=2)
+        elif act == "kept":
+            runs = [spark_elastic.run(training.look_around, spark=spark, num_proc=2, max_np=2) for _ in range(2)]
+            first, second = ({parents[0] for parents, _ in results} for results in runs)
+            assert first == second, runs
+            assert [traces for results in runs for _, traces in results] == [0] * 4, runs
+            own.with_suffix(".part").write_text(" ".join(map(str, first)))
+            own.with_suffix(".part").rename(own / "parents")
+            signal.pause()
         elif act == "stopped":
             _stop_while_running(spark, own)
         elif act == "paused":

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spark_elastic.launchers import slot_process
 from spark_elastic.launchers.kept import KeptParent
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.launchers.slot_process import SlotParent
+from spark_elastic.task import process_setting
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def take_a_core_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def install_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_process, "package_marks", lambda path: (("/site-packages", 2, 3),))
+    monkeypatch.setattr(process_setting, "package_marks", lambda path: (("/site-packages", 2, 3),))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,8 @@ def test_a_forked_child_leaves_the_process_to_the_one_that_has_started_it(kept: 
     kept._lock.acquire()  # as another thread may
     child = os.fork()
     if child == 0:
-        signal.alarm(10)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
         kept.renew_lock()
         kept.end()
         os._exit(0)

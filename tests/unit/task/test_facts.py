@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import os
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from spark_elastic.task.facts import interface_address, package_marks, worker_environment
+from spark_elastic.task.facts import interface_address, worker_environment
 
 
 def test_a_worker_inherits_the_tasks_environment_and_the_users_env_comes_last() -> None:
@@ -26,25 +24,6 @@ def test_the_gpu_that_spark_assigned_is_the_only_one_a_worker_sees() -> None:
     environment = worker_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, {}, ("1",), 1, [])
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert environment["SPARK_ELASTIC_DEVICE"] == "cuda:0"
-
-
-def test_packages_that_are_installed_and_archives_that_are_replaced_are_noticed_and_user_code_is_not(
-    tmp_path: Path,
-) -> None:
-    packages, code, archive = tmp_path / "site-packages", tmp_path / "code", tmp_path / "code.zip"
-    packages.mkdir()
-    code.mkdir()
-    archive.write_text("one")
-    path = ["", "/nowhere", str(code), str(packages), str(archive)]
-    before = package_marks(path)
-    (code / "module.py").touch()
-    assert package_marks(path) == before
-    (packages / "torch-3.0.dist-info").mkdir()
-    os.utime(packages, ns=(1, 1))  # the clock of file systems may stand still for milliseconds
-    between = package_marks(path)
-    assert between != before
-    archive.write_text("three")
-    assert package_marks(path) != between
 
 
 ADDRESSES = {

@@ -13,8 +13,8 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets
 
 TICKET = Ticket("run", (("node1", 1), ("node2", 2)), Credentials(b"certificate \xff", b"key"), "eth0")
-ORDERS = [packets.Begin(TICKET), packets.Start(3, "token"), packets.Kill(3)]
-ANSWERS = [packets.Started(3, 4711), packets.Exited(3, -9)]
+ORDERS = [packets.Begin(TICKET), packets.Start(3, "token"), packets.Kill(3), packets.Rest()]
+ANSWERS = [packets.Started(3, 4711), packets.Exited(3, -9), packets.Resting()]
 
 
 @pytest.fixture

@@ -1,0 +1,76 @@
+"""What a Spark task leaves for the next one in its Python process, which Spark uses again: the warm parent.
+
+The warm parent stays a child of that process, and the two speak over a socket pair that nobody else can open. So nobody has to
+prove anything when it is taken again, and it ends when the process does: with the executor, with the session, or when Spark has
+had no task for the process for a minute. A warm parent ends by itself, too, when no job has used it for long.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_elastic.task import processes
+from spark_elastic.task.process_setting import ProcessSetting
+
+
+class WarmParent(Protocol):
+    """The child process from which workers are forked."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+
+    def wait(self) -> int:
+        """Wait until the process has ended, and return its exit code."""
+
+    def kill(self) -> None:
+        """SIGKILL the process."""
+
+
+@dataclass(frozen=True)
+class IdleParent:
+    """A warm parent that knows of no job, with this process's end of the connection to it."""
+
+    process: WarmParent
+    connection: socket.socket
+    setting: ProcessSetting
+
+    def fits(self, setting: ProcessSetting) -> bool:
+        """Whether the process can serve, as one could that is started with ``setting`` now."""
+        sign = processes.ExitSign(self.process.pid)
+        try:
+            return self.setting == setting and not sign.is_seen() and not sign.is_stopped()
+        finally:
+            sign.close()
+
+    def end(self) -> None:
+        """Kill the process, below which there is nothing, and wait for that."""
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class KeptParent:
+    """Holds at most one warm parent. Used by the main thread only, as tasks are."""
+
+    def __init__(self) -> None:
+        self._idle: IdleParent | None = None
+
+    def take(self, setting: ProcessSetting) -> IdleParent | None:
+        """Hand over the warm parent if it fits; else end it."""
+        idle, self._idle = self._idle, None
+        if idle is None or idle.fits(setting):
+            return idle
+        idle.end()
+        return None
+
+    def keep(self, idle: IdleParent) -> None:
+        """Hold a warm parent. The one that was held before has been taken."""
+        assert self._idle is None
+        self._idle = idle
+
+
+# That of the Python process in which Spark runs tasks.
+KEPT = KeptParent()
