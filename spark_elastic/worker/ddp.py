@@ -302,7 +302,10 @@ class DistributedDataParallel(nn.Module):
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._read_agreement()  # this comes before any other collective, which a rank that differs might not enter
-        inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
+            inputs = [args[0]]  # as nearly always, and found faster
+        else:
+            inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         call = self._begin(inputs, world)
         if call is not None and any(value.requires_grad for value in inputs):
             args, kwargs = _mark((args, kwargs), call, False)

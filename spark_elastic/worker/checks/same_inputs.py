@@ -15,7 +15,7 @@ from spark_elastic.worker.checks.fingerprint import digest_of_bits
 
 # This many commits at which all ranks had the same inputs, other ones each time, are no coincidence.
 ENOUGH = 3
-# How many commits are looked at; the number is limited because a digest waits for the GPU.
+# How many commits are looked at, and how many inputs ahead of each; limited because a digest takes time and waits for the GPU.
 LOOKS = 16
 
 
@@ -33,17 +33,18 @@ class SameInputs:
 
     def begin(self) -> None:
         """Begin a generation."""
-        self._digest = 0
+        self._digest = self._noted = 0
         self._alike: set[int] = set()
 
     def note(self, inputs: Sequence[torch.Tensor]) -> None:
         """Note a model's inputs, where gradients are wanted and no loader of the State has delivered the inputs."""
-        if not self._is_settled and inputs:
+        if not self._is_settled and self._noted < LOOKS and inputs:
+            self._noted += 1
             self._digest = hash((self._digest, *((*value.shape, digest_of_bits(value)) for value in inputs)))
 
     def report(self) -> int:
         """Return this rank's digest for a commit; 0 if there were no inputs."""
-        digest, self._digest = self._digest, 0
+        digest, self._digest, self._noted = self._digest, 0, 0
         return digest
 
     def read(self, everybody: Sequence[int]) -> bool:

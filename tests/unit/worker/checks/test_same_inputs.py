@@ -54,6 +54,13 @@ def test_the_same_constant_on_all_ranks_at_every_commit_proves_nothing() -> None
     assert noted(inputs, 2.0) == 0, "it would be looked at for ever"
 
 
+def test_only_the_first_inputs_after_a_commit_are_looked_at() -> None:
+    one, other = SameInputs(), SameInputs()
+    first = [float(number) for number in range(LOOKS)]
+    for _ in range(2):
+        assert noted(one, *first, 1.0) == noted(other, *first, 2.0) != noted(other, *first[1:], 2.0)
+
+
 def test_what_was_given_before_a_loss_does_not_count() -> None:
     inputs = SameInputs()
     inputs.read([noted(inputs, 1.0)] * 2)
