@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 # Immutable, and readable without running code.
-PLAIN = (int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
+PLAIN = frozenset((int, float, str, bytes, bool, complex, type(None), torch.dtype, torch.device, torch.Size))
 
 # Marks, in a state dict's ``_metadata``, a module that is our wrapper: the weights of the plain module lack its ``module.``.
 WRAPPER_MARK = "wrapper"
@@ -51,8 +51,14 @@ def map_tree(function: Callable[[Any], object], tree: Any) -> Any:
     kind: Any = type(tree)
     if kind is StateDict:
         return StateDict(map_tree(function, tree.content))
-    if kind in (dict, OrderedDict) and all(map(is_plain, tree)):
-        copied = kind((key, map_tree(function, entry)) for key, entry in tree.items())
+    if kind in (dict, OrderedDict) and (PLAIN.issuperset(map(type, tree)) or all(map(is_plain, tree))):
+        # What is plain is no tree. States have many such values, of which each would take a further call in every commit.
+        copied = kind(
+            [
+                (key, function(entry) if type(entry) in PLAIN else map_tree(function, entry))
+                for key, entry in tree.items()
+            ]
+        )
         if hasattr(tree, "_metadata"):  # versions of a module's parts
             copied._metadata = map_tree(copy.deepcopy, tree._metadata)
         return copied

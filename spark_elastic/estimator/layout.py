@@ -67,8 +67,13 @@ class Layout:
         return model(*args, **kwargs)
 
 
+_PLAIN = (torch.float32, torch.int64)
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return whole numbers as int64, everything else as float32."""
+    if tensor.dtype in _PLAIN:  # as nearly always, and asked of each column in each step
+        return tensor
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return tensor.float()
     return tensor.long()

@@ -303,7 +303,9 @@ class Trainer:
             check_rows(batch, self.plan.layout.columns, self.loader if loader is None else loader)
             check_weights(batch, self.plan.layout.weight)
             check_classes(batch, self.plan.class_labels)
-        batch = {name: plain(value.to(self.device, non_blocking=True)) for name, value in batch.items()}
+        if self.device.type != "cpu":
+            batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+        batch = {name: plain(value) for name, value in batch.items()}
         if self.plan.data.transform is not None:
             batch = self.plan.data.transform(batch)
         # A custom step gets the grouped inputs, too.
