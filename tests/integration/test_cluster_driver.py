@@ -13,11 +13,13 @@ import cloudpickle
 import networks
 import psutil
 import pytest
+from busy import busy
+from decommission import train_through_a_decommission
 from descendants import descendants
 from processes import ports_of
 from standalone import executor_of
 from test_faults import check
-from training import count_steps, wait_for_a_file
+from training import count_steps, touch_and_grow, wait_for_a_file
 
 import spark_elastic
 from spark_elastic import JobCancelledError, TrainingFailedError
@@ -101,6 +103,20 @@ def test_a_killed_worker_costs_no_committed_step(run_on_spark: Any) -> None:
     )
     check(result, 60)
     assert result.sizes[:2] == [2, 1]
+
+
+def test_the_world_grows_when_a_core_becomes_free(spark: Any, run_on_spark: Any, tmp_path: Path) -> None:
+    # Beside the driver there is one core for a worker, and none for queries: what the driver tells arrives late.
+    with busy(spark, 2, tmp_path / "busy") as free:
+        result = run_on_spark(
+            touch_and_grow, str(free), WORKERS, driver="cluster", min_np=1, num_proc=1, max_np=WORKERS
+        )
+    assert result.results == [WORKERS] * WORKERS
+    assert result.sizes == [1, WORKERS]
+
+
+def test_a_worker_leaves_its_decommissioned_executor_ahead_of_it_and_costs_no_step(spark: Any) -> None:
+    train_through_a_decommission(spark, 150, driver="cluster")
 
 
 def test_a_job_with_a_checkpoint_outlives_its_drivers_executor_and_counts_every_step_once(

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import networks
 import pytest
+from busy import busy
 from connect_server import ConnectServer
 from decommission import train_through_a_decommission
 from training import count_steps, look_around, raise_everywhere, wait_for_a_file
@@ -77,6 +78,32 @@ def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no
 def test_without_sizes_there_are_as_many_workers_as_the_cluster_has_cores(session: Any) -> None:
     session.range(0, EXECUTORS, 1, EXECUTORS).mapInArrow(lambda batches: batches, "id long").count()  # all are up
     assert len(spark_elastic.run(count_steps, args=(3,), spark=session)) == EXECUTORS
+
+
+def test_a_job_that_was_interrupted_goes_on_from_its_checkpoint_and_grows_while_it_trains(
+    session: Any, tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+    end = tmp_path / "end"
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint_written":
+            threading.Thread(target=session.interruptAll).start()
+
+    def watch(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "world_formed":
+            (free if event["size"] == 1 else end).touch()
+
+    job: dict[str, Any] = {"checkpoint": tmp_path / "saved", "checkpoint_interval": 0, "spark": session, "max_np": 2}
+    with pytest.raises(JobCancelledError, match="interrupted"):
+        spark_elastic.run(wait_for_a_file, args=(str(end),), on_event=interrupt, **job)
+    with busy(session, EXECUTORS - 1, tmp_path / "busy") as free:
+        results = spark_elastic.run(wait_for_a_file, args=(str(end),), on_event=watch, min_np=1, num_proc=1, **job)
+    assert results == ["rank 0 of 2", "rank 1 of 2"]
+    assert [event["size"] for event in events if event["event"] == "world_formed"] == [1, 2]
+    (restored,) = (event for event in events if event["event"] == "checkpoint_restored")
+    assert restored["values"]["step"] > 0
 
 
 def test_slots_that_still_wait_for_a_core_are_taken_back_when_the_job_ends(session: Any) -> None:

@@ -12,7 +12,7 @@ from standalone import executor_of
 import spark_elastic
 
 
-def train_through_a_decommission(spark: Any, steps: int) -> None:
+def train_through_a_decommission(spark: Any, steps: int, **settings: Any) -> None:
     """Train so many steps, decommission the executor of the newest worker, and check that this costs no step."""
     executors: dict[int, psutil.Process] = {}
     events: list[dict[str, Any]] = []
@@ -25,8 +25,9 @@ def train_through_a_decommission(spark: Any, steps: int) -> None:
             executors[max(executors)].send_signal(signal.SIGPWR)
 
     results = spark_elastic.run(
-        training.count_steps, args=(steps, 0.05), spark=spark, min_np=1, num_proc=2, max_np=2, on_event=decommission
-    )
+        training.count_steps, args=(steps, 0.05), spark=spark, min_np=1, num_proc=2, max_np=2, on_event=decommission,
+        **settings,
+    )  # fmt: skip
     assert [result["history"] for result in results] == [list(range(1, steps + 1))] * len(results)
     kinds = [event["event"] for event in events]
     assert kinds.count("host_draining") == 1

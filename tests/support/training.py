@@ -918,13 +918,13 @@ def wait_for_a_file(path: str) -> str:
 
     import spark_elastic as se
 
-    state = se.ObjectState(steps=0)
+    state = se.ObjectState(step=0)
 
     @se.elastic
     def train(state: Any) -> None:
         while True:
             there = se.allreduce(torch.tensor([float(os.path.exists(path))]), op="min")
-            state.steps += 1
+            state.step += 1
             state.commit()
             if there.item():
                 return
@@ -933,3 +933,24 @@ def wait_for_a_file(path: str) -> str:
     print("a worker begins", flush=True)
     train(state)
     return f"rank {se.rank()} of {se.size()}"
+
+
+def touch_and_grow(path: str, size: int) -> int:
+    """Touch a file, and train until the world has so many workers."""
+    import time
+    from pathlib import Path
+
+    import spark_elastic as se
+
+    state = se.ObjectState(step=0)
+
+    @se.elastic
+    def train(state: Any) -> int:
+        Path(path).touch()
+        while se.size() < size:
+            state.step += 1
+            state.commit()
+            time.sleep(0.05)
+        return se.size()
+
+    return train(state)
