@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos lint bench java clean
+.PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos bits lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -64,12 +64,17 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 		hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
+# Ten networks on shards, bit for bit, in worlds of six sizes and through kills and joins on executors.
+bits: java setup
+	$(BIN)/python -m pytest -m long --timeout 900 tests/unit/worker/shards tests/integration/test_shards.py
+
 bench: java setup $(PETASTORM)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/resets.py --picture docs/recovery.svg
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/commit.py
+	$(BIN)/python benchmarks/determinism.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
 	$(BIN)/python benchmarks/transform.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,24 @@ def test_three_workers_with_kills_and_joins_leave_the_bits_of_one(run: Any, rows
     assert result.faults == len(faults)
     assert {2, 3} <= set(result.sizes)
     assert {each["digest"] for each in result.results} == {alone(run, rows)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ten_kills_in_mid_step_and_ten_joins_on_executors_leave_the_bits_of_one_worker(
+    run: Any, run_on_spark: Any, rows: str, tmp_path: Path, seed: int
+) -> None:
+    drawn = random.Random(seed)
+    kills = {4 * number + 1: drawn.randrange(3) for number in range(10)}
+    full = dict.fromkeys((step + 2 for step in kills), 3)
+    steps = 42
+    result = run_on_spark(
+        shard_training.train_on_shards, steps, rows, full, kills, str(tmp_path), num_proc=3, min_np=1, max_np=3
+    )
+    assert len(list(tmp_path.iterdir())) == 10
+    assert result.sizes.count(3) > 10
+    quiet = run(shard_training.train_on_shards, steps, rows, num_proc=1, min_np=1, max_np=1)
+    assert {each["digest"] for each in result.results} == {each["digest"] for each in quiet.results}
 
 
 def test_a_job_goes_on_from_a_durable_checkpoint_in_a_world_of_another_size(run: Any, tmp_path: Path) -> None:
