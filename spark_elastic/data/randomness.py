@@ -34,4 +34,8 @@ def seed_all(numbers: Sequence[int]) -> None:
     words = np.random.SeedSequence(list(numbers)).generate_state(3, np.uint64)
     random.seed(int(words[0]))
     np.random.seed(words[1:2].view(np.uint32))
-    torch.manual_seed(int(words[2] >> np.uint64(1)))
+    seed = int(words[2] >> np.uint64(1))
+    # Torch's manual_seed formats the stack for each kind of device that has not been started yet, which takes a millisecond.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
