@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import training
-from test_clean_up import assert_gone, finish, wait_for
+from test_clean_up import assert_gone, finish, wait_for, wait_until
 
 import spark_elastic
 from spark_elastic.testing import inject, kill, kill_executor, kill_task
@@ -133,6 +133,7 @@ def test_nothing_that_was_kept_for_another_run_is_left_of_a_driver_that_has_ende
     how: signal.Signals | None, tmp_path: Path
 ) -> None:
     process = start(tmp_path, "kept", stdin=subprocess.PIPE)
+    wait_until((tmp_path / "kept").exists, "a job was to run", process)
     (kept,) = wait_for(tmp_path / "kept")
     assert psutil.pid_exists(kept)
     if how is None:
