@@ -67,7 +67,7 @@ class DriverMachine:
         """Take note of an event; return what it calls for by itself, in order."""
         job = self.job
         pause = job.clock.advance(now)
-        if pause is not None:
+        if pause is not None and not job.over:
             job.record(DriverPaused(round(pause, 3)))
         job.history.happened(event, now)
         try:

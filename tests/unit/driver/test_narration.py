@@ -9,7 +9,7 @@ import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
-from spark_elastic.protocol.records import NewcomersPaused, WorkerLost, WorldBroken
+from spark_elastic.protocol.records import DriverPaused, NewcomersPaused, WorkerLost, WorldBroken
 
 
 def told(script: Script) -> list[tuple[int, str]]:
@@ -118,6 +118,14 @@ def test_a_pause_of_the_driver_is_told() -> None:
     script = running("a")
     script.pass_time(100, step=100)
     assert warnings(script) == ["the driver stood still for 100 s"]
+
+
+def test_a_pause_after_the_end_is_of_no_interest() -> None:
+    script = running("a")
+    script.raises(0)
+    assert script.job.over
+    script.pass_time(100, step=100)
+    assert not script.recorded(DriverPaused)
 
 
 def test_newcomers_that_have_to_wait_are_told_of_with_the_reason() -> None:
