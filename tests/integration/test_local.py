@@ -160,7 +160,8 @@ def test_a_job_leaves_the_process_that_slots_are_forked_from_to_the_next_one_and
     before = set(psutil.Process().children())
     with pytest.raises(spark_elastic.TrainingFailedError, match="KeyError: 'gone'"):
         spark_elastic.run(training.raise_everywhere, ("gone",), local=True, num_proc=2)
-    (kept,) = set(psutil.Process().children(recursive=True)) - before
+    (kept,) = set(psutil.Process().children()) - before
+    assert not kept.children()
     first, second = (spark_elastic.run(training.look_around, local=True, num_proc=2) for _ in range(2))
     for parents, traces in first + second:
         assert kept.pid in parents

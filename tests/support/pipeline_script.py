@@ -22,6 +22,8 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = torch.nn.Linear(2, 1)
+        torch.nn.init.zeros_(self.body.weight)  # some random weights would take more epochs
+        torch.nn.init.zeros_(self.body.bias)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.body(features)
@@ -40,7 +42,7 @@ def main(store: str, epochs: str, workers: str) -> None:
     frame = spark.range(400, numPartitions=1).select(f.rand(1).alias("a"), f.rand(2).alias("b"))
     frame = frame.withColumn("label", (f.col("a") > f.col("b")).cast("double"))
     network = TorchClassifier(
-        model=Net(), learningRate=0.1, globalBatchSize=50, epochs=int(epochs), store=store, runId="submitted",
+        model=Net(), learningRate=0.1, globalBatchSize=20, epochs=int(epochs), store=store, runId="submitted",
         callbacks=Home(), minNp=int(workers), maxNp=int(workers), verbose=0,
     )  # fmt: skip
     fitted = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), network]).fit(frame)
