@@ -113,18 +113,22 @@ def test_training_beside_the_loop_ends_the_job_with_the_lines_to_write(run: Any,
 
 
 def train_with_threads(folder: str) -> int:
-    """The first worker to come has one thread, all others have two."""
+    """The first worker to come has one thread, the second two, all others three: nobody is like any rank 0."""
     import os
 
     import torch
 
     import spark_elastic as se
 
-    try:
-        os.close(os.open(f"{folder}/first", os.O_CREAT | os.O_EXCL))
-        torch.set_num_threads(1)
-    except FileExistsError:
-        torch.set_num_threads(2)
+    threads = 3
+    for number in (1, 2):
+        try:
+            os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_EXCL))
+            threads = number
+            break
+        except FileExistsError:
+            pass
+    torch.set_num_threads(threads)
     model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = se.data.ElasticDataLoader(torch.ones(8, 2), global_batch_size=8, shards=2)
