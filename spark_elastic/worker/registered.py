@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,11 @@ import torch
 def registers(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
     """Return the dicts in which a module itself has its modules, its parameters and its buffers."""
     return module._modules, module._parameters, module._buffers
+
+
+def same_objects(some: Collection[object], others: Collection[object]) -> bool:
+    """Whether these are the same objects in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 class Registered:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spark_elastic.errors import RanksDifferError
-from spark_elastic.worker.registered import Registered
+from spark_elastic.worker.registered import Registered, same_objects
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
@@ -38,12 +37,7 @@ class Content:
 
     def is_reduced_as(self, reduced: Content | None) -> bool:
         """Whether the wrapper of torch's that was made for ``reduced`` fits this content."""
-        return (
-            reduced is not None
-            and len(reduced.trainable) == len(self.trainable)
-            and all(map(operator.is_, reduced.trainable, self.trainable))
-            and reduced.dtypes == self.dtypes
-        )
+        return reduced is not None and same_objects(reduced.trainable, self.trainable) and reduced.dtypes == self.dtypes
 
     def _look(self) -> list[torch.dtype | None]:
         return [parameter.dtype if parameter.requires_grad else None for parameter in self._parameters]

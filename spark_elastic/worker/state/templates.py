@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported
-from spark_elastic.worker.registered import Registered, registers
+from spark_elastic.worker.registered import Registered, registers, same_objects
 from spark_elastic.worker.state.snapshot import Found, Stateful
 
 Take = Callable[[object], object]
@@ -229,11 +229,6 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks)
-
-
-def same_objects(some: Collection[object], others: Collection[object]) -> bool:
-    """Whether these are the same objects in the same order."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
