@@ -64,8 +64,7 @@ class Narrator:
         """Tell of the losses that wait, however much is known."""
         if not self._waiting:
             return []
-        then = "; its survivors go back to their last commit" if self._is_broken and self._elastic else ""
-        text = "; ".join(map(str, self._waiting)) + (self._sequel or then)
+        text = "; ".join(map(str, self._waiting)) + (self._sequel or self._consequence)
         for loss in self._waiting:
             if not loss.has_exited:
                 self._told[loss.worker] = loss.who
@@ -108,13 +107,16 @@ class Narrator:
                 return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
         return []
 
+    @property
+    def _consequence(self) -> str:
+        # In a fixed world the next line tells what follows: RunAgain, or the job's error.
+        return "; its survivors go back to their last commit" if self._is_broken and self._elastic else ""
+
     def _note_break(self, generation: int, reason: str) -> list[Line]:
         self._is_broken = True
         if any(reason.endswith(loss.cause) for loss in self._waiting):
             return []
-        # In a fixed world the next line tells what follows: RunAgain, or the job's error.
-        then = "; its survivors go back to their last commit" if self._elastic else ""
-        return [(logging.WARNING, f"generation {generation} ends: {reason}{then}")]
+        return [(logging.WARNING, f"generation {generation} ends: {reason}{self._consequence}")]
 
     def _note_exit(self, worker: int, meaning: str) -> list[Line]:
         loss = next((loss for loss in self._waiting if loss.worker == worker), None)
