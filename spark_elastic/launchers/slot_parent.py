@@ -23,8 +23,6 @@ from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 PACKET_BYTES = 128 * 1024
-# So long without a slot, this process ends, because it holds the memory of all that it has imported.
-IDLE_SECONDS = 600.0
 # The descriptor that a slot prints to, and its end of the connection.
 ORDER_DESCRIPTORS = 2
 
@@ -74,7 +72,7 @@ class _Parent:
 
     def serve(self) -> None:
         while self._slots or self._orders in self._selector.get_map():
-            ready = self._selector.select(None if self._slots else IDLE_SECONDS)
+            ready = self._selector.select(None if self._slots else processes.IDLE_SECONDS)
             if not ready:
                 return
             for key, _ in ready:

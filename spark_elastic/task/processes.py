@@ -17,6 +17,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
 KILL_SECONDS = 10.0
+# So long without anything to fork, a process that waits for that ends: it holds the memory of all that it has imported.
+IDLE_SECONDS = 600.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

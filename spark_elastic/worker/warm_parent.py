@@ -23,9 +23,6 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
 
-# So long without a job, this process ends, because it holds the memory of all that it has imported.
-IDLE_SECONDS = 600.0
-
 
 def main(descriptor: int, task_pid: int) -> None:
     """Serve until the task is gone. Called in a fresh interpreter."""
@@ -86,7 +83,7 @@ class _Guardian:
             if self._worker is None and self._pending:
                 self._start(*self._pending.pop(0))
                 poll.register(self._pidfd, select.POLLIN)
-            ready = poll.poll(IDLE_SECONDS * 1000 if self._ticket is None else None)
+            ready = poll.poll(processes.IDLE_SECONDS * 1000 if self._ticket is None else None)
             if not ready:
                 _end()
             for descriptor, _ in ready:

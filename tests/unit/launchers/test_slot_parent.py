@@ -19,6 +19,7 @@ from spark_elastic.launchers.slot_parent import Order
 from spark_elastic.launchers.slot_process import SlotParent
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.ticket import Ticket
+from spark_elastic.task import processes
 from spark_elastic.task.service import TaskPlace
 
 ORDER = Order(Ticket("1", (("127.0.0.1", 1),), Credentials(b"", b""), None), TaskPlace(0, 0, (), 1))
@@ -143,8 +144,8 @@ def test_it_ends_when_it_has_had_no_slot_for_long_and_waits_for_ever_while_it_ha
     parent.serve()
     assert slot.end() == (KILLED, "")
     assert waits[0] is None
-    assert waits[-1] == slot_parent.IDLE_SECONDS
-    assert waits.count(slot_parent.IDLE_SECONDS) == 1
+    assert waits[-1] == processes.IDLE_SECONDS
+    assert waits.count(processes.IDLE_SECONDS) == 1
 
 
 def test_it_starts_where_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

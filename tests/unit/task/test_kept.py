@@ -172,7 +172,7 @@ def test_it_ends_with_the_task_if_it_could_not_import(host: Host) -> None:
 
 
 def test_it_ends_when_no_job_has_used_it_for_long_and_stays_while_one_does(host: Host) -> None:
-    host.change = "warm_parent.IDLE_SECONDS = 0.2"
+    host.change = "warm_parent.processes.IDLE_SECONDS = 0.2"
 
     async def task() -> None:
         async with WorkerSupervisor(TICKET, Driver(), dict(os.environ), host.start, host.kept) as watched:  # type: ignore[arg-type]
