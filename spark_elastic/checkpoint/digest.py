@@ -69,10 +69,10 @@ def _name(entry: Entry | None) -> str:
 
 
 def _describe(one: object, other: object) -> str:
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return f"{len(one)} entries in the one, {len(other)} in the other"
     if not isinstance(one, (torch.Tensor, numpy.ndarray)):
-        return f"{one!r} in the one, {other!r} in the other" if not isinstance(one, (list, tuple)) else (
-            f"{len(one)} entries in the one, {len(other)} in the other"  # type: ignore[arg-type]
-        )  # fmt: skip
+        return f"{one!r} in the one, {other!r} in the other"
     mine, theirs = (torch.as_tensor(value).detach().reshape(-1) for value in (one, other))
     bits = [each.contiguous().view(torch.uint8).reshape(len(each), -1) for each in (mine, theirs)]
     places = (bits[0] != bits[1]).any(1).nonzero()[:, 0]
