@@ -87,23 +87,16 @@ def test_a_job_goes_on_from_a_durable_checkpoint_in_a_world_of_another_size(run:
 
 
 def train_beside_parts(with_module: bool) -> None:
-    import torch
-
     import spark_elastic as se
-
-    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = se.data.ElasticDataLoader(torch.ones(8, 2), global_batch_size=8, shards=2)
-    state = se.TorchState(model=model, optimizer=optimizer, loader=loader)
 
     @se.elastic
     def train(state: Any) -> None:
         for batch in state.loader:
-            (model.module if with_module else model)(batch[0]).sum().backward()
-            optimizer.step()
+            (state.model.module if with_module else state.model)(batch[0]).sum().backward()
+            state.optimizer.step()
             state.commit()
 
-    train(state)
+    train(shard_training.small_state())
 
 
 @pytest.mark.parametrize("with_module", [False, True], ids=["forward", "backward"])
@@ -129,20 +122,16 @@ def train_with_threads(folder: str) -> int:
         except FileExistsError:
             pass
     torch.set_num_threads(threads)
-    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = se.data.ElasticDataLoader(torch.ones(8, 2), global_batch_size=8, shards=2)
-    state = se.TorchState(model=model, optimizer=optimizer, loader=loader)
 
     @se.elastic
     def train(state: Any) -> None:
         for batch in state.loader:
-            for part in model.parts(batch):
-                model(part).sum().backward()
-            optimizer.step()
+            for part in state.model.parts(batch):
+                state.model(part).sum().backward()
+            state.optimizer.step()
             state.commit()
 
-    train(state)
+    train(shard_training.small_state())
     return torch.get_num_threads()
 
 

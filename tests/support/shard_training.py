@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 
+def small_state() -> Any:
+    """Return a State with a linear model and one batch of eight rows, in two shards."""
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = se.data.ElasticDataLoader(torch.ones(8, 2), global_batch_size=8, shards=2)
+    return se.TorchState(model=model, optimizer=optimizer, loader=loader)
+
+
 def train_on_shards(
     steps: int,
     url: str | None = None,

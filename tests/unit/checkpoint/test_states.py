@@ -231,9 +231,7 @@ def test_load_model_names_what_does_not_fit(stage: Stage, url: str) -> None:
     commit(stage, new_run(stage, url, trained()))
     with pytest.raises(CheckpointError, match=r"has no model named 'optimizer', only 'model'$"):
         load_model(url, torch.nn.Linear(1, 1), "optimizer")
-    with pytest.raises(
-        CheckpointError, match=r"(?s)the model 'model' of .* does not fit the module: .*size mismatch|Missing key"
-    ):
+    with pytest.raises(CheckpointError, match=r"(?s)the model 'model' of .* does not fit the module: .*size mismatch"):
         load_model(url, torch.nn.Linear(1, 1))
 
 
