@@ -7,7 +7,6 @@ It looks at this machine and at the settings in spark-defaults.conf and --conf. 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -15,7 +14,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,8 +24,8 @@ from pathlib import Path
 from spark_elastic.cli.run import make_session, pairs
 from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.gpus import find_gpus
+from spark_elastic.launchers.java import Version, dotted, installed, judge_java, output_of
 
-ASK_SECONDS = 60.0
 # The packages that no worker can do without.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
 
@@ -35,8 +33,6 @@ _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
 DESCRIPTORS_A_PEER = 4
 OTHER_DESCRIPTORS = 500
 FEW_WORKERS = 500
-
-Version = tuple[int, ...]
 
 
 class Level(str, Enum):
@@ -161,25 +157,8 @@ def check_torch() -> Diagnosis:
 
 def check_java(spark: Version | None) -> Diagnosis:
     """Check whether the Java that pyspark starts is one that the installed Spark supports."""
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    wanted = "17 or 21" if spark is None or spark >= (4,) else "8, 11 or 17"
-    fix = (
-        "install Java 17 (Debian: apt-get install openjdk-17-jre-headless) and let JAVA_HOME point to it; run(local=True) needs "
-        "no Java (doctor --local)"
-    )
-    if java is None or not os.path.exists(java):
-        return fault("Java", f"{java or 'java'} does not exist", fix)
-    said = _output([java, "-version"])
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    if found is None:
-        return fault("Java", f"{java} does not say its version: {said[:200]!r}", fix)
-    what = f"{java} is Java {found[1]}"
-    least, most = (17, 99) if spark is None or spark >= (4,) else (8, 17)
-    if not least <= int(found[1]) <= most:
-        name = f"Spark {_dotted(spark)}" if spark else "Spark 4"
-        return fault("Java", f"{what}, {name} needs {wanted}", fix)
-    return fine("Java", what)
+    what, fix = judge_java(spark)
+    return fault("Java", what, fix) if fix else fine("Java", what)
 
 
 def check_packages(spark: Version | None) -> list[Diagnosis]:
@@ -191,7 +170,7 @@ def check_packages(spark: Version | None) -> list[Diagnosis]:
     arrow_least = (14,) if spark is None or spark < (4, 1) else (15,) if spark < (4, 2) else (18,)
     petastorm = installed("petastorm")
     arrow_most = (15,) if petastorm else (999,)
-    fix = f"pip install 'pyarrow>={_dotted(arrow_least)}" + (",<15'" if petastorm else "'")
+    fix = f"pip install 'pyarrow>={dotted(arrow_least)}" + (",<15'" if petastorm else "'")
     if petastorm and arrow_least >= arrow_most:
         fix = "petastorm needs pyarrow<15, and this Spark a later one: pip install 'pyspark<4.1' 'pyarrow<15'"
     found.append(_package("pyarrow", arrow_least, arrow_most, fix))
@@ -201,7 +180,7 @@ def check_packages(spark: Version | None) -> list[Diagnosis]:
 
 
 def _check_petastorm(version: Version) -> list[Diagnosis]:
-    name = f"petastorm {_dotted(version)}"
+    name = f"petastorm {dotted(version)}"
     fix = "pip install petastorm==0.12.1 'pyarrow>=14,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
     if version >= (0, 13):
         what = f"{name} loses rows in its thread pool, and pins setuptools below what torch needs"
@@ -209,7 +188,7 @@ def _check_petastorm(version: Version) -> list[Diagnosis]:
     numpy, pandas = installed("numpy"), installed("pandas")
     for other, found, most in (("numpy", numpy, (2,)), ("pandas", pandas, (3,))):
         if found and found >= most:
-            return [fault("petastorm", f"{name} does not work with {other} {_dotted(found)}", fix)]
+            return [fault("petastorm", f"{name} does not work with {other} {dotted(found)}", fix)]
     return [fine("petastorm", name)]
 
 
@@ -229,7 +208,7 @@ def check_python(conf: Mapping[str, str], master: str) -> Diagnosis:
         "import importlib.util as u, platform; print(platform.python_version(), "
         f"*[m for m in {(*_NEEDED, 'spark_elastic')!r} if u.find_spec(m) is None])"
     )
-    said = _output([path, "-c", program])
+    said = output_of([path, "-c", program])
     what = f"executors run {path}" + ("" if name else " (PYSPARK_PYTHON is not set)")
     if not re.match(r"\d+\.\d+", said):
         return fault("Python", f"{what}, which does not run: {said[:200]!r}", fix)
@@ -369,19 +348,11 @@ def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -
 
 def _facts(_: int) -> dict[str, str]:
     names = (*_NEEDED, "spark-elastic")
-    versions = {name: _dotted(installed(name) or ()) for name in names}
+    versions = {name: dotted(installed(name) or ()) for name in names}
     return {"host": socket.gethostname(), "Python": platform.python_version(), **versions}
 
 
 # ---------------------------------------------------------------- small things
-
-
-def installed(name: str) -> Version | None:
-    """Return the numeric part of a package's version; None if the package is not installed."""
-    try:
-        return tuple(map(int, re.findall(r"\d+", importlib.metadata.version(name).partition("+")[0])[:3]))
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def spark_defaults() -> dict[str, str]:
@@ -401,27 +372,15 @@ def _package(name: str, least: Version, below: Version, fix: str) -> Diagnosis:
     if version is None:
         return fault(name, "is not installed", fix)
     if not least <= version < below:
-        what = f"{_dotted(version)}, but {_dotted(least)} or later" + (
-            f" and below {_dotted(below)}" if below < (999,) else ""
+        what = f"{dotted(version)}, but {dotted(least)} or later" + (
+            f" and below {dotted(below)}" if below < (999,) else ""
         )
         return fault(name, f"{what} is needed here", fix)
-    return fine(name, _dotted(version))
+    return fine(name, dotted(version))
 
 
 def _is_on(conf: Mapping[str, str], name: str) -> bool:
     return conf.get(name, "").lower() == "true"
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return done.stdout or done.stderr
 
 
 def _line(error: BaseException) -> str:

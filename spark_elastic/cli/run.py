@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from spark_elastic.cli.script import find_target
+from spark_elastic.launchers.java import starting_spark
 
 # The settings of ``spark_elastic.run`` that are passed on if they are given.
 _SETTINGS = {
@@ -164,7 +165,8 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
             os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable))
     for name, value in conf.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with starting_spark():
+        return builder.getOrCreate()
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:

@@ -35,6 +35,7 @@ from spark_elastic.estimator.files import Files
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, Parameterized
 from spark_elastic.estimator.sessions import open_files
+from spark_elastic.launchers.java import starting_spark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -188,7 +189,8 @@ def _files_beside_metadata(path: str) -> Files:
 
 def _context(base: BaseReadWrite) -> SparkContext | SparkSession:
     """Return what Spark's readers and writers of metadata take: a SparkContext before Spark 4, a session since then."""
-    session = base.sparkSession
+    with starting_spark():
+        session = base.sparkSession  # which makes one where there is none
     return session if int(session.version.split(".")[0]) >= 4 else session.sparkContext
 
 

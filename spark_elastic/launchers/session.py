@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spark_elastic.launchers.defaults import cores, fill_sizes
+from spark_elastic.launchers.java import starting_spark
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -96,15 +97,15 @@ def find_session(stack: ExitStack) -> SparkSession:
         return SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     count = cores()
-    session = (
+    builder = (
         SparkSession.builder.master(f"local-cluster[{count},1,1024]")
         .appName("spark_elastic")
         .config("spark.ui.showConsoleProgress", "false")
-        .config(
-            "spark.default.parallelism", count
-        )  # Spark's own default counts only the executors that have come up so far
-        .getOrCreate()
+        # Spark's own default counts only the executors that have come up so far.
+        .config("spark.default.parallelism", count)
     )
+    with starting_spark():
+        session = builder.getOrCreate()
     stack.callback(session.stop)
     return session
 
