@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos bits lint bench java clean
+.PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos bits gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -67,6 +67,11 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 # Ten networks on shards, bit for bit, in worlds of six sizes and through kills and joins on executors.
 bits: java setup
 	$(BIN)/python -m pytest -m long --timeout 900 tests/unit/worker/shards tests/integration/test_shards.py
+
+# What only a GPU can show, within eight minutes: by PYTHON's own torch, without Java, Spark and a network, and without $(VENV).
+# DEVICE=cpu plays it on the CPU. WHEELS=… is a folder with what PYTHON lacks, REPORT=… a file for the figures.
+gpu:
+	@$(PYTHON) benchmarks/gpu.py --device $(or $(DEVICE),cuda) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(REPORT),--report $(REPORT))
 
 bench: java setup $(PETASTORM)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

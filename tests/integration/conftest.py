@@ -22,14 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 import training
 from descendants import TEMPORARY, descendants
-from jobs import SUPPORT, Run
+from jobs import SUPPORT, runner
 from processes import command_of
 from standalone import Standalone
 
 import spark_elastic
-from spark_elastic.protocol.event_format import as_event, read_event
-from spark_elastic.protocol.records import Unknown
-from spark_elastic.testing import Fault, LocalCluster, inject, local_cluster
+from spark_elastic.testing import LocalCluster, local_cluster
 
 EXECUTORS = 4
 # What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
@@ -143,32 +141,6 @@ def run(cluster: LocalCluster) -> Callable[..., Any]:
 def run_on_spark(spark: Any) -> Callable[..., Any]:
     """The same on the shared cluster of real executors."""
     return runner(spark=spark)
-
-
-def runner(**where: Any) -> Callable[..., Any]:
-    def call(fn: Callable[..., Any], *args: Any, faults: list[Fault] | None = None, **settings: Any) -> Run:
-        events: list[dict[str, Any]] = []
-        watch = settings.pop("on_event", None)
-
-        def note(event: dict[str, Any]) -> None:
-            events.append(event)
-            if watch is not None:
-                watch(event)
-
-        try:
-            with inject(*(faults or [])):
-                results = spark_elastic.run(fn, args=args, on_event=note, **where, **settings)
-        except BaseException as error:
-            error.events = events  # type: ignore[attr-defined]
-            raise
-        entries = [read_event(event) for event in events]
-        assert not [entry for entry in entries if isinstance(entry.record, Unknown)], (
-            "kinds that docs/events.md does not know"
-        )
-        assert [as_event(entry) for entry in entries] == events, "fields that docs/events.md does not know"
-        return Run(results, events)
-
-    return call
 
 
 @pytest.fixture

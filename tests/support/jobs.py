@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import spark_elastic
+from spark_elastic.protocol.event_format import as_event, read_event
+from spark_elastic.protocol.records import Unknown
+from spark_elastic.testing import Fault, inject
 
 SUPPORT = Path(__file__).parent
 
@@ -25,3 +31,31 @@ class Run:
     @property
     def faults(self) -> int:
         return len(self.of("fault_injected"))
+
+
+def runner(**where: Any) -> Callable[..., Any]:
+    """Return ``run(fn, *args, faults=[…], **settings)``, which runs jobs where the keywords say and checks what they log."""
+
+    def call(fn: Callable[..., Any], *args: Any, faults: list[Fault] | None = None, **settings: Any) -> Run:
+        events: list[dict[str, Any]] = []
+        watch = settings.pop("on_event", None)
+
+        def note(event: dict[str, Any]) -> None:
+            events.append(event)
+            if watch is not None:
+                watch(event)
+
+        try:
+            with inject(*(faults or [])):
+                results = spark_elastic.run(fn, args=args, on_event=note, **where, **settings)
+        except BaseException as error:
+            error.events = events  # type: ignore[attr-defined]
+            raise
+        entries = [read_event(event) for event in events]
+        assert not [entry for entry in entries if isinstance(entry.record, Unknown)], (
+            "kinds that docs/events.md does not know"
+        )
+        assert [as_event(entry) for entry in entries] == events, "fields that docs/events.md does not know"
+        return Run(results, events)
+
+    return call

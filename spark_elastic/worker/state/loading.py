@@ -144,7 +144,7 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
         target.zero_grad(set_to_none=True)
     else:
         target.load_state_dict(cloned(kept))
-        if isinstance(target, torch.amp.GradScaler):
+        if isinstance(target, torch.amp.GradScaler) and target.is_enabled():  # one that is not keeps nothing
             # Its state dict does not say that step() has been called and update() has not.
             target._per_optimizer_states.clear()
 

@@ -126,6 +126,12 @@ def test_a_scaler_may_step_again_after_a_reset_between_step_and_update() -> None
         load_state_dict(scaler, kept)  # a worker was lost before scaler.update()
 
 
+def test_a_scaler_that_is_not_enabled_has_nothing_to_load() -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    load_state_dict(scaler, cloned(scaler.state_dict()))
+    assert scaler.get_scale() == 1.0
+
+
 def with_dtype(model: torch.nn.Module, kind: type[torch.optim.Optimizer], dtype: torch.dtype, **settings: Any) -> Any:
     optimizer = kind(model.parameters(), lr=0.1, **settings)
     for number, parameter in enumerate(model.parameters()):

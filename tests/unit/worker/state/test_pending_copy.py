@@ -309,22 +309,3 @@ def test_a_rank_is_not_ready_before_its_gpu_is_at_rest(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     made.rest()
     assert seen == [True]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_copy_on_a_gpu_is_pending_until_its_stream_has_come_to_it(stage: Stage) -> None:
-    state = ObjectState(weights=torch.zeros(1000, device="cuda"))
-    stage.begin(state)
-    state.weights += 1
-    state.commit()
-    torch.cuda._sleep(2_000_000_000)  # cycles: a second or so
-    state.weights += 1
-    state.commit()
-    pending = state._keeper.snapshots.spare.pending
-    assert pending is not None
-    assert not pending.is_made()
-    state.weights += 1
-    state.restore()
-    assert state.weights.eq(2).all()
-    assert pending.is_made()
-    assert stage.control.commit == CommitId(1, 2)

@@ -1,0 +1,73 @@
+"""``make gpu`` on machines that have no GPU, and what it makes of phases that fail or hang. Its tests are in tests/gpu."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def command() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "benchmarks" / "gpu.py"))
+
+
+def test_without_a_gpu_it_says_so_and_ends_well_before_anything_is_started(
+    command: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(command["glob"], "glob", lambda pattern: [])
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **settings: pytest.fail("something was started"))
+    assert command["main"]() == 0
+    assert "no GPU" in capsys.readouterr().out
+
+
+def test_torch_which_takes_seconds_is_not_imported_by_the_command_itself() -> None:
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(ROOT / "benchmarks" / "gpu.py")]).returncode == 0
+
+
+def test_a_python_that_lacks_packages_is_told_which_and_how_to_bring_them(
+    command: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(command["PACKAGES"], "no_such_package", "no-such-package")
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu"])
+    assert command["main"]() == 2
+    assert "lacks no-such-package. Install them, or give WHEELS=folder" in capsys.readouterr().out
+
+
+def test_the_wheels_of_a_package_are_those_of_its_name(command: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("pytest-9-py3-none-any.whl", "pytest_timeout-2-py3-none-any.whl", "cffi-2-cp312-cp312-linux.whl"):
+        (tmp_path / name).touch()
+    found = {
+        name: [Path(wheel).name for wheel in command["wheels_of"](name, str(tmp_path))]
+        for name in ("pytest", "pytest-timeout")
+    }
+    assert found == {"pytest": ["pytest-9-py3-none-any.whl"], "pytest-timeout": ["pytest_timeout-2-py3-none-any.whl"]}
+
+
+def test_a_phase_that_hangs_is_killed_at_its_limit_and_one_that_fails_is_told_from_one_that_passes(
+    command: dict[str, Any],
+) -> None:
+    started = time.monotonic()
+    assert command["run_command"](["sleep", "60"], 0.2, os.environ) is None
+    assert time.monotonic() - started < 30
+    assert [command["run_command"]([name], 10, os.environ) for name in ("true", "false")] == [0, 1]
+
+
+def test_tests_that_failed_are_named(command: dict[str, Any], tmp_path: Path) -> None:
+    told = tmp_path / "told.xml"
+    cases = '<testcase name="a"/><testcase name="b"><failure message="no"/></testcase>'
+    cases += '<testcase name="c"><skipped message="needs CUDA"/></testcase><testcase name="d"><error message="x"/></testcase>'
+    told.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert command["read_tests"](told) == {"tests": 1, "failed": ["b", "d"], "skipped": ["c: needs CUDA"]}
