@@ -18,6 +18,8 @@ from spark_elastic.protocol.records import Entry
 logger = logging.getLogger("spark_elastic")
 
 LIVE_SECONDS = 0.25
+# How often the live line is drawn before there is a job.
+AGAIN_SECONDS = 1.0
 # Plain lines are at least so far apart, unless the job begins to do something else.
 LINE_SECONDS = 10.0
 END_SECONDS = 2.0
@@ -35,8 +37,10 @@ class ProgressDisplay:
             raise TypeError(f"progress must be True, False or None, not {progress!r}")
         self._view = JobView()
         self._changed = threading.Condition()
-        self._is_new = self._ending = False
         self._bar: Any = None if progress is False else make_bar()
+        # A live line is there from the beginning, and says what the job waits for.
+        self._is_new = self._bar is not None
+        self._ending = False
         # What the last plain line said, and when the next is due.
         self._shown, self._due = "", 0.0
         self._thread: threading.Thread | None = None
@@ -81,8 +85,10 @@ class ProgressDisplay:
             with self._changed:
                 if self._bar is not None:
                     self._changed.wait_for(lambda: self._ending, LIVE_SECONDS)
-                self._changed.wait_for(lambda: self._ending or self._has_news())
-                if not self._has_news():
+                # A session that starts writes to the terminal, too, and its lines take the place of ours.
+                again = None if self._bar is None or self._view.has_begun else AGAIN_SECONDS
+                self._changed.wait_for(lambda: self._ending or self._has_news(), again)
+                if self._ending and not self._has_news():
                     break
                 self._is_new = False
                 self._shown, self._due = self._view.doing, time.monotonic() + LINE_SECONDS
@@ -90,10 +96,13 @@ class ProgressDisplay:
             if self._bar is not None:
                 self._bar.head, self._bar.tail, self._bar.n = head, tail, 1.0 if share is None else share
                 self._bar.bar_format = "{head} {tail}" if share is None else "{head}|{bar}| {tail}"
+                if again is not None:
+                    self._bar.bar_format += "\r"
                 _quietly(self._bar.refresh)
             else:
                 _quietly(print, f"spark_elastic: {head}, {tail}", file=sys.stderr, flush=True)
         if self._bar is not None:
+            self._bar.leave = self._view.has_begun
             _quietly(self._bar.close)
 
     def _has_news(self) -> bool:

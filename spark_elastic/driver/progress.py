@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from spark_elastic.protocol import records
-from spark_elastic.protocol.records import Entry, WorkerReported
+from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
 # The speed shown is that of the last so many reports.
 SPEED_REPORTS = 20
@@ -16,13 +16,54 @@ _KNOWN = {"step", "epoch", "rows"}
 
 
 @dataclass(slots=True)
+class Gathering:
+    """Follows how hosts and workers come together: who is there, is being started, runs, and is ready."""
+
+    hosts: set[int] = field(default_factory=set)
+    starting: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    ready: set[int] = field(default_factory=set)
+
+    def see(self, record: Record) -> None:
+        """Take a record into account."""
+        match record:
+            case records.HostRegistered(host):
+                self.hosts.add(host)
+            case records.HostLost(host):
+                self.hosts.discard(host)
+            case records.WorkerStarting(worker):
+                self.starting.add(worker)
+            case records.WorkerStarted(worker):
+                self._move(worker, self.running)
+            case records.WorkerReady(worker):
+                self._move(worker, self.ready)
+            case records.WorkerLost(worker):
+                self._move(worker, None)
+
+    def awaited(self, size: int) -> str:
+        """Say what a world of ``size`` workers waits for; empty if for nothing that is known."""
+        counts = (
+            (size - len(self.hosts), "waits for a slot", "wait for slots"),
+            (len(self.starting), "imports torch", "import torch"),
+            (len(self.running), "runs the function's first lines", "run the function's first lines"),
+        )
+        return ", ".join(f"{count} {one if count == 1 else more}" for count, one, more in counts if count > 0)
+
+    def _move(self, worker: int, to: set[int] | None) -> None:
+        for workers in (self.starting, self.running, self.ready):
+            workers.discard(worker)
+        if to is not None:
+            to.add(worker)
+
+
+@dataclass(slots=True)
 class JobView:
     """Follows one job. ``doing`` says what the job does when it does not train, and is empty while it trains."""
 
     doing: str = "starting"
     max_np: int = 0
     num_proc: int = 0
-    ready: set[int] = field(default_factory=set)
+    gathering: Gathering = field(default_factory=Gathering)
     size: int = 0
     generation: int = 0
     resets: int = 0
@@ -35,12 +76,12 @@ class JobView:
 
     def see(self, entry: Entry) -> None:
         """Take an entry of the event log into account, or pass it over if it says nothing to people."""
+        self.gathering.see(entry.record)
         match entry.record:
             case records.JobStarted():
                 self.max_np, self.num_proc = entry.record.max_np, entry.record.num_proc
-            case records.WorkerReady(worker) if not self.generation:
-                self.ready.add(worker)
-                self.doing = f"{len(self.ready)} of {self.num_proc} workers ready"
+            case records.WorkerReady() if not self.generation:
+                self.doing = f"{len(self.gathering.ready)} of {self.num_proc} workers ready"
             case records.WorldForming(generation, size):
                 self.generation, self.size = generation, size
                 self.doing = f"{size} workers connect"
@@ -87,6 +128,18 @@ class JobView:
         return self.rows / self.rows_total if self.rows is not None and self.rows_total else None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a job already, and not only a Spark session that starts."""
+        return self.num_proc > 0
+
+    @property
+    def awaited(self) -> str:
+        """What the first world waits for; empty once it forms."""
+        if self.generation or not self.has_begun or self.doing in ("finished", "failed"):
+            return ""
+        return self.gathering.awaited(self.num_proc)
+
+    @property
     def head(self) -> str:
         """Where the job is."""
         if self.share is not None:
@@ -96,7 +149,7 @@ class JobView:
     @property
     def tail(self) -> str:
         """How the job is doing, the more important first, because narrow terminals cut the end off."""
-        parts = [self.doing] if self.doing else []
+        parts = [": ".join(filter(None, (self.doing, self.awaited)))] if self.doing else []
         if self.rows is not None:
             parts.append(f"{self.rows:,}/{self.rows_total:,} rows")
         unit = "steps" if self.rows is None else "rows"

@@ -154,6 +154,7 @@ def run(
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
     with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay(progress))
         stack.enter_context(launcher)
         low, start, high = place.sizes(launcher, num_proc, min_np, max_np)
         if not elastic and low != high:
@@ -176,7 +177,6 @@ def run(
             memory_setting=launcher.memory_setting,
             **timeouts,
         )
-        display = stack.enter_context(ProgressDisplay(progress))
         path = None if event_log is None else os.fspath(event_log)
         log = stack.enter_context(EventLog(path, on_event, watchers=[display.see]))
         try:

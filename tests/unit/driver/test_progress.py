@@ -23,14 +23,19 @@ from spark_elastic.protocol.messages import Stream
 from spark_elastic.protocol.records import (
     Entered,
     Entry,
+    HostLost,
+    HostRegistered,
     JobFailed,
     JobStarted,
     Metrics,
     Progress,
     Record,
     Report,
+    WorkerLost,
     WorkerReady,
     WorkerReported,
+    WorkerStarted,
+    WorkerStarting,
     WorldBroken,
     WorldForming,
 )
@@ -64,8 +69,23 @@ def view(*entries: Entry) -> JobView:
     return seen
 
 
-def test_before_the_first_world_the_line_tells_who_is_ready() -> None:
-    assert view(*START[:2]).tail == "1 of 2 workers ready"
+def test_before_the_first_world_the_line_tells_what_is_waited_for() -> None:
+    steps: list[tuple[Record, str]] = [
+        (START[0].record, "starting: 2 wait for slots"),
+        (HostRegistered(0, 0, "a"), "starting: 1 waits for a slot"),
+        (WorkerStarting(0, 0, "a"), "starting: 1 waits for a slot, 1 imports torch"),
+        (WorkerStarted(0, 0, 17), "starting: 1 waits for a slot, 1 runs the function's first lines"),
+        (HostRegistered(1, 1, "b"), "starting: 1 runs the function's first lines"),
+        (WorkerStarting(1, 1, "b"), "starting: 1 imports torch, 1 runs the function's first lines"),
+        (WorkerReady(0, 0, "None"), "1 of 2 workers ready: 1 imports torch"),
+        (WorkerLost(1, None, "b", "it was killed"), "1 of 2 workers ready"),
+        (HostLost(1, "b", "gone"), "1 of 2 workers ready: 1 waits for a slot"),
+    ]
+    seen = JobView()
+    assert seen.tail == "starting"
+    for record, line in steps:
+        seen.see(entry(record))
+        assert seen.tail == line
 
 
 def test_the_line_tells_rows_speed_world_resets_metrics_and_time_left() -> None:
@@ -159,6 +179,30 @@ def test_a_terminal_gets_a_live_line_and_output_of_workers_stays_whole(
         f"[0] line {number}" for number in range(50)
     ]
     assert "epoch 0" in text
+
+
+def test_while_a_session_starts_its_lines_replace_the_live_line_and_none_is_left_where_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = threading.Semaphore(0)
+
+    class Watched(Terminal):
+        def write(self, text: str) -> int:
+            written = super().write(text)
+            if "starting" in text:
+                drawn.release()
+            return written
+
+    terminal = Watched()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(display, "AGAIN_SECONDS", 0.001)
+    with ProgressDisplay(None):
+        assert drawn.acquire(timeout=10)
+        assert drawn.acquire(timeout=10), "it is drawn again, because what is written meanwhile takes its place"
+    text = terminal.getvalue()
+    assert "starting\r" in text
+    assert text.endswith("\r")
+    assert not text.rstrip("\r").rpartition("\r")[2].strip(), "the line is wiped"
 
 
 def _read(descriptor: int) -> bytes:
