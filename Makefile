@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo test test-clusters docs schedules simulate fuzz chaos bits gpu lint bench java clean
+.PHONY: setup demo test test-clusters wheel-test docs schedules simulate fuzz chaos bits gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -35,6 +35,11 @@ test: java setup $(PETASTORM)/.installed
 # Whole jobs on stand-ins of YARN and Kubernetes; make test has only the short ones.
 test-clusters: java setup
 	$(BIN)/python -m pytest -m '' --timeout 600 tests/clusters
+
+# What a user gets: the built wheel in a fresh environment outside the tree, and the pages' examples on it. LOWEST=--lowest installs
+# the oldest releases that are admitted.
+wheel-test: java setup
+	$(BIN)/python tests/wheel/try_wheel.py $(LOWEST)
 
 # The documentation as a site in site/; broken links are errors. `mkdocs serve` shows it while you write.
 docs: setup

@@ -167,7 +167,7 @@ def check_packages(spark: Version | None) -> list[Diagnosis]:
         _package("pyspark", (3, 5), (5,), "pip install 'spark-elastic[spark]', or use the cluster's with PYTHONPATH")
     ]
     found += [check_torch()]
-    arrow_least = (14,) if spark is None or spark < (4, 1) else (15,) if spark < (4, 2) else (18,)
+    arrow_least = (14, 0, 1) if spark is None or spark < (4, 1) else (15,) if spark < (4, 2) else (18,)
     petastorm = installed("petastorm")
     arrow_most = (15,) if petastorm else (999,)
     fix = f"pip install 'pyarrow>={dotted(arrow_least)}" + (",<15'" if petastorm else "'")
@@ -181,7 +181,7 @@ def check_packages(spark: Version | None) -> list[Diagnosis]:
 
 def _check_petastorm(version: Version) -> list[Diagnosis]:
     name = f"petastorm {dotted(version)}"
-    fix = "pip install petastorm==0.12.1 'pyarrow>=14,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
+    fix = "pip install petastorm==0.12.1 'pyarrow>=14.0.1,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
     if version >= (0, 13):
         what = f"{name} loses rows in its thread pool, and pins setuptools below what torch needs"
         return [fault("petastorm", what, fix)]

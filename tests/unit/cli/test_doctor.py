@@ -120,7 +120,7 @@ def test_a_petastorm_that_works_wants_an_old_pyarrow_and_numpy(
     }
     monkeypatch.setattr(doctor, "installed", versions.get)
     found = examined(capsys)[1]
-    assert "pyarrow>=14,<15" in found["pyarrow"]["fix"]
+    assert "pyarrow>=14.0.1,<15" in found["pyarrow"]["fix"]
     assert "numpy 2.4" in found["petastorm"]["what"]
 
 
