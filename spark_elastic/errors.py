@@ -64,7 +64,7 @@ def name_worker(worker: int, rank: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """What is known of one worker's end: where it ran, how it ended, and its last words.
+    """What is known of the end of one ``worker``: the ``host`` that it ran on, how it ended (``cause``), and its last words.
 
     ``rank`` is None for a worker that had not been in a world yet. ``traceback`` is empty where no Python exception
     was raised (a signal, an exit, a hang); ``last_lines`` holds the last lines of its output.

@@ -60,7 +60,8 @@ class KerasState(TorchState):
     have to make equally many steps. Random seeds of layers are each rank's own. Metrics of ``fit`` are no part of the state:
     they are this rank's, from where it last entered ``fit``.
 
-    ``epoch`` and ``batch`` are advanced by the callbacks below. For the rest see ``TorchState``.
+    ``epoch`` and ``batch`` are advanced by the callbacks below. ``commit`` is "copy" or "host"; it and ``local`` are as in
+    ``TorchState``.
     """
 
     epoch: int
@@ -224,7 +225,7 @@ class _StateCallback(keras.callbacks.Callback):
 class CommitStateCallback(_StateCallback):
     """Commits after every ``batches_per_commit`` batches, and when ``fit`` ends, after all other callbacks.
 
-    Its place among the callbacks does not matter. It also reports the running metrics of ``fit``.
+    Its place among the callbacks of ``state`` does not matter. It also reports the running metrics of ``fit``.
     """
 
     def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:

@@ -67,13 +67,25 @@ def fault(
     code: int = 1,
     grace: float = 30.0,
 ) -> Fault:
-    """Describe a fault. ``at`` is a ``Point``; what is None matches every rank, step or generation."""
+    """Describe a fault; ``kill`` and the others are this function with their ``action``.
+
+    Args:
+        action: what happens.
+        rank: which rank it strikes; None is every rank.
+        step: at which step; None is every step.
+        generation: in which generation; None is every generation.
+        at: where in the step: by default when the worker calls ``commit()``, before anything is saved.
+        times: how often it strikes in a job.
+        code: with which exit code ``exit_with`` ends the process.
+        grace: how many seconds ``take_away`` leaves the worker.
+    """
     return Fault(0, Action(action), Point(at), rank, step, generation, times, code, grace)
 
 
 kill = partial(fault, Action.KILL)
 """SIGKILL the worker's process."""
 segfault = partial(fault, Action.SEGFAULT)
+"""SIGSEGV the worker's process."""
 exit_with = partial(fault, Action.EXIT)
 """``os._exit(code)``."""
 raise_error = partial(fault, Action.RAISE)

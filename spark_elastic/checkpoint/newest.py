@@ -34,7 +34,7 @@ def load_checkpoint(
     module, even if it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code from the
     checkpoint is run: an object that would need code is returned as an ``OpaqueObject`` that names its type. Checkpoints of
     earlier releases can be read, and damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged, and
-    ``CheckpointError`` if there is none or the newest was written by a later release.
+    ``CheckpointError`` if there is none or the newest was written by a later release. ``storage_options`` are fsspec's.
     """
     directory = CheckpointDirectory(os.fspath(url), storage_options)
     saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
@@ -54,7 +54,7 @@ def load_model(
 
     name: what the State calls the model. Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the
     errors of ``load_checkpoint``, and ``CheckpointError`` if the checkpoint has no model of this name, or it does not fit the
-    module, which then may have got a part of the weights.
+    module, which then may have got a part of the weights. ``storage_options`` are fsspec's.
     """
     objects = load_checkpoint(url, storage_options=storage_options)
     models = [each for each, value in objects.items() if hasattr(value, "_metadata")]

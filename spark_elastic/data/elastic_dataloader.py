@@ -32,17 +32,21 @@ _BLOCK = 64
 class ElasticDataLoader(PositionedLoader[Any]):
     """Iterates over the rest of the current epoch of a map-style dataset, yielding what `collate_fn` makes of items.
 
-    batch_size, global_batch_size: items a batch on each rank, or on all ranks together; exactly one of them.
-    shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
-        in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State a
-        batch is then a list of what `collate_fn` makes of each shard, and what the dataset and `collate_fn` draw at random
-        depends on `seed`, the epoch and the item, so items are fetched one by one.
-    shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
-        instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
-    shuffle: visit the items in a random order that depends on `seed` and the epoch only.
-    dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
-        choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
-        `model.set_rows` how many are left.
+    Args:
+        dataset: has a length and items by number.
+        batch_size, global_batch_size: items a batch on each rank, or on all ranks together; exactly one of them.
+        shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
+            in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world. Within a State a
+            batch is then a list of what `collate_fn` makes of each shard, and what the dataset and `collate_fn` draw at random
+            depends on `seed`, the epoch and the item, so items are fetched one by one.
+        shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
+            instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
+        shuffle: visit the items in a random order that depends on `seed` and the epoch only.
+        drop_last: drop the items that do not fill a last global batch.
+        shard: see `PositionedLoader`.
+        dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
+            choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
+            `model.set_rows` how many are left.
 
     Workers are started by each `iter()` and stopped with it; their base seed is derived from `seed` and the position,
     and the global random state is left alone. The dataset must have a length and must not change it. Raises ValueError

@@ -34,7 +34,12 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 @saved_as("spark_elastic.data")
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One row group. `path` is relative to the dataset's root, `partition` the (name, value) pairs of a Hive path."""
+    """One row group of a file.
+
+    `path` is relative to the dataset's root, `ordinal` the group's place in its file, `rows` how many it has,
+    `compressed_bytes` and `uncompressed_bytes` its size in the file and when it is read, and `partition` the (name, value)
+    pairs of a Hive path.
+    """
 
     path: str
     ordinal: int
@@ -59,7 +64,9 @@ class Manifest(Sequence[RowGroup]):
     """The row groups of a dataset in path order, with what is needed to read them without listing anything again.
 
     `list_lengths` gives, for each column that is a list, the one length that its values can have according to the
-    footers, or None where they differ. `schema` holds the columns in files, partition columns not included.
+    footers, or None where they differ. `schema` holds the columns in files, partition columns not included; `schema_bytes` is
+    its serialized form, and `unischema` Petastorm's pickle, if the dataset has one. `url` is the dataset's root, `files` what
+    its files must still be when they are opened, and `row_groups` what `manifest[i]` returns.
     """
 
     url: str
@@ -168,7 +175,11 @@ def read_manifest(
 ) -> Manifest:
     """Read all footers of a Parquet dataset in parallel and return its manifest.
 
-    url: a directory or one file; a local path, `file://`, or any URL that fsspec or pyarrow opens.
+    Args:
+        url: a directory or one file; a local path, `file://`, or any URL that fsspec or pyarrow opens.
+        storage_options: options for fsspec.
+        threads: how many footers are read at a time.
+
     Raises DataError where nothing is found, a file is no Parquet file, or files differ in their columns (named).
     """
     location = locate(url, storage_options)

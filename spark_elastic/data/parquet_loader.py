@@ -36,24 +36,27 @@ _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefe
 class ParquetLoader(PositionedLoader[Batch]):
     """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows in the first dimension.
 
-    url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`.
-    batch_size, global_batch_size: rows a batch on each rank, or on all ranks together; exactly one of them. With the
-        latter the same step holds the same rows in every world.
-    shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
-        in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world.
-    columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
-    shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
-        instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
-    shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
-        Unshuffled, rows come in the order of the files, and every rank reads all of them.
-    filters: as pyarrow takes them; the rows that pass are counted when the loader is made.
-    engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
-    transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
-        tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
-    drop_last: drop the rows that do not fill a last global batch.
-    with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group).
-    prefetch: batches read ahead; default 16,384 rows, or fewer where those take more than 64 MiB.
-    pin_memory: default where CUDA is available. shard: see `PositionedLoader`.
+    Args:
+        url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`.
+        batch_size, global_batch_size: rows a batch on each rank, or on all ranks together; exactly one of them. With the
+            latter the same step holds the same rows in every world.
+        shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
+            in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world.
+        columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
+        shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
+            instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
+        shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
+            Unshuffled, rows come in the order of the files, and every rank reads all of them.
+        seed: of everything that is random; the order depends on it and on the epoch only.
+        filters: as pyarrow takes them; the rows that pass are counted when the loader is made.
+        engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
+        transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
+            tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
+        drop_last: drop the rows that do not fill a last global batch.
+        with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group).
+        prefetch: batches read ahead; default 16,384 rows, or fewer where those take more than 64 MiB.
+        pin_memory: default where CUDA is available.
+        shard: see `PositionedLoader`.
 
     Lists come as dense [rows, n] tensors where all have one length, else as jagged nested tensors. No thread is made
     before it is iterated. Raises ValueError for arguments that do not fit, DataError where the dataset cannot be read.

@@ -26,9 +26,13 @@ Metrics = dict[str, Any]
 class EpochContext:
     """What a callback sees.
 
-    epoch: the number of the epoch, from 0. metrics: this epoch's entry of the history; numbers that a callback adds stay in it.
-    history: the earlier entries. model: the network, in evaluation mode. log_url: the run's folder for logs in the store; None
-    without a store that keeps logs.
+    Args:
+        epoch: the number of the epoch, from 0.
+        metrics: this epoch's entry of the history; numbers that a callback adds stay in it.
+        history: the earlier entries.
+        model: the network, in evaluation mode.
+        run_id: the name of the run in the store.
+        log_url: the run's folder for logs in the store; None without a store that keeps logs.
     """
 
     epoch: int
@@ -58,11 +62,7 @@ class Callback:
 
 
 class _Monitor(Callback):
-    """Watches a number of the history, by default val_loss, or loss if there is no validation.
-
-    mode: whether smaller ("min") or larger ("max") values are better; "auto" means "min" for names of losses and errors, and
-    "max" for all others.
-    """
+    """Watches a number of the history."""
 
     def __init__(self, monitor: str | None = None, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
@@ -89,7 +89,16 @@ class _Monitor(Callback):
 
 @saved_as("spark_elastic.estimator")
 class EarlyStopping(_Monitor):
-    """Stops when a number has not improved for ``patience`` epochs. restore_best: return the model of the best epoch."""
+    """Stops when a number of the history has not improved for some epochs.
+
+    Args:
+        monitor: the number to watch; by default val_loss, or loss if there is no validation.
+        patience: for how many epochs it need not improve.
+        mode: whether smaller ("min") or larger ("max") values are better; "auto" means "min" for names of losses and errors,
+            and "max" for all others.
+        min_delta: by how much it has to improve to count.
+        restore_best: return the model of the best epoch.
+    """
 
     def __init__(
         self,
@@ -116,7 +125,10 @@ class EarlyStopping(_Monitor):
 
 @saved_as("spark_elastic.estimator")
 class BestModel(_Monitor):
-    """Makes the model of the best epoch the result of fit, rather than that of the last epoch."""
+    """Makes the model of the best epoch the result of fit, rather than that of the last epoch.
+
+    ``monitor``, ``mode`` and ``min_delta`` are those of ``EarlyStopping``.
+    """
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
         if self.improved(ctx):
@@ -125,7 +137,7 @@ class BestModel(_Monitor):
 
 @saved_as("spark_elastic.estimator")
 class TensorBoard(Callback):
-    """Writes all numbers to TensorBoard's event files, by default among the run's logs in the store.
+    """Writes all numbers to TensorBoard's event files, in ``log_dir``, by default among the run's logs in the store.
 
     Needs ``spark-elastic[tensorboard]``.
     """
@@ -146,7 +158,14 @@ class TensorBoard(Callback):
 
 @saved_as("spark_elastic.estimator")
 class MLflow(Callback):
-    """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``, and a tracking server that workers can reach."""
+    """Logs all numbers to one MLflow run. Needs ``spark-elastic[mlflow]``.
+
+    Args:
+        tracking_uri: the tracking server, which workers have to reach; by default MLflow's own default.
+        experiment: the name of the experiment, which is made if there is none.
+        run_name: the name of the run.
+        params: what is logged as the run's parameters.
+    """
 
     def __init__(
         self,

@@ -31,6 +31,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 class Store:
     """A folder, named by its URL. Create one with ``Store.create``; copies are equal and travel by pickle.
 
+    ``url``, ``storage_options`` and ``keep`` are as ``create`` takes them; ``close`` removes the folder if it is ``temporary``.
+
     ::
 
         <url>/data/<identity>/<token>/_split=0/*.parquet    what fit(df) has written

@@ -31,7 +31,8 @@ class Seat:
 class LocalCluster:
     """A number of seats, shared by all jobs that run on the cluster; a seat holds one slot of one job at a time.
 
-    All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes one.
+    All methods may be called from any thread and return at once. ``spark_elastic.testing.local_cluster`` makes one with
+    ``slots`` seats. Those whose numbers ``gpus`` has a name for own that GPU; ``kept`` is a process that an earlier run has left.
     """
 
     def __init__(self, slots: int, gpus: tuple[str, ...] = (), kept: KeptParent | None = None) -> None:

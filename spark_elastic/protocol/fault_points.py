@@ -50,7 +50,7 @@ CLUSTER_ACTIONS = (Action.TAKE_AWAY, Action.GIVE_BACK)
 class Fault(msgspec.Struct, frozen=True):
     """One fault of a plan. A field that is None matches everything; ``step`` counts explicit commits from 1 on.
 
-    code: of EXIT. grace: seconds that TAKE_AWAY leaves.
+    ``fault`` explains the others; ``number`` tells the faults of a plan apart.
     """
 
     number: int

@@ -121,7 +121,7 @@ class _Call:
 class DistributedDataParallel(nn.Module):
     """Wraps ``module`` so that backward leaves the gradient of the global batch on every rank.
 
-    It takes torch's keyword arguments. The wrapped parameters stay the same objects in every generation, so optimizers survive
+    ``ddp_kwargs`` are torch's. The wrapped parameters stay the same objects in every generation, so optimizers survive
     resets; buckets and hooks are torch's and overlap with backward. Outside a job, before the first generation and in a world
     of one, it just calls the module. ``state_dict`` keys begin with ``module.``, as torch's do. The wrapper and the module can
     both be given to ``torch.compile``, and are compiled once for all generations.

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import enum
+import importlib
+import inspect
+import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+# Whose public names have a place in docs/api.
+PACKAGES = ("spark_elastic", "spark_elastic.data", "spark_elastic.estimator", "spark_elastic.testing")
 
 
 def test_the_settings_reference_is_that_of_the_code() -> None:
@@ -22,3 +31,46 @@ def test_the_pictures_are_those_of_the_code(name: str) -> None:
     """That of the rooms cannot be drawn where two of them import each other."""
     made = runpy.run_path(str(DOCS / "make_pictures.py"))["PICTURES"][name]()
     assert (DOCS / name).read_text(encoding="utf-8") == made, "run: python docs/make_pictures.py"
+
+
+def public_objects() -> list[Any]:
+    """What users import, each with its full name."""
+    found = []
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        objects = {f"{package}.{name}": getattr(module, name) for name in module.__all__}
+        found += [pytest.param(name, value, id=name) for name, value in objects.items() if not inspect.ismodule(value)]
+    return found
+
+
+def keras_names() -> set[str]:
+    """Those of spark_elastic.keras, which costs seconds to import."""
+    tree = ast.parse((DOCS.parent / "spark_elastic" / "keras.py").read_text(encoding="utf-8"))
+    values = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return {f"spark_elastic.keras.{name}" for name in ast.literal_eval(values[0])}
+
+
+def test_every_public_name_has_one_place_in_the_api_reference_and_no_other_has() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+    places = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    assert sorted(places) == sorted({param.values[0] for param in public_objects()} | keras_names())
+
+
+@pytest.mark.parametrize(("name", "value"), public_objects())
+def test_every_public_name_is_documented_with_all_its_arguments(name: str, value: Any) -> None:
+    told = inspect.getdoc(value) or ""
+    assert told
+    untold = [each for each in arguments_of(value) if not re.search(rf"\b{each}\b", told)]
+    assert untold == [], f"the docstring of {name} does not say what they are"
+
+
+def arguments_of(value: Any) -> list[str]:
+    """The arguments that a name's own docstring has to tell: not those of errors, enumerations, and classes like their base."""
+    if not inspect.isclass(value):
+        return list(inspect.signature(value).parameters) if inspect.isfunction(value) else []
+    init: Callable[..., None] | None = vars(value).get("__init__")
+    if init is None or issubclass(value, (Exception, enum.Enum)):
+        return []
+    return list(inspect.signature(init).parameters)[1:]

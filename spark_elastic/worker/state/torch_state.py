@@ -32,9 +32,10 @@ class TorchState(ObjectState):
 
     ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
     names. After a reset the ``loader`` continues from the last commit, with this rank's new share of the rows, and tells the
-    wrapped models how many rows each rank has. Random number generators (Python, NumPy, torch, CUDA) are each rank's own: they
-    are saved with commits and never sent; those of a newcomer, and those of a job that resumes from a durable checkpoint, are
-    derived from (``torch.initial_seed()``, attempt, generation, rank).
+    wrapped models how many rows each rank has. Objects named in ``local`` are each rank's own and never travel. Random number
+    generators (Python, NumPy, torch, CUDA) are each rank's own: they are saved with commits and never sent; those of a newcomer,
+    and those of a job that resumes from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation,
+    rank).
 
     ``commit="copy"`` keeps two copies of the state on the device where it is; ``commit="host"`` keeps them in pinned host memory
     instead, for states that leave a GPU too little room. On a GPU a copy is waited for only at the next commit (see
