@@ -28,6 +28,7 @@ TYPES = {
     "one_of": ("str", "str"),
     "optimizer": ("Optimizer | Callable[..., Optimizer]", "Optimizer | Callable[..., Optimizer]"),
     "store": ("Store", "Store | str"),
+    "task_resources": ("dict[str, float] | ResourceProfile", "Mapping[str, float] | ResourceProfile"),
     "text": ("str", "str"),
     "toString": ("str", "str"),
     "whole": ("int", "int"),
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from pyspark.resource import ResourceProfile
     from torch.nn import Module
     from torch.optim import Optimizer
     from typing_extensions import Self

@@ -25,10 +25,12 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.launchers import LAUNCHERS
 from spark_elastic.launchers.base import Launcher
 from spark_elastic.launchers.local_cluster import LocalCluster
+from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import active_session, is_connect
 from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("spark_elastic")
@@ -59,6 +61,7 @@ def run(
     env: Mapping[str, str] | None = None,
     spark: SparkSession | None = None,
     local: bool | LocalCluster = False,
+    resources: Mapping[str, float] | ResourceProfile | None = None,
     driver: str = "client",
     network_interface: str | None = None,
     driver_port: int | None = None,
@@ -103,6 +106,9 @@ def run(
         local: True trains in processes on this machine, without Spark or Java: one for each GPU, or for each core if there is
             none, unless sizes are given. They listen on the loopback interface only. With a cluster from
             ``testing.local_cluster``, slots can be taken away.
+        resources: what each task is given for this job only, as ``{"cpus": 2, "gpus": 1}`` or as a ``ResourceProfile`` of
+            Spark's: cores, and one GPU or a part of it. Executors have the GPUs (``spark.executor.resource.gpu.amount``, or with
+            dynamic allocation the profile's own); ``spark.task.resource.gpu.amount`` need not be set.
         driver: where the driver of the job runs. "client" is the process that calls ``run``, which the executors have to reach.
             "cluster" is a slot of the cluster, for sessions whose executors cannot reach the caller; it takes two slots beside
             those of the workers. See "Where executors cannot reach you" in docs/howto/connect.md.
@@ -149,7 +155,7 @@ def run(
         num_proc = min_np = max_np = _one_size(num_proc, min_np, max_np)
     if driver not in DRIVERS:
         raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
-    launcher = _choose_launcher(spark, local)
+    launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
     wish = None if checkpoint is None else _check_checkpoint(checkpoint, checkpoint_interval, storage_options)
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
@@ -224,7 +230,9 @@ def _check_checkpoint(
     return CheckpointWish(url, float(interval), storage_options)
 
 
-def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> Launcher:
+def _choose_launcher(
+    spark: SparkSession | None, local: bool | LocalCluster, resources: TaskResources | None
+) -> Launcher:
     needs_cluster = {fault.action.value for fault in testing.active_plan() if fault.action in CLUSTER_ACTIONS}
     if needs_cluster and not isinstance(local, LocalCluster):
         raise ValueError(
@@ -233,9 +241,13 @@ def _choose_launcher(spark: SparkSession | None, local: bool | LocalCluster) -> 
         )
     if local is False:
         session = active_session() if spark is None else spark
-        return LAUNCHERS["connect"](session) if is_connect(session) else LAUNCHERS["spark"](spark)
+        return LAUNCHERS["connect"](session, resources) if is_connect(session) else LAUNCHERS["spark"](spark, resources)
     if spark is not None:
         raise ValueError("local=True trains in processes of this machine, without Spark: give either spark or local")
+    if resources is not None:
+        raise ValueError(
+            "resources= is what Spark gives to tasks: with local a worker has a GPU of this machine, if there is one"
+        )
     return LAUNCHERS["local"](local)
 
 

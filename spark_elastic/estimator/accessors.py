@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from pyspark.resource import ResourceProfile
     from torch.nn import Module
     from torch.optim import Optimizer
     from typing_extensions import Self
@@ -210,6 +211,10 @@ class TrainingParamsAccessors:
         def getModel(self) -> Module | None: ...
 
         def setModel(self, value: Module) -> Self: ...
+
+        def getResourceProfile(self) -> dict[str, float] | ResourceProfile | None: ...
+
+        def setResourceProfile(self, value: Mapping[str, float] | ResourceProfile) -> Self: ...
 
         def getStore(self) -> Store | None: ...
 

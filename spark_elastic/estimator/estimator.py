@@ -39,6 +39,7 @@ from spark_elastic.estimator.planning import (
     own_randomness,
     plan_data,
     plan_recipe,
+    plan_resources,
     plan_sizes,
     plan_split,
 )
@@ -91,7 +92,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
         recipe = plan_recipe(self, layout, self._default_loss())
-        check_gpus(session.conf, wanted=bool(self.value("useGpu")))
+        check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes = plan_sizes(self, session)
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
@@ -145,7 +146,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
             )
         recipe = plan_recipe(self, self._layout_of_names(), self._default_loss())
-        check_gpus(session.conf, wanted=bool(self.value("useGpu")))
+        check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes = plan_sizes(self, session)
         with self._opened_store(session) as store:
             options = dict(storage_options or store.storage_options)
@@ -240,6 +241,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 min_np=sizes.least,
                 num_proc=min(sizes.start, granted - own),
                 max_np=granted - own,
+                resources=self.value("resourceProfile"),
                 driver=driver,
                 reset_limit=self.value("resetLimit"),
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
@@ -16,9 +16,11 @@ from spark_elastic.data.engine import ENGINES
 from spark_elastic.driver.run import DRIVERS
 from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
 from spark_elastic.estimator.store import Store
+from spark_elastic.launchers.resources import TaskResources
 
 if TYPE_CHECKING:
     import torch
+    from pyspark.resource import ResourceProfile
     from typing_extensions import Self
 
 T = TypeVar("T")
@@ -260,6 +262,12 @@ def callback_list(value: object) -> list[object]:
     return listed
 
 
+def task_resources(value: object) -> dict[str, float] | ResourceProfile:
+    """Convert ``{"cpus": 2, "gpus": 1}``, or a ``ResourceProfile``."""
+    TaskResources.of(value, "it")
+    return dict(value) if isinstance(value, Mapping) else cast("ResourceProfile", value)
+
+
 def optimizer(value: object) -> Function | torch.optim.Optimizer:
     """Convert an optimizer: a class, an instance, or a function of parameters."""
     import torch
@@ -375,6 +383,11 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
         "transform",
         "function from a batch (dict of column tensors) to a batch, before training and validation steps",
         function,
+    )
+    resourceProfile = param(
+        "resourceProfile",
+        "what each task is given while it trains: a dict with cpus and gpus, or a ResourceProfile of Spark's",
+        task_resources,
     )
     useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
 

@@ -24,6 +24,7 @@ from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.row_checks import check_rows
 from spark_elastic.estimator.store import full_url
+from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import default_sizes
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     A driver in the cluster leaves the workers fewer slots.
     """
     least, start, most = params.value("minNp"), params.value("numProc"), params.value("maxNp")
-    _, default_start, default_most = default_sizes(session, start, least, most)
+    _, default_start, default_most = default_sizes(session, start, least, most, plan_resources(params))
     if most is None and params.value("driver") == "cluster":
         most = room_for_workers(default_most, max(start or 1, least or 1), "maxNp")
     most = most or default_most
@@ -135,6 +136,12 @@ def plan_sizes(params: Parameterized, session: SparkSession) -> Sizes:
     sizes = Sizes(least or 1, start or least or min(default_start, most), most)
     check_sizes(sizes.least, sizes.start, sizes.most)
     return sizes
+
+
+def plan_resources(params: Parameterized) -> TaskResources | None:
+    """Return what each task is to be given; None leaves that to the session."""
+    wanted = params.value("resourceProfile")
+    return None if wanted is None else TaskResources.of(wanted, "resourceProfile")
 
 
 def plan_shards(params: Parameterized) -> int | None:

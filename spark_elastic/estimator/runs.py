@@ -37,6 +37,7 @@ FREE = frozenset(
         "rawPredictionCol",
         "readers",
         "resetLimit",
+        "resourceProfile",
         "reuseData",
         "runId",
         "startTimeout",

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -109,10 +110,29 @@ def scoring_device(use_gpu: bool | None) -> torch.device:
     addresses = resources["gpu"].addresses if "gpu" in resources else []
     if use_gpu and not addresses:
         raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
-    if not addresses or not torch.cuda.is_available():
+    if not addresses:
         return torch.device("cpu")
-    # If the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
-    return torch.device("cuda", int(addresses[0]) if int(addresses[0]) < torch.cuda.device_count() else 0)
+    place = place_of(addresses[0])  # first of all: CUDA reads its variable when it is asked for the first time
+    return torch.device("cuda", place) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def place_of(address: str) -> int:
+    """Return the number that an assigned GPU has for CUDA in this process.
+
+    The id of a GPU or of a MIG slice becomes the only one that this process sees: CUDA shows one slice at a time, and none has a
+    number. Raises ``SparkElasticError`` where this process has begun to use another one.
+    """
+    if address.isdigit():
+        # If the cluster hides all other GPUs from the process, the assigned one is number 0, whatever its address.
+        return int(address) if int(address) < torch.cuda.device_count() else 0
+    if not torch.cuda.is_initialized():
+        os.environ["CUDA_VISIBLE_DEVICES"] = address
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") != address:
+        raise SparkElasticError(
+            f"this Python process of Spark's has begun to use another GPU than {address}, which Spark has assigned to its "
+            "present task: set spark.python.worker.reuse=false"
+        )
+    return 0
 
 
 class PredictionUdf:

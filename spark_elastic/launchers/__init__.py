@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from spark_elastic.launchers.base import Launcher
 from spark_elastic.launchers.connect import ConnectLauncher
 from spark_elastic.launchers.local import LocalLauncher
 from spark_elastic.launchers.spark import SparkLauncher
 
-# By name; each takes what the user has given to ``run`` as ``spark`` (a session of Spark Connect: ``connect``) or ``local``.
-LAUNCHERS: Mapping[str, Callable[[Any], Launcher]] = {
+# By name; each takes what the user has given to ``run`` as ``spark`` (a session of Spark Connect: ``connect``) or ``local``, and
+# those of Spark what the user wants tasks to be given.
+LAUNCHERS: Mapping[str, Callable[..., Launcher]] = {
     "spark": SparkLauncher,
     "connect": ConnectLauncher,
     "local": LocalLauncher,

@@ -14,10 +14,11 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
+from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
 from spark_elastic.launchers.session import check_gpus, default_sizes
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
@@ -63,11 +64,15 @@ class ConnectLauncher:
     platform = "Spark"
     memory_setting = "spark.executor.memoryOverhead"
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, resources: TaskResources | None = None) -> None:
         self._session = session
+        self._resources = resources
+        self._profile: ServersProfile | None = None
 
     def __enter__(self) -> ConnectLauncher:
-        check_gpus(self._session.conf)
+        check_gpus(self._session.conf, resources=self._resources)
+        if self._resources is not None:
+            self._profile = connect_profile(self._session, self._resources)
         return self
 
     def __exit__(
@@ -101,11 +106,11 @@ class ConnectLauncher:
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
         """Fill in what is None from the server's configuration; return ``min_np``, ``num_proc``, ``max_np``."""
-        return default_sizes(self._session, num_proc, min_np, max_np)
+        return default_sizes(self._session, num_proc, min_np, max_np, self._resources)
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> ConnectSlots:
         """Make as many slots."""
-        return ConnectSlots(self._session, ticket, slots, listener)
+        return ConnectSlots(self._session, ticket, slots, listener, self._profile)
 
 
 @dataclass(slots=True)
@@ -122,9 +127,18 @@ class ConnectSlots:
     (stopped), and that Spark has given up a slot that had not registered.
     """
 
-    def __init__(self, session: SparkSession, ticket: Ticket, slots: int, listener: SlotListener) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        ticket: Ticket,
+        slots: int,
+        listener: SlotListener,
+        profile: ServersProfile | None = None,
+    ) -> None:
         self._session = session
         self._ticket = ticket
+        # Spark before 4.0 does not know the argument.
+        self._with_profile: dict[str, Any] = {} if profile is None else {"profile": profile}
         self._listener = listener
         self._slots = [_Slot(number) for number in range(slots)]
         self._wake = threading.Condition()
@@ -201,7 +215,8 @@ class ConnectSlots:
             try:
                 frame = self._session.range(0, 1, 1, numPartitions=1)
                 with unlogged(*_LOGGERS):  # at DEBUG they log what is sent, and the key with it
-                    frame.mapInArrow(ArrowTask(self._ticket, slot.number), "slot long").collect()
+                    task = ArrowTask(self._ticket, slot.number)
+                    frame.mapInArrow(task, "slot long", **self._with_profile).collect()
             except Exception as error:
                 said = str(error)
                 reason = find_reason([said])

@@ -45,3 +45,24 @@ def visible_gpus(listed: str) -> tuple[str, ...]:
             break
         found.append(entry)
     return tuple(found)
+
+
+def gpu_at(address: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for a worker to which Spark has assigned the GPU with this address.
+
+    A number counts within what the cluster has left visible, as CUDA counts, and Spark's own TorchDistributor; the id of a GPU or
+    of a MIG slice stands for itself. Raises ``ValueError`` for what the cluster has hidden from the executor.
+    """
+    variable = environment.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return address
+    visible = visible_gpus(variable)
+    if address.isdigit():
+        if int(address) < len(visible):
+            return visible[int(address)]
+    elif address in visible or any(entry.isdigit() for entry in visible):
+        return address
+    raise ValueError(
+        f"Spark has assigned GPU {address}, but CUDA_VISIBLE_DEVICES={variable} of this executor has no such GPU: have the "
+        "discovery script print the numbers from 0 on of what is visible, or the ids"
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from spark_elastic.launchers.defaults import cores, fill_sizes
 from spark_elastic.launchers.java import starting_spark
+from spark_elastic.launchers.resources import TaskResources, check_one_gpu, is_dynamic
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -35,20 +36,24 @@ def check_session(spark: Any) -> None:
         raise TypeError(f"spark must be a SparkSession, not {spark!r}")
 
 
-def check_gpus(conf: SparkConf | RuntimeConfig | ConnectConfig, wanted: bool = False) -> None:
+def check_gpus(
+    conf: SparkConf | RuntimeConfig | ConnectConfig, wanted: bool = False, resources: TaskResources | None = None
+) -> None:
     """Refuse a Spark configuration that gives each task several GPUs, or none where they are wanted.
 
-    Each task checks what it is really given, too.
+    ``resources`` takes the place of the configuration of tasks. Each task checks what it is really given, too.
     """
-    amount = conf.get("spark.task.resource.gpu.amount", "0") or "0"
-    if float(amount) > 1:
-        raise ValueError(
-            f"spark.task.resource.gpu.amount={amount}, but a worker uses one GPU: set it to 1 and run more workers"
-        )
+    if resources is not None:
+        resources.check_executors(conf.get)
+        if resources.gpus is not None:
+            return
+    # A profile without GPUs leaves its tasks none, whatever the session gives to others.
+    amount = "0" if resources is not None else conf.get("spark.task.resource.gpu.amount", "0") or "0"
+    check_one_gpu(float(amount), f"spark.task.resource.gpu.amount={amount}")
     if wanted and float(amount) <= 0:
         raise ValueError(
             f"useGpu=True, but Spark gives a task {amount} GPUs: set spark.task.resource.gpu.amount=1 and "
-            "spark.executor.resource.gpu.amount, with a discovery script"
+            "spark.executor.resource.gpu.amount, with a discovery script, or give resourceProfile={'gpus': 1}"
         )
 
 
@@ -111,14 +116,22 @@ def find_session(stack: ExitStack) -> SparkSession:
 
 
 def default_sizes(
-    session: SparkSession | ConnectSession, num_proc: int | None, min_np: int | None, max_np: int | None
+    session: SparkSession | ConnectSession,
+    num_proc: int | None,
+    min_np: int | None,
+    max_np: int | None,
+    resources: TaskResources | None = None,
 ) -> tuple[int, int, int]:
     """Fill in ``min_np``, ``num_proc`` and ``max_np`` from the Spark configuration; return them in this order."""
     conf = session.conf
-    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() != "true":
-        present = 0 if max_np is not None else parallelism(session)
+    if not is_dynamic(conf.get):
+        if resources is not None and num_proc is None and max_np is None:
+            raise ValueError(
+                "give max_np or num_proc: how many tasks with these resources the cluster has room for is not known to Spark"
+            )
+        present = 0 if max_np is not None or resources is not None else parallelism(session)
         return fill_sizes(present, num_proc, min_np, max_np)
-    slots = max(_number(conf, "spark.executor.cores", 1) // _number(conf, "spark.task.cpus", 1), 1)
+    slots = (resources or TaskResources()).slots_of_executor(conf.get)
     if max_np is None:
         limit = str(conf.get("spark.dynamicAllocation.maxExecutors", "infinity"))
         if limit.lower() in ("infinity", str(2**31 - 1)):

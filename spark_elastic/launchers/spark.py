@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, pause_after, unlogged
+from spark_elastic.launchers.resources import TaskResources, known_profile
 from spark_elastic.launchers.session import (
     addresses_of,
     check_gpus,
@@ -35,6 +36,7 @@ from spark_elastic.protocol.ticket import Ticket
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("spark_elastic")
@@ -54,16 +56,20 @@ class SparkEndedError(Exception):
 class SparkLauncher:
     """Takes slots from the given session, else from the active one, else from a local-cluster that ends on exit."""
 
-    def __init__(self, spark: SparkSession | None = None) -> None:
+    def __init__(self, spark: SparkSession | None = None, resources: TaskResources | None = None) -> None:
         if spark is not None:
             check_session(spark)
         self._given = spark
+        self._resources = resources
+        self._profile: ResourceProfile | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> SparkLauncher:
         with ExitStack() as stack:
             self._session = find_session(stack) if self._given is None else self._given
-            check_gpus(self._session.sparkContext.getConf())
+            check_gpus(self._session.sparkContext.getConf(), resources=self._resources)
+            if self._resources is not None:
+                self._profile = known_profile(self._session, self._resources)
             use_own_python(self._session)
             self._stack = stack.pop_all()
         return self
@@ -97,11 +103,11 @@ class SparkLauncher:
 
     def sizes(self, num_proc: int | None, min_np: int | None, max_np: int | None) -> tuple[int, int, int]:
         """Fill in what is None from the Spark configuration; return ``min_np``, ``num_proc``, ``max_np``."""
-        return default_sizes(self._session, num_proc, min_np, max_np)
+        return default_sizes(self._session, num_proc, min_np, max_np, self._resources)
 
     def launch(self, ticket: Ticket, slots: int, listener: SlotListener) -> SparkSlots:
         """Make as many slots."""
-        return SparkSlots(self._session.sparkContext, ticket, slots, listener)
+        return SparkSlots(self._session.sparkContext, ticket, slots, listener, self._profile)
 
 
 @dataclass(slots=True)
@@ -117,9 +123,17 @@ class SparkSlots:
     room on the disk is left for a moment) is tried again after a pause that grows.
     """
 
-    def __init__(self, context: SparkContext, ticket: Ticket, slots: int, listener: SlotListener) -> None:
+    def __init__(
+        self,
+        context: SparkContext,
+        ticket: Ticket,
+        slots: int,
+        listener: SlotListener,
+        profile: ResourceProfile | None = None,
+    ) -> None:
         self._context = context
         self._ticket = ticket
+        self._profile = profile
         self._slots = [_Slot(number) for number in range(slots)]
         self._listener = listener
         self._group = f"spark_elastic-{ticket.run_id}"
@@ -255,7 +269,10 @@ class SparkSlots:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
         task = RowsTask(self._ticket, slot)
         with unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it
-            return self._context.parallelize([slot], 1).mapPartitions(task)._jrdd.collectAsync()
+            rows = self._context.parallelize([slot], 1).mapPartitions(task)
+            if self._profile is not None:
+                rows = rows.withResources(self._profile)
+            return rows._jrdd.collectAsync()
 
     def _cancel_all(self) -> None:
         """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled.

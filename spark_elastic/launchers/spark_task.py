@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_elastic.launchers.gpus import gpu_at
 from spark_elastic.protocol.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
             f"this task was given {len(gpus)} GPUs ({', '.join(gpus)}), a worker uses one: set "
             "spark.task.resource.gpu.amount=1 and run more workers"
         )
+    try:
+        gpus = tuple(map(gpu_at, gpus))
+    except ValueError as error:
+        raise SlotConfigurationError(str(error)) from None
     runtime = REAL_RUNTIME
     if os.environ.get("SPARK_REUSE_WORKER"):  # else Spark ends this process after the task
         runtime = replace(runtime, supervisor=partial(WorkerSupervisor, kept=KEPT))

@@ -174,7 +174,8 @@ def test_executors_that_cannot_import_us_or_torch_end_the_job_and_gpus_reach_the
     assert "executors cannot run spark_elastic: " in out
     assert "bare-python there says ModuleNotFoundError: No module named 'spark_elastic'. Before the session" in out
     out = finish(script("local-cluster[1,1,1024]", "gpu", "broken torch"), 180)
-    assert "sees GPU 7 as cuda:0" in out
+    assert "\nsees GPU 7 as cuda:0" in "\n" + out
+    assert "asked for, sees GPU 7 as cuda:0" in out
     assert "ImportError: libtorch.so is damaged" in out
 
 

@@ -75,6 +75,13 @@ def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no
     train_through_a_decommission(session, 150)
 
 
+def test_a_job_may_ask_for_the_cores_of_its_tasks_and_for_gpus_where_executors_have_some(session: Any) -> None:
+    results = spark_elastic.run(count_steps, args=(3,), spark=session, num_proc=2, resources={"cpus": 1})
+    assert [result["counter"] for result in results] == [3.0, 3.0]
+    with pytest.raises(ValueError, match=r"executors have none: set spark\.executor\.resource\.gpu\.amount"):
+        spark_elastic.run(count_steps, args=(3,), spark=session, num_proc=2, resources={"gpus": 1})
+
+
 def test_without_sizes_there_are_as_many_workers_as_the_cluster_has_cores(session: Any) -> None:
     session.range(0, EXECUTORS, 1, EXECUTORS).mapInArrow(lambda batches: batches, "id long").count()  # all are up
     assert len(spark_elastic.run(count_steps, args=(3,), spark=session)) == EXECUTORS

@@ -111,7 +111,9 @@ def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
     spark: Any, events: list[dict[str, Any]]
 ) -> None:
     with inject(kill(rank=1, step=2)):  # of twelve steps an epoch, those from the sixth to the tenth are repeated
-        model = networks.row_counter(600, epochs=2, numProc=2, maxNp=2, commitSteps=5).fit(spark.range(600))
+        model = networks.row_counter(600, epochs=2, numProc=2, maxNp=2, commitSteps=5, resourceProfile={"cpus": 1}).fit(
+            spark.range(600)
+        )
     assert sum(event["event"] == "fault_injected" for event in events) == 1
     assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
     assert [entry["rows"] for entry in model.history] == [600] * 2

@@ -98,6 +98,8 @@ def main(master: str, folder: str, *acts: str) -> None:
                 print(error, flush=True)
         elif act == "gpu":
             print(*spark_elastic.run(training.name_gpu, spark=spark, min_np=1, max_np=1), flush=True)
+            asked = spark_elastic.run(training.name_gpu, spark=spark, num_proc=1, resources={"cpus": 1, "gpus": 1})
+            print("asked for,", *asked, flush=True)
         elif act == "broken torch":
             Path(own, "torch.py").write_text("raise ImportError('libtorch.so is damaged')")
             spark.sparkContext.environment["PYTHONPATH"] = str(own)

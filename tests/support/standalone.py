@@ -23,12 +23,25 @@ class Standalone:
         self.url = f"spark://{host}:{port}"
         self._start(host, [], "master.Master", "--port", port)
 
-    def add_worker(self, host: str = "127.0.0.1", *, prefix: list[str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a worker, its command behind ``prefix``; its executor ends with it."""
+    def add_worker(
+        self, host: str = "127.0.0.1", *, prefix: list[str] | None = None, gpu: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker, its command behind ``prefix``; its executor ends with it. It finds a GPU with the address ``gpu``."""
         folder = self._folder / f"worker{len(self._processes)}"
-        return self._start(host, prefix or [], "worker.Worker", "--cores", "1", "-m", "1g", "-d", str(folder), self.url)
+        options = self._invented(gpu) if gpu else ""
+        arguments = ["--cores", "1", "-m", "1g", "-d", str(folder), self.url]
+        return self._start(host, prefix or [], "worker.Worker", *arguments, options=options)
 
-    def _start(self, host: str, prefix: list[str], name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _invented(self, gpu: str) -> str:
+        """Return the settings of a worker whose discovery script finds this GPU."""
+        script = self._folder / f"gpu{len(self._processes)}"
+        script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": ["{gpu}"]}}\'\n')
+        script.chmod(0o755)
+        return f" -Dspark.worker.resource.gpu.amount=1 -Dspark.worker.resource.gpu.discoveryScript={script}"
+
+    def _start(
+        self, host: str, prefix: list[str], name: str, *arguments: str, options: str = ""
+    ) -> subprocess.Popen[bytes]:
         spark_class = str(self._home / "bin" / "spark-class")
         command = [*prefix, spark_class, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0"]
         environment = {
@@ -37,7 +50,7 @@ class Standalone:
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": host,
             # Else a worker that is to be decommissioned (SIGPWR) ends at once.
-            "SPARK_WORKER_OPTS": "-Dspark.decommission.enabled=true",
+            "SPARK_WORKER_OPTS": "-Dspark.decommission.enabled=true" + options,
             # Else the master gives an application up whose executors die again and again.
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         }

@@ -71,6 +71,7 @@ def test_run_takes_what_the_contract_says() -> None:
         "env": None,
         "spark": None,
         "local": False,
+        "resources": None,
         "driver": "client",
         "network_interface": None,
         "driver_port": None,

@@ -76,7 +76,8 @@ SETTINGS = {
     "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2,
     "gradientClipNorm": 4.5, "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
     "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
-    "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True, "terminateOnNaN": False, "verbose": 0,
+    "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True,
+    "resourceProfile": {"cpus": 2, "gpus": 1}, "terminateOnNaN": False, "verbose": 0,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_elastic.driver.run import run
+from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import addresses_of, check_gpus, default_sizes, use_own_python
 
 
@@ -55,6 +56,43 @@ def test_several_gpus_for_each_task_are_refused() -> None:
         check_gpus({} if amount is None else {"spark.task.resource.gpu.amount": amount})
     with pytest.raises(ValueError, match=r"spark\.task\.resource\.gpu\.amount=2, but a worker uses one GPU"):
         check_gpus({"spark.task.resource.gpu.amount": "2"})
+
+
+GPU_ON_EXECUTORS = {"spark_executor_resource_gpu_amount": "2"}
+
+
+def test_resources_of_a_job_take_the_place_of_what_the_session_gives_to_tasks() -> None:
+    check_gpus(session(**GPU_ON_EXECUTORS).conf, wanted=True, resources=TaskResources(gpus=1))
+    several = session(spark_task_resource_gpu_amount="2", **GPU_ON_EXECUTORS).conf
+    check_gpus(several, resources=TaskResources(gpus=1))
+    check_gpus(several, resources=TaskResources(cpus=1))  # a profile without GPUs gives none
+    with pytest.raises(ValueError, match=r"useGpu=True, but Spark gives a task 0 GPUs.*resourceProfile=\{'gpus': 1\}"):
+        check_gpus(several, wanted=True, resources=TaskResources(cpus=1))
+
+
+def test_with_dynamic_allocation_the_scarcest_resource_says_how_many_tasks_an_executor_has_room_for() -> None:
+    spark = session(spark_dynamicAllocation_maxExecutors="5", **DYNAMIC, **GPU_ON_EXECUTORS)
+    sizes = [
+        default_sizes(spark, None, None, None, TaskResources(**wanted))[2]
+        for wanted in (
+            {"cpus": 1},
+            {"gpus": 1},
+            {"cpus": 4},
+            {"cpus": 4, "gpus": 1},
+            {"gpus": 0.25},
+            {"cpus": 1, "gpus": 0.5},
+        )
+    ]
+    assert sizes == [20, 10, 5, 5, 10, 20]
+    of_its_own = TaskResources(cpus=1, gpus=1, executor_cpus=8, executor_gpus=4)
+    assert default_sizes(spark, None, None, None, of_its_own)[2] == 20
+
+
+def test_without_dynamic_allocation_nobody_knows_how_many_tasks_with_resources_there_is_room_for() -> None:
+    with pytest.raises(ValueError, match="give max_np or num_proc"):
+        default_sizes(session(6), None, None, None, TaskResources(gpus=1))
+    assert default_sizes(session(6), None, 1, 3, TaskResources(gpus=1)) == (1, 1, 3)
+    assert default_sizes(session(6), 2, None, None, TaskResources(gpus=1)) == (2, 2, 2)
 
 
 def test_what_is_no_session_is_refused() -> None:

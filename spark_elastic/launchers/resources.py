@@ -1,0 +1,192 @@
+"""What a task is given for the stages of one job only, through a ``ResourceProfile`` of Spark's (stage-level scheduling).
+
+The settings of the session (``spark.task.cpus``, ``spark.task.resource.gpu.amount``) hold for all its other stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+NAMES = ("cpus", "gpus")
+# Returns a setting of Spark's, or the default that it is given.
+Setting = Callable[[str, str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResources:
+    """The cores and the part of a GPU that each task is given; None leaves that to the session.
+
+    executor_cpus, executor_gpus: what the profile asks of executors, which only dynamic allocation can fulfil; None is the
+    session's own. given: the profile, if the user has made it.
+    """
+
+    cpus: int | None = None
+    gpus: float | None = None
+    executor_cpus: int | None = None
+    executor_gpus: int | None = None
+    given: ResourceProfile | None = None
+
+    @classmethod
+    def of(cls, wanted: object, name: str = "resources") -> TaskResources:
+        """Take ``{"cpus": 2, "gpus": 1}``, or a profile. Raises ``TypeError`` or ``ValueError``, which call it ``name``."""
+        if not isinstance(wanted, Mapping):
+            return cls._of_profile(wanted, name)
+        unknown = sorted(set(wanted) - set(NAMES))
+        if unknown or not wanted:
+            raise ValueError(f"{name} takes cpus and gpus, as in {{'cpus': 2, 'gpus': 1}}, not {wanted!r}")
+        cpus, gpus = wanted.get("cpus"), wanted.get("gpus")
+        if cpus is not None and (not isinstance(cpus, int) or isinstance(cpus, bool) or cpus < 1):
+            raise ValueError(f"{name}: cpus must be a whole number from 1 on, not {cpus!r}")
+        if gpus is not None and (not isinstance(gpus, (int, float)) or isinstance(gpus, bool) or gpus <= 0):
+            raise ValueError(f"{name}: gpus must be 1, or a fraction that workers share, not {gpus!r}")
+        check_one_gpu(gpus, f"{name} asks for {gpus} GPUs a task")
+        return cls(cpus, gpus)
+
+    @classmethod
+    def _of_profile(cls, profile: Any, name: str) -> TaskResources:
+        try:
+            task, executor = profile.taskResources, profile.executorResources
+        except AttributeError:
+            raise TypeError(
+                f"{name} must be a dict such as {{'cpus': 2, 'gpus': 1}}, or a ResourceProfile, not {profile!r}"
+            ) from None
+        gpus = float(task["gpu"].amount) if "gpu" in task else None
+        check_one_gpu(gpus, f"{name} asks for {gpus:g} GPUs a task" if gpus is not None else "")
+        return cls(
+            cpus=int(task["cpus"].amount) if "cpus" in task else None,
+            gpus=gpus,
+            executor_cpus=int(executor["cores"].amount) if "cores" in executor else None,
+            executor_gpus=int(executor["gpu"].amount) if "gpu" in executor else None,
+            given=profile,
+        )
+
+    def of_tasks(self) -> dict[str, float]:
+        """Return the amounts that each task is given, by Spark's names."""
+        if self.given is not None:
+            return {name: request.amount for name, request in self.given.taskResources.items()}
+        amounts = {"cpus": self.cpus, "gpu": self.gpus}
+        return {name: amount for name, amount in amounts.items() if amount is not None}
+
+    def of_executors(self, get: Setting) -> dict[str, tuple[int, str, str]]:
+        """Return what executors must have for it: the amount of each resource, its discovery script, and its vendor.
+
+        With dynamic allocation executors are started for a profile, and have only the GPUs that it names.
+        """
+        if self.given is not None:
+            found = self.given.executorResources.items()
+            return {name: (asked.amount, asked.discoveryScript, asked.vendor) for name, asked in found}
+        if self.gpus is None or not is_dynamic(get):
+            return {}
+        amount, script, vendor = (
+            get(f"spark.executor.resource.gpu.{part}", "") or "" for part in ("amount", "discoveryScript", "vendor")
+        )
+        return {"gpu": (int(amount), script, vendor)}
+
+    def check_executors(self, get: Setting) -> None:
+        """Raise ``ValueError`` where executors have no GPU to give, or too few cores: tasks would wait for ever."""
+        gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
+        if self.gpus and not gpus:
+            raise ValueError(
+                "resources asks for a GPU a task, but executors have none: set spark.executor.resource.gpu.amount, with a "
+                "discovery script, when the session is made"
+            )
+        cores = self.executor_cpus or _whole(get("spark.executor.cores", "0"))
+        if self.cpus and cores and self.cpus > cores:
+            raise ValueError(f"resources asks for {self.cpus} cores a task, but an executor has {cores}")
+
+    def slots_of_executor(self, get: Setting) -> int:
+        """Return how many tasks an executor has room for at a time."""
+        cores = self.executor_cpus or _whole(get("spark.executor.cores", "1"))
+        slots = cores // (self.cpus or _whole(get("spark.task.cpus", "1")))
+        if self.gpus:
+            gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
+            slots = min(slots, int(gpus / self.gpus))
+        return max(slots, 1)
+
+
+def is_dynamic(get: Setting) -> bool:
+    """Whether executors come and go with the tasks that wait for them."""
+    return str(get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+
+def check_one_gpu(amount: float | None, beginning: str) -> None:
+    """Raise ``ValueError``, whose message has this beginning, where tasks are given several GPUs."""
+    if amount is not None and amount > 1:
+        raise ValueError(f"{beginning}, but a worker uses one GPU: set it to 1 and run more workers")
+
+
+def known_profile(session: SparkSession, resources: TaskResources) -> ResourceProfile:
+    """Return a profile that Spark knows. An equal one of an earlier job is taken again, with the executors that it has.
+
+    Raises ``ValueError`` with Spark's own words where it cannot schedule by profiles.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+    context = session.sparkContext
+    manager = context._jsc.sc().resourceProfileManager()
+    profile = resources.given
+    if profile is not None and profile._java_resource_profile is None:  # it was made before there was a session
+        tasks = TaskResourceRequests(context._jvm, profile.taskResources)
+        executors = ExecutorResourceRequests(context._jvm, profile.executorResources)
+        profile = ResourceProfileBuilder().require(executors).require(tasks).build
+    elif profile is None:
+        tasks, executors = TaskResourceRequests(), ExecutorResourceRequests()
+        for name, amount in resources.of_tasks().items():
+            tasks = tasks.cpus(int(amount)) if name == "cpus" else tasks.resource(name, amount)
+        for name, asked in resources.of_executors(context.getConf().get).items():
+            executors = executors.resource(name, *asked)
+        profile = ResourceProfileBuilder().require(executors).require(tasks).build
+        known = manager.getEquivalentProfile(profile._java_resource_profile)
+        if known.isDefined():
+            profile._java_resource_profile = known.get()
+    try:
+        manager.addResourceProfile(profile._java_resource_profile)
+    except Py4JJavaError as error:
+        raise ValueError(f"resources= cannot be had here: {error.java_exception.getMessage()}") from None
+    return profile
+
+
+@dataclass(frozen=True)
+class ServersProfile:
+    """A profile that a server of Spark Connect knows by this number."""
+
+    id: int
+
+
+def connect_profile(session: ConnectSession, resources: TaskResources) -> ServersProfile:
+    """Have the server of this session know the profile. A ``ResourceProfile`` of pyspark's would ask that of the active session.
+
+    Raises ``ValueError`` with Spark's own words where it cannot schedule by profiles.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect import proto
+
+    if not hasattr(session.client, "_create_profile"):
+        raise ValueError("resources= with Spark Connect needs Spark 4.0 or later")
+    tasks = {
+        name: proto.TaskResourceRequest(resource_name=name, amount=amount)
+        for name, amount in resources.of_tasks().items()
+    }
+    executors = {
+        name: proto.ExecutorResourceRequest(resource_name=name, amount=amount, discovery_script=script, vendor=vendor)
+        for name, (amount, script, vendor) in resources.of_executors(session.conf.get).items()
+    }
+    try:
+        number = session.client._create_profile(
+            proto.ResourceProfile(executor_resources=executors, task_resources=tasks)
+        )
+    except PySparkException as error:
+        raise ValueError(f"resources= cannot be had here: {error}") from None
+    return ServersProfile(int(number))
+
+
+def _whole(value: str | None) -> int:
+    return int(value or 0)

@@ -1,0 +1,101 @@
+"""What a job may ask for its tasks, and which GPU a task's worker uses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import spark_elastic
+from spark_elastic.launchers.gpus import gpu_at
+from spark_elastic.launchers.resources import TaskResources
+
+
+def profile(task: dict[str, float], executor: dict[str, int]) -> Any:
+    """A ``ResourceProfile`` as pyspark has it, without a JVM."""
+    return SimpleNamespace(
+        taskResources={name: SimpleNamespace(amount=amount) for name, amount in task.items()},
+        executorResources={name: SimpleNamespace(amount=amount) for name, amount in executor.items()},
+    )
+
+
+def test_cores_and_gpus_of_a_task_are_a_dict_or_a_profile() -> None:
+    assert TaskResources.of({"cpus": 2, "gpus": 1}) == TaskResources(2, 1)
+    assert TaskResources.of({"gpus": 0.5}) == TaskResources(None, 0.5)
+    given = profile({"cpus": 2.0, "gpu": 1.0}, {"cores": 8, "gpu": 4})
+    assert TaskResources.of(given) == TaskResources(2, 1.0, 8, 4, given)
+    assert TaskResources.of(given).of_tasks() == {"cpus": 2.0, "gpu": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "said"),
+    [
+        (
+            {"gpus": 2},
+            ValueError,
+            r"resources asks for 2 GPUs a task, but a worker uses one GPU: set it to 1 and run more",
+        ),
+        (profile({"gpu": 2.0}, {}), ValueError, r"resources asks for 2 GPUs a task, but a worker uses one GPU"),
+        ({"gpu": 1}, ValueError, r"takes cpus and gpus, as in \{'cpus': 2, 'gpus': 1\}, not \{'gpu': 1\}"),
+        ({}, ValueError, "takes cpus and gpus"),
+        ({"cpus": 0}, ValueError, "cpus must be a whole number from 1 on, not 0"),
+        ({"cpus": 1.5}, ValueError, "cpus must be a whole number"),
+        ({"gpus": 0}, ValueError, "gpus must be 1, or a fraction that workers share, not 0"),
+        ({"gpus": True}, ValueError, "gpus must be 1"),
+        (3, TypeError, r"resources must be a dict such as .*, or a ResourceProfile, not 3"),
+    ],
+)
+def test_what_no_worker_can_use_is_refused(wanted: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        spark_elastic.run(print, resources=wanted)
+
+
+def test_slots_of_this_machine_have_no_resources_of_sparks() -> None:
+    with pytest.raises(ValueError, match="resources= is what Spark gives to tasks: with local"):
+        spark_elastic.run(print, resources={"gpus": 1}, local=True)
+
+
+def test_executors_that_dynamic_allocation_starts_for_a_job_have_the_gpus_of_the_others() -> None:
+    conf = {"spark.executor.resource.gpu.amount": "2", "spark.executor.resource.gpu.discoveryScript": "/find"}
+    assert TaskResources(gpus=1).of_executors(conf.get) == {}
+    conf["spark.dynamicAllocation.enabled"] = "true"
+    assert TaskResources(gpus=1).of_executors(conf.get) == {"gpu": (2, "/find", "")}
+    assert TaskResources(cpus=1).of_executors(conf.get) == {}
+
+
+def test_tasks_that_would_wait_for_ever_are_refused() -> None:
+    conf = {"spark.executor.cores": "4"}
+    get: Any = conf.get
+    TaskResources(cpus=4).check_executors(get)
+    with pytest.raises(ValueError, match="5 cores a task, but an executor has 4"):
+        TaskResources(cpus=5).check_executors(get)
+    with pytest.raises(ValueError, match=r"executors have none: set spark\.executor\.resource\.gpu\.amount"):
+        TaskResources(gpus=1).check_executors(get)
+    TaskResources(gpus=1, executor_gpus=1).check_executors(get)
+
+
+@pytest.mark.parametrize(
+    ("address", "visible", "value"),
+    [
+        ("1", None, "1"),
+        ("MIG-1c2d/3/0", None, "MIG-1c2d/3/0"),
+        ("1", "2,3", "3"),
+        ("0", "MIG-a,MIG-b", "MIG-a"),
+        ("1", "GPU-a,GPU-b", "GPU-b"),
+        ("MIG-b", "MIG-a,MIG-b", "MIG-b"),
+        ("GPU-b", "0,1", "GPU-b"),  # nobody can tell these apart but CUDA
+    ],
+)
+def test_an_assigned_gpu_is_one_of_those_that_the_cluster_has_left_visible(
+    address: str, visible: str | None, value: str
+) -> None:
+    assert gpu_at(address, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == value
+
+
+@pytest.mark.parametrize(("address", "visible"), [("2", "2,3"), ("0", ""), ("0", "-1"), ("MIG-c", "MIG-a,MIG-b")])
+def test_a_gpu_that_the_cluster_has_hidden_is_refused(address: str, visible: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"assigned GPU {address}, but CUDA_VISIBLE_DEVICES={visible} of this executor"
+    ):
+        gpu_at(address, {"CUDA_VISIBLE_DEVICES": visible})
