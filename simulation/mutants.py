@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulation.faults.schedule import make_schedule
-from simulation.job import Simulation
-from simulation.product.seams import undisturbed
 from simulation.product.training import deliveries
+from simulation.running import play_each
 
 LIMIT = 3000
 
@@ -439,13 +437,14 @@ def _function(defined: Any) -> Any:
 def schedules_until_caught(mutant: Mutant, limit: int = LIMIT) -> tuple[int, str]:
     """Play until something is noticed; return how many schedules it took (0: nothing was), and what it was."""
     deliveries.cache_clear()
-    with applied(mutant), undisturbed():
-        for seed in range(limit):
-            violation = Simulation(make_schedule(seed)).run().violation
-            if violation:
-                break
-    deliveries.cache_clear()
-    return (seed + 1, violation) if violation else (0, "")
+    try:
+        with applied(mutant):
+            for count, played in enumerate(play_each(range(limit)), 1):
+                if played.violation:
+                    return count, played.violation
+        return 0, ""
+    finally:
+        deliveries.cache_clear()
 
 
 def is_noticed_by_its_test(mutant: Mutant) -> bool:

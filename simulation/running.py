@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from simulation.faults.schedule import Schedule, make_schedule
@@ -19,21 +20,35 @@ CHUNK = 100
 def play(schedule: Schedule, *, keep_history: bool = False) -> Simulation:
     """Play one schedule. An exception of the simulation itself is a violation, too."""
     simulation = Simulation(schedule, keep_history=keep_history)
-    with undisturbed():
+    with undisturbed(), uncollected():
         return simulation.run()
+
+
+def play_each(seeds: Iterable[int]) -> Iterator[Simulation]:
+    """Play some schedules in this process, one after the other."""
+    with undisturbed(), uncollected():
+        for seed in seeds:
+            yield Simulation(make_schedule(seed)).run()
+            gc.collect()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python from looking for cycles: a simulation is a large one, and looking into it while it grows finds nothing."""
+    gc.disable()
+    gc.freeze()  # what was there before is not looked through between schedules, either
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 def play_chunk(seeds: range) -> Tally:
     """Play some schedules in this process."""
     tally = Tally()
-    # A simulation is one large cycle of references; collecting young ones again and again would find none of it.
-    gc.disable()
-    gc.freeze()  # what the imports have made is not looked through at the end, either
-    with undisturbed():
-        for seed in seeds:
-            tally.count(Simulation(make_schedule(seed)).run())
-            gc.collect()
-    gc.enable()
+    for played in play_each(seeds):
+        tally.count(played)
     return tally
 
 
