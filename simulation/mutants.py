@@ -145,9 +145,9 @@ MUTANTS = (
     ),
     Mutant(
         "commits are ordered by index",
-        _FORMING + "newest_commit",
-        "default=None)",
-        "default=None, key=lambda commit: commit.index)",
+        "spark_elastic.driver.holders:newest_held",
+        "sorted(commits, reverse=True)",
+        "sorted(commits, reverse=True, key=lambda commit: commit.index)",
     ),
     Mutant(
         "all survivors are given up with one host",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from spark_elastic.driver import commands as do
 from spark_elastic.driver.forming import choose_next, find_drained, is_gathered, is_sealed, newest_commit
 from spark_elastic.driver.generation import Generation
+from spark_elastic.driver.holders import tell_slices
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.joining import why_interrupt
 from spark_elastic.driver.losses import lose_state
@@ -129,14 +130,16 @@ def _form_if_ready(job: JobState) -> None:
         return
     newest = newest_commit(job.situation)
     if newest is None and job.newest_commit is not None:
-        # The workers that are left have not received that commit yet, or commit in place and were caught in the midst of a step.
-        lose_state(job, "all workers that held the newest commit were lost")
+        # The workers that are left have not received that commit yet, or commit in place and were caught in the midst of a step,
+        # or keep slices of commits, of which some were lost with all workers that held them.
+        slices = tell_slices(job.members, job.ranks)
+        lose_state(job, "all workers that held the newest commit were lost" + (f" ({slices})" if slices else ""))
         if job.over:
             return
     seen = job.situation
     chosen = choose_next(seen, job.admission, newest)
     if len(chosen) >= seen.needed:
-        _form(job, assign_ranks(chosen), newest)
+        _form(job, assign_ranks(chosen, newest), newest)
     else:
         # A worker whose host drains, and that nobody needs for its commit, would only hold a slot that may be needed elsewhere.
         job.order(*job.roster.dismiss(find_drained(seen, kept={worker.worker for worker in chosen})))

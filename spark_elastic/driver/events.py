@@ -8,7 +8,7 @@ import msgspec
 
 from spark_elastic.driver.failures import FirstSign
 from spark_elastic.driver.hosts import Place
-from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.messages import Activity, CommitId, Slices
 
 
 class TaskRegistered(msgspec.Struct, frozen=True):
@@ -83,12 +83,16 @@ class WorkerExited(msgspec.Struct, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
-    """The worker has reached the elastic function. ``reason`` is empty after a planned interrupt, and for a newcomer."""
+    """The worker has reached the elastic function. ``reason`` is empty after a planned interrupt, and for a newcomer.
+
+    ``slices`` are those that it holds of its last commits; None says that it holds ``commit`` whole.
+    """
 
     worker: int
     generation: int
     commit: CommitId | None
     reason: str = ""
+    slices: tuple[Slices, ...] | None = None
 
 
 class WorkerAborted(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from spark_elastic.driver.admission import Admission
+from spark_elastic.driver.holders import newest_held
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.ranks import choose_members
 from spark_elastic.driver.situation import Situation
@@ -29,8 +30,8 @@ def is_gathered(seen: Situation) -> bool:
 
 
 def newest_commit(seen: Situation) -> CommitId | None:
-    """Return the newest commit that one of those who are ready holds; None if nobody holds any."""
-    return max((worker.commit for worker in _ready(seen) if worker.commit is not None), default=None)
+    """Return the newest commit that those who are ready hold, each alone or together; None if they hold none."""
+    return newest_held(_ready(seen))
 
 
 def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) -> list[Worker]:

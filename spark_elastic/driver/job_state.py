@@ -134,6 +134,8 @@ class JobState:
         if self.world is not None:
             self.change_world(change)
         self.world = None
+        for worker in self.workers.values():  # some may hold slices of a commit that nobody can put together
+            worker.commit, worker.slices = None, None
         self.newest_commit = None
         self.has_trained = False
 

@@ -29,7 +29,7 @@ def event_of_worker(worker: int, message: object) -> ev.Event | None:
         case m.Heartbeat():
             return ev.WorkerHeard(worker, message.generation, message.activity, message.beats, message.commit)
         case m.WorkerReady():
-            return ev.WorkerReady(worker, message.generation, message.commit, message.reason)
+            return ev.WorkerReady(worker, message.generation, message.commit, message.reason, message.slices)
         case m.WorkerAborted():
             return ev.WorkerAborted(worker, message.generation, message.commit)
         case m.WorldBroken():

@@ -113,6 +113,7 @@ def worker_ready(job: JobState, event: ev.WorkerReady) -> None:
     worker.ready_at = worker.active_at = job.now
     worker.awaited_since = None
     worker.commit = event.commit
+    worker.slices = event.slices
     job.note_commit(worker, event.commit)
     job.record(records.WorkerReady(event.worker, event.generation, str(event.commit)))
     note_survivors_commit(job, event.commit)

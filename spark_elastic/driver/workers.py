@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.phases import WORKER, IllegalTransition, WorkerChange, WorkerPhase
-from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.messages import Activity, CommitId, Slices
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class Worker:
     heard: float
     phase: WorkerPhase = WorkerPhase.STARTING
     commit: CommitId | None = None
+    # The slices that it holds of its last commits, as it has told; None where it keeps the whole of ``commit``.
+    slices: tuple[Slices, ...] | None = None
     activity: Activity = field(default_factory=Activity)
     beats: int = 0
     active_at: float = 0.0
@@ -32,6 +34,12 @@ class Worker:
     # Whether it has been in a world that formed, and whether it has made a commit there.
     has_connected: bool = False
     has_progressed: bool = False
+
+    def slices_of(self, commit: CommitId) -> Slices | None:
+        """Return what this worker holds of a commit; None if it holds nothing."""
+        if self.slices is None:
+            return Slices(commit, (0,), 1) if self.commit == commit else None
+        return next((slices for slices in self.slices if slices.commit == commit), None)
 
     def enter(self, change: WorkerChange) -> None:
         """Go on to the phase that follows; raises ``IllegalTransition``. Nothing else sets ``phase``."""

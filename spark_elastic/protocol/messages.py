@@ -33,6 +33,19 @@ class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.generation}.{self.index}"
 
 
+class Slices(msgspec.Struct, frozen=True, array_like=True):
+    """Which slices of a commit a worker holds: those numbered ``held``, of ``of`` in all. Slice 0 of 1 is the whole commit."""
+
+    commit: CommitId
+    held: tuple[int, ...]
+    of: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the commit."""
+        return len(self.held) == self.of
+
+
 class HostFacts(msgspec.Struct, frozen=True):
     """What a task knows of the place where it runs. ``torch`` is torch's version there, empty if it is not installed."""
 
@@ -49,7 +62,10 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One rank of a world. ``commit`` is the newest commit that the worker holds; None for a newcomer."""
+    """One rank of a world. ``commit`` is the newest commit that the worker holds; None for a newcomer.
+
+    ``slices`` tells which slices of that commit it holds, where commits are kept in slices; None means the whole commit.
+    """
 
     worker: int
     rank: int
@@ -58,6 +74,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     cross_rank: int
     cross_size: int
     commit: CommitId | None
+    slices: Slices | None = None
 
 
 class Stream(Enum):
@@ -196,12 +213,14 @@ class WorkerHello(Message, frozen=True):
 class WorkerReady(Message, frozen=True):
     """The worker has reached the elastic function and waits for the next world.
 
-    ``generation`` is the last generation that the worker was a member of, 0 for a newcomer.
+    ``generation`` is the last generation that the worker was a member of, 0 for a newcomer. ``slices`` are those that it holds
+    of ``commit`` and of the commit before; None says that it holds ``commit`` whole.
     """
 
     generation: int
     commit: CommitId | None
     reason: str = ""
+    slices: tuple[Slices, ...] | None = None
 
 
 class WorkerAborted(Message, frozen=True):

@@ -89,6 +89,8 @@ class ControlClient:
         self._thread = system.threads.Thread(target=self._run, name="spark_elastic-control", daemon=True)
         self.generation = 0
         self.commit: m.CommitId | None = None
+        # The slices that this worker holds of its commits; None where it holds ``commit`` whole.
+        self.slices: tuple[m.Slices, ...] | None = None
         self.beats = 0
         self._world: ControlledWorld = NoWorld()
 
@@ -159,11 +161,14 @@ class ControlClient:
         """Say that this worker stands at the elastic function, and wait for a world that it is a member of."""
         with self._changed:
             last = self.generation
-            self._send(m.WorkerReady(last, self.commit, reason))
+            self._send(m.WorkerReady(last, self.commit, reason, self.slices))
             self._changed.wait_for(lambda: self._form is not None and self._form.generation > last)
             assert self._form is not None
             # In this order: a heartbeat of the new generation must not tell what was done in the old world.
             self._world = NoWorld()
+            for member in self._form.members:
+                if member.worker == self._worker:
+                    self.commit = member.commit  # it may be an older one, of which others hold the other slices
             self.generation = self._form.generation
             return self._form
 

@@ -144,6 +144,12 @@ class Group:
         assert work is not None, "every rank of the world is in the group"
         return work
 
+    def begin_receive(self, tensor: torch.Tensor, source: int) -> dist.Work:
+        """Begin to fill the tensor with what ``source`` sends. Returns an object that has ``wait``."""
+        work = dist.irecv(tensor, source)
+        assert work is not None, "every rank of the world is in the group"
+        return work
+
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill the tensor with what ``source`` sends. Blocks until that has arrived."""
         dist.recv(tensor, source)

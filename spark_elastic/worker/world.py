@@ -128,6 +128,18 @@ class World:
                 raise self.lost(error) from error
         return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
 
+    def meet(self) -> None:
+        """Wait until all ranks have come here. Raises ``WorkerLostError``."""
+        if self.size == 1:
+            return
+        here, everybody = torch.zeros(1), torch.empty(self.size, 1)
+        try:
+            work = self.group.gloo.allgather([list(everybody.unbind())], [here])
+            self.group.entered(work, COMMIT)
+            work.wait()
+        except RuntimeError as error:
+            raise self.lost(error) from error
+
     def watch(self, copy: PendingCopy) -> None:
         """Have the control thread check, before any rank aborts, whether this copy of the newest commit is complete."""
         self._copy = copy

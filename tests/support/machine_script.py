@@ -18,7 +18,7 @@ from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.messages import Activity, CommitId, Slices
 from spark_elastic.protocol.records import Record
 
 R = TypeVar("R")
@@ -33,6 +33,7 @@ class Process:
     phase: str = "starting"
     generation: int = 0
     commit: CommitId | None = None
+    slices: tuple[Slices, ...] | None = None
     collectives: int = 0
     waiting: bool = False
     moved: int = 0
@@ -159,7 +160,7 @@ class Script:
     def ready(self, worker: int, reason: str = "") -> None:
         process = self.processes[worker]
         process.phase = "ready"
-        self.send(ev.WorkerReady(worker, process.generation, process.commit, reason))
+        self.send(ev.WorkerReady(worker, process.generation, process.commit, reason, process.slices))
 
     def join(self, name: str = "a", *, wait: bool = True, **place: Any) -> int:
         """A host registers and its worker boots; with ``wait`` the join window passes, too. Return the worker."""
@@ -363,7 +364,8 @@ class Script:
             assert self.processes[worker].phase == "ready", f"survivor {worker} was not waited for"
         held = [self.processes[worker].commit for worker in {*workers, *self._living_ranks()}]
         newest = max((commit for commit in held if commit is not None), default=None)
-        if newest is not None:
+        is_whole = all(self.processes[worker].slices is None for worker in workers)
+        if newest is not None and is_whole:
             assert any(member.commit == newest for member in members), f"nobody holds {newest}"
 
     def _living_ranks(self) -> list[int]:

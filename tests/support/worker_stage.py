@@ -12,7 +12,7 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Member
 from spark_elastic.worker.job import current_job, enter_job
 from spark_elastic.worker.reporting import Reporter
-from spark_elastic.worker.state import objects as state_module
+from spark_elastic.worker.state.keepers import copies
 from spark_elastic.worker.world import World
 
 
@@ -111,11 +111,11 @@ class Stage:
 def on_stage() -> Iterator[Stage]:
     """Make this process a worker of a staged job."""
     stage = Stage()
-    job, repair = current_job(), state_module.repair
+    job, repair = current_job(), copies.repair
     enter_job(stage)  # type: ignore[arg-type]
-    state_module.repair = stage.repair  # type: ignore[assignment]
+    copies.repair = stage.repair  # type: ignore[assignment]
     try:
         yield stage
     finally:
         enter_job(job)
-        state_module.repair = repair
+        copies.repair = repair

@@ -115,7 +115,15 @@ def test_the_arguments_of_run_after_kwargs_are_keywords_only() -> None:
         ("micro_batches", {"model": REQUIRED, "batch": REQUIRED, "rows": REQUIRED}),
         (
             "TorchState",
-            {"model": None, "optimizer": None, "scheduler": None, "loader": None, "commit": "copy", "local": None},
+            {
+                "model": None,
+                "optimizer": None,
+                "scheduler": None,
+                "loader": None,
+                "commit": "copy",
+                "local": None,
+                "redundancy": 1,
+            },
         ),
     ],
 )

@@ -113,6 +113,11 @@ def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
     return flat[:words].view(torch.int64).sum() + rest
 
 
+def sum_of_bits(tensor: torch.Tensor) -> int:
+    """Return a number that is equal for equal tensors, and that a change of any element changes."""
+    return int(_sum_of_bits(_flat(tensor.detach())))
+
+
 def digest_of_bits(tensor: torch.Tensor) -> int:
     """Return a number that is equal for tensors with equal first elements; 0 for tensors that are not dense."""
     if why_unsupported(tensor) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Countable, has_part
@@ -78,7 +78,7 @@ class Commits:
         if world.is_broken() and self.can_restore():
             raise WorkerLostError(f"generation {world.generation} is broken")
         has_met = self._has_met(world)
-        self.record(state.save)
+        self.record(state.save, has_met)
         faults.reached(Point.RECORDED, **where)
         job.reporter.committed(self.steps, _progress_of(state, world))
         if job.checkpoints is not None and world.rank == 0:
@@ -88,14 +88,14 @@ class Commits:
                 self.settle()
                 job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
         if self._exchange(state, job, world, has_met):
-            raise HostsUpdatedInterrupt("workers arrive or leave")
+            self._interrupt()
         faults.reached(Point.COMMITTED, **where)
         deliveries.committed()
         for model in job.models:
             model.forget_rows()
 
-    def record(self, save: Callable[[], None]) -> None:
-        """Make the next commit by calling ``save``.
+    def record(self, save: Callable[[], None], has_met: bool = False) -> None:
+        """Make the next commit by calling ``save``. ``has_met``: a reduction over all ranks has preceded it.
 
         Within a commit that is already being made this only calls ``save``: ``commit`` records the state's own ``save``, which
         calls this method again, as it also does where users call ``save`` themselves.
@@ -104,6 +104,8 @@ class Commits:
             save()
             return
         self.settle()
+        if self.keeper is not None and self.keeper.is_joint:
+            self._meet(has_met)
         self._is_recording = True
         try:
             save()
@@ -121,6 +123,16 @@ class Commits:
         if self.index <= FIRST_COMMIT or (self.keeper is not None and self.keeper.is_waited_for):
             self.settle()
 
+    def _meet(self, has_met: bool) -> None:
+        """Wait until all ranks hold the last commit: the next one overwrites the one before, which any of them may yet need.
+
+        Who has taken part in a reduction of the step has met them all. The commit that seals a generation overwrites none to
+        which anybody could go back.
+        """
+        world = present_world()
+        if world is not None and not has_met and self.index >= 0:
+            world.meet()
+
     def settle(self) -> None:
         """Wait until the last commit is complete, and tell the driver that this rank holds it.
 
@@ -137,6 +149,13 @@ class Commits:
             self.keeper.settle()
         if job is not None and world is not None:
             job.control.commit = CommitId(world.generation, self.index)
+            if self.keeper is not None:
+                self.keeper.committed(job.control.commit)
+
+    def _interrupt(self) -> NoReturn:
+        if self.keeper is not None:
+            self.keeper.interrupted()
+        raise HostsUpdatedInterrupt("workers arrive or leave")
 
     def _has_met(self, world: World) -> bool:
         """Whether a reduction over all ranks has preceded this commit. Waits for its end, as the step itself does as a rule."""
@@ -204,9 +223,10 @@ class Commits:
         _check_is_the_jobs(state, job)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        if self._exchange(state, job, world, world.has_met(), is_commit=False):
-            self.record(state.save)
-            raise HostsUpdatedInterrupt("workers arrive or leave")
+        has_met = world.has_met()
+        if self._exchange(state, job, world, has_met, is_commit=False):
+            self.record(state.save, has_met)
+            self._interrupt()
 
     def can_restore(self) -> bool:
         """Whether the last commit can still be restored. May be asked from any thread."""

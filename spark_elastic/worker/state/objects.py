@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -15,8 +15,7 @@ from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice
 from spark_elastic.worker.state.loading import load_tree
-from spark_elastic.worker.state.repair import plan_repair, repair
-from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair, Stateful, find_objects
+from spark_elastic.worker.state.snapshot import Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
 
@@ -33,7 +32,7 @@ class ObjectState(State):
     hold copies of their own.
     """
 
-    _keeper_class: type[Keeper] = OnDevice
+    _keeper_class: Callable[[], Keeper] = OnDevice
 
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, object] | None = None, **objects: object) -> None:
         super().__init__()
@@ -70,9 +69,14 @@ class ObjectState(State):
         if self._begins_here():
             return
         self._commits.go_back()
-        if not self._keeper.is_empty:
-            self._load_shared(self._keeper.current)
-            self._load_own(self._keeper.current.own)
+        kept = self._keeper.to_restore()
+        if kept is not None:
+            self._load_shared(kept)
+            self._load_own(kept.own)
+            self._keeper.loaded(self._values(shared=True))
+        job = current_job()
+        if job is not None:
+            job.control.slices = self._keeper.slices
 
     def sync(self) -> None:
         """Bring every rank to the newest commit: ranks that lack it receive it, the others keep theirs. This is a collective.
@@ -94,21 +98,15 @@ class ObjectState(State):
             self._commits.restored_size = self._restore_durable(world)
             self._take(self._commits.steps, self._commits.restored_size)
             self._keeper.settle()
-        is_sender = world.rank in plan_repair([member.commit for member in world.members]).source.values()
-        copies = self._keeper.for_repair(self._values(shared=True), is_sender)
-        if is_sender:
-            copies.current.told = self._tell()
-        own = None if self._keeper.is_empty else self._keeper.current.own
-        if repair(world, copies):
+        arrived = self._keeper.catch_up(world, self._values(shared=True), self._tell)
+        if arrived is not None:
             job = current_job()
-            if job is not None:
+            if job is not None and not self._keeper.is_joint:
                 # From here on this rank holds the commit, even if the next loss comes before the generation is sealed.
                 job.control.commit = world.newest_commit
-            # A rank's own part is never received; a newcomer has none yet.
-            copies.current.own = own
-            self._receive(copies, world)
+            self._receive(arrived, world)
             if is_first:
-                self._commits.restored_size = copies.current.skeleton["size"]
+                self._commits.restored_size = arrived.skeleton["size"]
 
     def _keep_first(self) -> None:
         """Keep the initial values outside a job, where no generation is sealed, if they can be copied already."""
@@ -127,15 +125,18 @@ class ObjectState(State):
     def _lend(self) -> Lender:
         return self._keeper.lend(self._values(shared=True))
 
-    def _receive(self, copies: SnapshotPair, world: World) -> None:
+    def _receive(self, arrived: Snapshot, world: World) -> None:
         """Load the commit that has arrived."""
-        arrived = copies.current
         if arrived.told is not None:
             follow(find_objects(self._values(shared=True)), arrived.told)
         self._load_shared(arrived)
         if world.me.commit is None:
             self._own_as_newcomer(world)
-        if not self._keeper.holds(copies):
+        else:
+            self._load_own(arrived.own)
+        if self._keeper.holds(arrived):
+            self._keeper.loaded(self._values(shared=True))
+        else:
             self._take(self._commits.steps, world.previous_size)
             self._keeper.settle()
 

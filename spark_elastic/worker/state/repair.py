@@ -120,25 +120,37 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
         raise
 
 
-def _send(world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int]) -> None:
-    packed = cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs, snapshot.told))
-    header = _Header(plan.newest, len(packed), hashlib.sha256(packed).digest())
+def announce(world: World, newest: CommitId | None, packed: bytes) -> torch.Tensor:
+    """Tell the other ranks, over the control store, what this one is about to send: return it as a tensor."""
+    header = _Header(newest, len(packed), hashlib.sha256(packed).digest())
     world.store.set(f"state/{world.rank}", msgspec.msgpack.encode(header))
-    pieces = [torch.frombuffer(bytearray(packed), dtype=torch.uint8), *snapshot.buffer.flats]
-    for piece in pieces:
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def receive_announced(
+    world: World, newest: CommitId | None, source: int, receive: Callable[[torch.Tensor], None]
+) -> bytes:
+    """Receive what a rank has announced, and verify it."""
+    header = msgspec.msgpack.decode(world.store.get(f"state/{source}"), type=_Header)
+    if header.commit != newest:
+        raise WorkerLostError(f"rank {source} offers commit {header.commit}, expected {newest}")
+    packed = torch.empty(header.length, dtype=torch.uint8)
+    receive(packed)
+    data = packed.numpy().tobytes()
+    if hashlib.sha256(data).digest() != header.digest:
+        raise WorkerLostError(f"what rank {source} sent is not what it announced")
+    return data
+
+
+def _send(world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int]) -> None:
+    packed = announce(world, plan.newest, cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs, snapshot.told)))
+    for piece in (packed, *snapshot.buffer.flats):
         way.send(piece.cpu(), receivers)
 
 
 def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot) -> None:
     source = plan.source[world.rank]
-    header = msgspec.msgpack.decode(world.store.get(f"state/{source}"), type=_Header)
-    if header.commit != plan.newest:
-        raise WorkerLostError(f"rank {source} offers commit {header.commit}, expected {plan.newest}")
-    packed = torch.empty(header.length, dtype=torch.uint8)
-    way.receive(packed, source)
-    data = packed.numpy().tobytes()
-    if hashlib.sha256(data).digest() != header.digest:
-        raise WorkerLostError(f"what rank {source} sent is not what it announced")
+    data = receive_announced(world, plan.newest, source, lambda tensor: way.receive(tensor, source))
     skeleton, specs, staging.told = pickle.loads(data)
     staging.buffer.fit(specs)
     for flat in staging.buffer.flats:

@@ -39,7 +39,7 @@ class Stateful(Protocol):
 class KeptPart(ABC):
     """A keeper's copy of an object that has a state dict, where the keeper copies something other than the state dict.
 
-    Other ranks and durable checkpoints always get state dicts: the keeper's ``lend``, ``for_repair`` and ``holds`` see to that.
+    Other ranks and durable checkpoints always get state dicts: the keeper's ``lend`` and ``catch_up`` see to that.
     """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.generators import Generators
-from spark_elastic.worker.state.keepers import keeper_named
+from spark_elastic.worker.state.keepers import keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 from spark_elastic.worker.world import World
@@ -42,6 +42,10 @@ class TorchState(ObjectState):
     ``pending_copy.py``). ``commit="in_place"`` keeps no copy of weights and optimizer state, for loops with exactly one optimizer
     step per commit; ``keepers/in_place.py`` explains the rule on which it rests. There must be no collective, and no other change
     of weights, between the optimizer's step and the commit: if all ranks are lost or caught between these two, the state is lost.
+
+    ``commit="sharded"`` keeps weights and optimizer state in slices: each of N ranks copies slice r and the ``redundancy`` next
+    ones (1 by default, or 2), and after a loss the survivors gather what they lack. So many neighbours in the ring of ranks may
+    be lost at once; beyond that the state is lost, or comes back from the durable checkpoint (see ``keepers/sharded.py``).
     """
 
     # The loaders of torch's that existed when the elastic function was called.
@@ -55,9 +59,10 @@ class TorchState(ObjectState):
         loader: object = None,
         commit: str = "copy",
         local: str | Iterable[str] | Mapping[str, object] | None = None,
+        redundancy: int = 1,
         **objects: object,
     ) -> None:
-        self._keeper_class = keeper_named(commit)
+        self._keeper_class = keeper_maker(commit, redundancy)
         self._generators = Generators()
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from spark_elastic.checkpoint.skeleton import Lender, StateDict
 from spark_elastic.worker.state.keepers.keeper import Keeper
 from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.repair import plan_repair, repair
 from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, as_state_dict
 from spark_elastic.worker.state.structure import outline, remember
 from spark_elastic.worker.state.templates import Make, Templates, template_of
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.world import World
 
 
 class OnDevice(Keeper):
@@ -62,10 +68,11 @@ class OnDevice(Keeper):
         return self.snapshots
 
     def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
+        """Return the copy that a sender sends (``current``), or the room into which this rank receives one (``spare``)."""
         return self.snapshots
 
-    def holds(self, received: SnapshotPair) -> bool:
-        return received is self.snapshots
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+        return send_whole(world, partial(self.for_repair, values), tell, None if self.is_empty else self.current.own)
 
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
         """Return what a commit copies of an object with a state dict, wherever in the state it is."""
@@ -79,10 +86,36 @@ class OnHost(OnDevice):
     is_on_host = True
 
 
+def send_whole(
+    world: World, for_repair: Callable[[bool], SnapshotPair], tell: Callable[[], bytes | None], own: object
+) -> Snapshot | None:
+    """Bring whole copies of the newest commit to the ranks that lack it. Return the one that has arrived here, with ``own``.
+
+    ``for_repair`` returns the copies to send from, given True, or the room to receive into. A rank's own part is never received.
+    """
+    is_sender = world.rank in plan_repair([member.commit for member in world.members]).source.values()
+    copies = for_repair(is_sender)
+    if is_sender:
+        copies.current.told = tell()
+    if not repair(world, copies):
+        return None
+    copies.current.own = own
+    return copies.current
+
+
+class Current(Protocol):
+    """Whatever has the last commit."""
+
+    @property
+    def current(self) -> Snapshot:
+        """The last commit, as far as it is kept."""
+        ...
+
+
 class WholeCopies:
     """Lends a copy of the whole state, made on request: the training thread pays one memcpy for a durable checkpoint."""
 
-    def __init__(self, small: SnapshotPair, copy: Callable[[], Snapshot]) -> None:
+    def __init__(self, small: Current, copy: Callable[[], Snapshot]) -> None:
         self._small = small
         self._copy = copy
 

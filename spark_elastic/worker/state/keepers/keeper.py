@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from spark_elastic.checkpoint.skeleton import Lender
+from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
+from spark_elastic.worker.state.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.world import World
 
 
 class Keeper(ABC):
@@ -22,6 +27,8 @@ class Keeper(ABC):
     name: str
     # Whether each commit is waited for before the next step, because there is no earlier one to go back to.
     is_waited_for = False
+    # Whether ranks hold a commit only together. Then no rank begins a commit before all of them hold the last one.
+    is_joint = False
     # Whether the keeper hooks into the steps of torch's optimizers.
     watches_optimizers = False
 
@@ -68,10 +75,32 @@ class Keeper(ABC):
     def lend(self, values: Mapping[str, object]) -> Lender:
         """Return the lender from which a durable checkpoint is written; ``values`` are still those of the last commit."""
 
-    @abstractmethod
-    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
-        """Return the copy that a sender sends (``current``), or the room into which this rank receives one (``spare``)."""
+    def interrupted(self) -> None:
+        """Note that the world ends as planned, at the commit that has just been taken."""
+
+    def to_restore(self) -> Snapshot | None:
+        """Return the commit that a restore loads here and now; None if there is none, or the next sync brings it."""
+        return None if self.is_empty else self.current
+
+    def loaded(self, values: Mapping[str, object]) -> None:
+        """Note that ``values`` are now those of ``current``: a restore or a sync has just loaded them."""
+
+    def committed(self, commit: CommitId) -> None:
+        """Note the name of the commit that ``settle`` has just completed."""
+
+    @property
+    def slices(self) -> tuple[Slices, ...] | None:
+        """The slices that this rank holds of its commits; None where it holds the last one whole."""
+        return None
 
     @abstractmethod
-    def holds(self, received: SnapshotPair) -> bool:
-        """Whether a commit received into this room is thereby held; otherwise it is taken again once it is loaded."""
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+        """Bring the newest commit to the ranks of a world that lack it. Return what this rank has received and has to load.
+
+        ``values`` are those of the newest commit on ranks that hold it; ``tell`` describes to a newcomer how their structure has
+        changed. Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError``; what was held still is.
+        """
+
+    def holds(self, received: Snapshot) -> bool:
+        """Whether what was received is kept as far as it has to be; otherwise it is taken again once it is loaded."""
+        return not self.is_empty and received is self.current

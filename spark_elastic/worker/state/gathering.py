@@ -1,0 +1,169 @@
+"""Gathering: ranks that lack a commit which is kept in slices take the slices from those that hold them, all at the same time.
+
+The driver has told every rank who holds which slices, so the plan is a pure function of the members. A rank that holds nothing of
+the commit also gets what is not sliced (skeleton and small tensors) from one that does; see ``repair`` for how that is verified.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from spark_elastic.checkpoint.skeleton import TensorSpec
+from spark_elastic.protocol.fault_points import Point
+from spark_elastic.protocol.messages import CommitId, Member
+from spark_elastic.worker import faults
+from spark_elastic.worker.state.repair import announce, receive_announced
+from spark_elastic.worker.state.slices import places_of
+from spark_elastic.worker.state.snapshot import TensorBuffer
+from spark_elastic.worker.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """Who sends what to whom. The commit is cut into ``of`` slices."""
+
+    of: int
+    # By receiver and slice, who sends the slice.
+    sources: dict[tuple[int, int], int]
+    # By the ranks that hold nothing of the commit, who sends them what is not sliced.
+    donors: dict[int, int]
+
+
+def plan_gather(members: Sequence[Member], newest: CommitId) -> GatherPlan:
+    """Plan from what the members hold, in rank order. The senders of each slice take turns."""
+    holders = {member.rank: member.slices for member in members if member.commit == newest}
+    whole = {rank for rank, slices in holders.items() if slices is None or slices.is_whole}
+    of = max((slices.of for rank, slices in holders.items() if slices and rank not in whole), default=len(whole))
+    sources, newcomers = {}, []
+    for rank in range(len(members)):
+        if rank in whole:
+            continue
+        slices = holders.get(rank)
+        if slices is None:
+            newcomers.append(rank)
+        for number in range(of):
+            if slices is None or number not in slices.held:
+                senders = [
+                    holder for holder, kept in holders.items() if holder in whole or (kept and number in kept.held)
+                ]
+                sources[rank, number] = senders[(rank + number) % len(senders)]
+    givers = sorted(holders)
+    return GatherPlan(of, sources, {rank: givers[place % len(givers)] for place, rank in enumerate(newcomers)})
+
+
+@dataclass(slots=True)
+class Unsliced:
+    """What travels beside the slices: the skeleton of a commit and its small tensors."""
+
+    skeleton: object
+    # Which tensors of the skeleton are sliced, and the specs of these.
+    sliced: tuple[int, ...]
+    specs: tuple[TensorSpec, ...]
+    small: TensorBuffer
+    told: bytes | None = None
+
+
+def gather(
+    world: World,
+    plan: GatherPlan,
+    mine: Unsliced | None,
+    slice_here: Callable[[int], list[torch.Tensor]],
+) -> tuple[Unsliced, TensorBuffer] | None:
+    """Carry out the plan. Return what is not sliced, and all tensors that are; None on a rank that lacks nothing.
+
+    ``mine`` is what this rank holds of the commit beside slices, None if it holds nothing; ``slice_here`` returns a slice that it
+    holds. Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one of them is lost.
+    """
+    if not plan.sources:
+        return None
+    faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
+    try:
+        sending = _send(world, plan, mine, slice_here)
+        received = _receive(world, plan, mine, slice_here) if any(r == world.rank for r, _ in plan.sources) else None
+        for work, _ in sending:
+            work.wait()
+        return received
+    except RuntimeError as error:
+        if world.is_broken():
+            raise world.lost(error) from error
+        raise
+
+
+def _send(
+    world: World, plan: GatherPlan, mine: Unsliced | None, slice_here: Callable[[int], list[torch.Tensor]]
+) -> list[tuple[dist.Work, torch.Tensor]]:
+    """Begin to send all that others take from this rank; a tensor has to live until its work is done."""
+    sending: list[tuple[dist.Work, torch.Tensor]] = []
+
+    def send(tensor: torch.Tensor, receiver: int) -> None:
+        if tensor.numel():
+            sending.append((world.group.send(tensor, receiver), tensor))
+
+    receivers = [rank for rank, donor in plan.donors.items() if donor == world.rank]
+    if receivers:
+        assert mine is not None
+        content = (mine.skeleton, mine.sliced, mine.specs, mine.small.specs, mine.told)
+        packed = announce(world, world.newest_commit, cloudpickle.dumps(content))
+        flats = [flat.cpu() for flat in mine.small.flats]
+        for receiver in receivers:
+            for tensor in (packed, *flats):
+                send(tensor, receiver)
+    wanted: dict[int, list[int]] = {}
+    for (receiver, number), source in plan.sources.items():
+        if source == world.rank:
+            wanted.setdefault(number, []).append(receiver)
+    for number in sorted(wanted):
+        flats = [flat.cpu() for flat in slice_here(number)]
+        for receiver in wanted[number]:
+            for tensor in flats:
+                send(tensor, receiver)
+    return sending
+
+
+def _receive(
+    world: World, plan: GatherPlan, mine: Unsliced | None, slice_here: Callable[[int], list[torch.Tensor]]
+) -> tuple[Unsliced, TensorBuffer]:
+    donor = plan.donors.get(world.rank)
+    if donor is not None:
+        small = TensorBuffer()
+        skeleton, sliced, specs, small_specs, told = pickle.loads(
+            receive_announced(world, world.newest_commit, donor, lambda tensor: world.group.receive(tensor, donor))
+        )
+        small.fit(small_specs)
+        for flat in small.flats:
+            _finish(world, [(flat, donor)])
+        mine = Unsliced(skeleton, sliced, specs, small, told)
+    assert mine is not None
+    room = TensorBuffer()
+    room.fit(mine.specs)
+    coming = []
+    for number in range(plan.of):
+        places = places_of(room, number, plan.of)
+        source = plan.sources.get((world.rank, number))
+        if source is None:
+            for place, flat in zip(places, slice_here(number), strict=True):
+                place.copy_(flat)
+        else:
+            coming += [(place, source) for place in places]
+    _finish(world, coming)
+    return mine, room
+
+
+def _finish(world: World, coming: Sequence[tuple[torch.Tensor, int]]) -> None:
+    """Receive these tensors, each from its source, all at the same time."""
+    staged = [
+        (place, place if place.device.type == "cpu" else torch.empty_like(place, device="cpu"), source)
+        for place, source in coming
+        if place.numel()
+    ]
+    for work in [world.group.begin_receive(tensor, source) for _, tensor, source in staged]:
+        work.wait()
+    for place, tensor, _ in staged:
+        if tensor is not place:
+            place.copy_(tensor)

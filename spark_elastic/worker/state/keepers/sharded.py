@@ -1,0 +1,315 @@
+"""Commits in slices: each rank copies a few slices of weights and optimizer state out of its own memory, and none all of them.
+
+Replicas are equal after each step, so of N ranks each copies its own slice and the next one, in a ring that alternates between
+hosts, and any one rank may be lost. Nothing is sent at a commit. Going back means gathering: each rank takes the slices that it
+lacks from ranks that hold them. After a planned interrupt nobody has gone back, so nobody gathers.
+
+No rank can go back alone, so a commit counts only if its slices are all there. Each rank keeps its slices of the last commit and
+of the one before, and begins the next commit, which overwrites the latter, only when all ranks have made the last one. So
+survivors of a loss always hold slices of one same commit; the driver knows who holds what, and decides which one it is.
+
+What is not equal on all ranks (buffers of modules), or is small (counters, learning rates, positions), is copied whole, by each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from spark_elastic.checkpoint.skeleton import Lender, TensorSpec
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.protocol.messages import CommitId, Member, Slices
+from spark_elastic.worker.checks.fingerprint import sum_of_bits
+from spark_elastic.worker.job import present_world
+from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
+from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
+from spark_elastic.worker.state.keepers.keeper import Keeper
+from spark_elastic.worker.state.pending_copy import PendingCopy
+from spark_elastic.worker.state.slices import SliceBuffer, choose_slices, slice_of
+from spark_elastic.worker.state.snapshot import Found, Snapshot, SnapshotPair, TensorBuffer, flatten
+from spark_elastic.worker.state.structure import outline, remember
+from spark_elastic.worker.state.templates import Templates, template_of
+from spark_elastic.worker.world import World
+
+
+@dataclass(slots=True)
+class SlicedSnapshot(Snapshot):
+    """One commit: ``buffer`` has the tensors that are kept whole, ``slices`` what this rank keeps of all others."""
+
+    slices: SliceBuffer = field(default_factory=SliceBuffer)
+    # Which tensors of the skeleton are sliced, in order.
+    sliced: tuple[int, ...] = ()
+    # None until the commit is complete on this rank.
+    commit: CommitId | None = None
+
+    def with_tensors(self, sliced: Sequence[torch.Tensor]) -> Snapshot:
+        """Return the whole commit, given those of its tensors that are sliced. They are not copied."""
+        return whole_of(self, Unsliced(self.skeleton, self.sliced, self.slices.specs, self.buffer), sliced)
+
+
+class Sharded(Keeper):
+    """Keeps slices of parameters and of the optimizers' state of them, and copies of everything else.
+
+    ``redundancy`` is how many neighbours in the ring may be lost at once.
+    """
+
+    name = "sharded"
+    is_joint = True
+
+    def __init__(self, redundancy: int = 1) -> None:
+        self._redundancy = redundancy
+        self._templates = Templates(template_of)
+        self._current, self._spare = SlicedSnapshot(), SlicedSnapshot()
+        self._is_empty = True
+        self._is_taken = False
+        # Which tensors of a commit are sliced, and the version of the templates for which that was found out.
+        self._sliced: tuple[int, ...] = ()
+        self._version: int | None = None
+        # The live tensors that had the values of the current commit when it was made or loaded, and their versions then; None
+        # where what was loaded last is another commit.
+        self._live: list[torch.Tensor] | None = None
+        self._versions: list[int] = []
+        # Whether what is loaded next is the current commit.
+        self._is_held = False
+        # What the bits of these tensors added up to when the world ended as planned, or when they were loaded; None if the user's
+        # function has run since, which may have been anywhere in a step when a worker was lost.
+        self._bits: list[int] | None = None
+        # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole.
+        self._is_back = False
+
+    # ------------------------------------------------------------------ commits
+
+    def prepare(self, values: Mapping[str, object]) -> None:
+        """Find out whether the values can be copied. How much room commits need depends on the size of the world."""
+        flatten(values, Found())
+
+    def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
+        self._is_taken = False
+        snapshot = self._spare
+        snapshot.commit = None
+        skeleton, tensors = self._find({"steps": steps, "size": size, "objects": values})
+        sliced = [tensors.tensors[number] for number in self._sliced]
+        is_sliced = set(self._sliced)
+        rest = [number for number in range(len(tensors.tensors)) if number not in is_sliced]
+        constants = set(tensors.constants)
+        before = snapshot.buffer.specs, snapshot.slices.specs, snapshot.outline
+        specs = tuple(TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in sliced)
+        snapshot.slices.fit(specs, *_slices_here(self._redundancy))
+        snapshot.slices.copy_from(sliced)
+        snapshot.pending = snapshot.buffer.copy_from(
+            [tensors.tensors[number] for number in rest],
+            [place for place, number in enumerate(rest) if number in constants],
+        )
+        snapshot.skeleton, snapshot.objects, snapshot.own = skeleton, tensors.objects, own
+        snapshot.sliced = self._sliced
+        if snapshot.put_back is None or snapshot.version != self._templates.version:
+            snapshot.put_back = remember(tensors.objects)
+            snapshot.outline = outline(tensors.objects)
+            snapshot.version = self._templates.version
+        self._note_live(sliced)
+        self._is_back = False
+        self._is_taken = True
+        return before != (snapshot.buffer.specs, specs, snapshot.outline)
+
+    @property
+    def pending(self) -> PendingCopy | None:
+        return self._spare.pending
+
+    def settle(self) -> None:
+        if self._is_taken:
+            self._is_taken = False
+            self._spare.wait()
+            self._switch()
+            self._is_empty = False
+
+    def committed(self, commit: CommitId) -> None:
+        self._current.commit = commit
+
+    @property
+    def is_empty(self) -> bool:
+        return self._is_empty
+
+    @property
+    def current(self) -> SlicedSnapshot:
+        assert not self._is_empty, "nothing has been saved yet"
+        return self._current
+
+    @property
+    def slices(self) -> tuple[Slices, ...]:
+        """What this rank holds: of the last commit everything if its live values are that commit, else its slices."""
+        found = []
+        for snapshot in (self._current, self._spare):
+            if snapshot.commit is not None:
+                kept = snapshot.slices
+                is_whole = snapshot is self._current and self._is_back
+                found.append(Slices(snapshot.commit, *(((0,), 1) if is_whole else (kept.held, kept.of))))
+        return tuple(found)
+
+    # ------------------------------------------------------------------ going back
+
+    def interrupted(self) -> None:
+        assert self._live is not None, "the commit was taken from them"
+        self._bits = list(map(sum_of_bits, self._live))
+
+    def to_restore(self) -> Snapshot | None:
+        if self._is_empty:
+            return None
+        self._is_back = self._holds_all or self._is_unchanged()
+        self._is_held = True
+        return self._whole() if self._is_back else None
+
+    def loaded(self, values: Mapping[str, object]) -> None:
+        self._live = self._bits = None
+        if not self._is_held:
+            return  # a newcomer holds nothing before its first commit, and one that was behind holds an older one
+        _, found = self._find({"steps": 0, "size": 0, "objects": values})
+        self._note_live([found.tensors[number] for number in self._sliced])
+        self.interrupted()
+
+    def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
+        newest = world.newest_commit
+        own = None if self._is_empty else self._current.own
+        self._is_held = False
+        if newest is None:
+            self._current.commit = self._spare.commit = None  # the job begins, perhaps anew
+        if newest is None or sum(member.commit == newest for member in world.members) == 1:
+            # One rank has everything.
+            return send_whole(world, partial(self.for_repair, values), tell, own)
+        if not self._is_empty and self._current.commit != newest and self._spare.commit == newest:
+            self._switch()
+            self._is_back = False
+        is_holder = self._is_held = not self._is_empty and self._current.commit == newest
+        mine = None
+        if is_holder:
+            kept = self._current
+            mine = Unsliced(kept.skeleton, kept.sliced, kept.slices.specs, kept.buffer, tell())
+        plan = plan_gather(world.members, newest)
+        received = gather(world, plan, mine, lambda number: self._slice(number, plan.of))
+        if received is None:
+            return None
+        unsliced, room = received
+        arrived = self._current.with_tensors(room.views) if is_holder else whole_of(None, unsliced, room.views)
+        arrived.own = None if self._is_empty else self._current.own
+        return arrived
+
+    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
+        """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
+        return SnapshotPair(self._copy() if is_sender else None)
+
+    def holds(self, received: Snapshot) -> bool:
+        """Return True: a rank keeps what it held, and takes its slices when the generation is sealed."""
+        return True
+
+    def lend(self, values: Mapping[str, object]) -> Lender:
+        return WholeCopies(self, self._copy)
+
+    # ------------------------------------------------------------------ inside
+
+    def _find(self, tree: Mapping[str, object]) -> tuple[object, Found]:
+        found = Found()
+        skeleton = flatten(tree, found, remembered=self._templates)
+        if self._version != self._templates.version:
+            self._sliced = find_sliced(found)
+            self._version = self._templates.version
+        return skeleton, found
+
+    def _note_live(self, tensors: list[torch.Tensor]) -> None:
+        self._live, self._bits = tensors, None
+        self._versions = [tensor._version for tensor in tensors]
+
+    def _switch(self) -> None:
+        self._current, self._spare = self._spare, self._current
+
+    @property
+    def _holds_all(self) -> bool:
+        kept = self._current.slices
+        return len(kept.held) == kept.of
+
+    def _is_unchanged(self) -> bool:
+        """Whether the live tensors have the values of the current commit, to the bit. Code may have changed them by ``.data``."""
+        live = self._live
+        return live is not None and self._bits is not None and self._bits == list(map(sum_of_bits, live))
+
+    def _slice(self, number: int, of: int) -> list[torch.Tensor]:
+        """Return a slice of the current commit, which this rank holds."""
+        kept = self._current.slices
+        if kept.of == of and number in kept.held:
+            return kept.flats[number]
+        return slice_of(self._tensors(), kept.specs, number, of)
+
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        """Return the sliced tensors of the current commit, all of which are here. What is live must not be changed."""
+        if not self._holds_all:
+            assert self._live is not None, "a rank that is taken for a holder of the whole has it"
+            return self._live
+        kept, room = self._current.slices, TensorBuffer()
+        room.fit(kept.specs)
+        kept.copy_to(room)
+        return room.views
+
+    def _whole(self) -> Snapshot:
+        whole = self._current.with_tensors(self._tensors())
+        whole.own = self._current.own
+        return whole
+
+    def _copy(self) -> Snapshot:
+        """Copy the whole of the current commit."""
+        if not self._holds_all and (self._live is None or self._versions != [t._version for t in self._live]):
+            raise SparkElasticError(
+                'commit="sharded": weights have changed since the last commit(), which this rank has no whole copy of to write '
+                "to a durable checkpoint; commit after the last change"
+            )
+        whole = self._whole()
+        kept = TensorBuffer()
+        whole.pending = kept.copy_from(whole.buffer.views)
+        whole.buffer = kept
+        return whole
+
+
+def _slices_here(redundancy: int) -> tuple[tuple[int, ...], int]:
+    """Return which slices this rank keeps, and of how many."""
+    world = present_world()
+    if world is None:
+        return (0,), 1
+    return choose_slices(place_in_ring(world.members, world.rank), world.size, redundancy), world.size
+
+
+def place_in_ring(members: Sequence[Member], rank: int) -> int:
+    """Return the place of a rank in a ring whose neighbours are on different hosts, as far as there are any."""
+    ring = sorted(members, key=lambda member: (member.local_rank, member.cross_rank))
+    return [member.rank for member in ring].index(rank)
+
+
+def find_sliced(found: Found) -> tuple[int, ...]:
+    """Find the tensors that are equal on all ranks: parameters of modules, and what optimizers keep of them."""
+    equal: set[tuple[object, ...]] = set()
+    for value in found.objects:
+        tensors: list[object] = []
+        if isinstance(value, torch.nn.Module):
+            tensors += value.parameters()
+        elif isinstance(value, torch.optim.Optimizer):
+            tensors += [entry for state in value.state.values() for entry in state.values()]
+        equal.update(_place(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.numel())
+    return tuple(number for number, tensor in enumerate(found.tensors) if _place(tensor) in equal)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape
+
+
+def whole_of(held: Snapshot | None, unsliced: Unsliced, sliced: Sequence[torch.Tensor]) -> Snapshot:
+    """Put a whole commit together. ``held`` is what this rank has of it, from whose objects it was taken."""
+    small, large, is_sliced = iter(unsliced.small.views), iter(sliced), set(unsliced.sliced)
+    total = len(unsliced.small.views) + len(sliced)
+    whole = Snapshot()
+    whole.buffer.views = [next(large if number in is_sliced else small) for number in range(total)]
+    whole.buffer.specs = tuple(
+        TensorSpec(view.dtype, str(view.device), tuple(view.shape)) for view in whole.buffer.views
+    )
+    whole.skeleton, whole.told = unsliced.skeleton, unsliced.told
+    if held is not None:
+        whole.objects, whole.put_back, whole.told = held.objects, held.put_back, None
+    return whole

@@ -1,0 +1,111 @@
+"""Commits in slices: survivors gather what none of them holds alone, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sliced_training import train_in_slices
+
+import spark_elastic
+from spark_elastic.errors import StateLostError
+from spark_elastic.testing import Point, drain, inject, kill, local_cluster
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with local_cluster(slots=4) as cluster:
+        yield cluster
+
+
+def train(
+    cluster: Any, *faults: Any, spoil: bool = False, steps: int = STEPS, redundancy: int = 1, **settings: Any
+) -> list[dict[str, Any]]:
+    with inject(*faults):
+        results: list[dict[str, Any]] = spark_elastic.run(
+            train_in_slices, (steps, spoil), {"redundancy": redundancy}, local=cluster, **{"num_proc": 4, **settings}
+        )
+    for result in results:
+        assert result["history"] == list(range(1, steps + 1))
+        assert result["digest"] == results[0]["digest"]
+    return results
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Any) -> str:
+    digest: str = train(cluster)[0]["digest"]
+    return digest
+
+
+def test_after_losses_survivors_gather_and_the_weights_are_those_of_an_undisturbed_run(
+    cluster: Any, undisturbed: str
+) -> None:
+    faults = [
+        kill(rank=1, step=5),
+        kill(rank=2, step=10, at=Point.RECORDED),
+        kill(rank=0, step=15, at=Point.COMMITTED),
+        kill(rank=3, step=20, at=Point.COMMITTED),
+        kill(rank=0, step=25, at=Point.RECORDED),
+    ]
+    results = train(cluster, *faults, spoil=True, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+    assert max(len(result["received"]) for result in results) >= 2, "nobody holds all slices"
+
+
+def test_losses_while_a_world_forms_gathers_and_is_sealed_cost_nothing(cluster: Any, undisturbed: str) -> None:
+    faults = [
+        kill(rank=1, step=5),
+        kill(rank=3, generation=2, at=Point.REPAIR),  # a newcomer
+        kill(rank=2, step=15),
+        kill(rank=3, generation=4, at=Point.SYNCED),
+        kill(rank=3, step=25),
+        kill(rank=3, generation=6, at=Point.FORM),
+    ]
+    results = train(cluster, *faults, spoil=True, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+
+
+def test_a_planned_change_has_nobody_gather_and_newcomers_get_the_state(cluster: Any, undisturbed: str) -> None:
+    results = train(cluster, drain(rank=1, step=5), drain(rank=0, step=15), min_np=4)
+    assert sorted(len(result["received"]) for result in results) == [0, 0, 1, 1], "only those that came later"
+    assert {result["digest"] for result in results} == {undisturbed}
+
+
+def test_weights_that_code_has_changed_on_its_way_out_are_gathered_after_a_planned_change_too(
+    cluster: Any, undisturbed: str
+) -> None:
+    results = train(cluster, drain(rank=1, step=5), spoil=True, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+
+
+def test_two_workers_and_one_hold_everything_and_need_nobody(cluster: Any) -> None:
+    faults = [kill(rank=2, step=10), kill(rank=0, step=20)]
+    results = train(cluster, *faults, spoil=True, num_proc=3, max_np=3, min_np=1)
+    assert results[0]["history"] == list(range(1, STEPS + 1))
+
+
+def test_two_neighbours_may_be_lost_with_a_redundancy_of_two(cluster: Any, undisturbed: str) -> None:
+    faults = [kill(rank=1, step=10), kill(rank=2, step=10)]
+    results = train(cluster, *faults, spoil=True, redundancy=2, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+
+
+def test_more_losses_than_the_redundancy_lose_the_state_and_say_who_holds_what(cluster: Any) -> None:
+    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
+    with pytest.raises(
+        StateLostError, match=r"rank 0 holds slices 0, 1 of 4 of commit 1\.\d.*rank 3 holds slices 0, 3 of 4"
+    ):
+        train(cluster, *neighbours, min_np=4)
+
+
+def test_more_losses_than_the_redundancy_have_the_job_go_on_from_its_durable_checkpoint(
+    cluster: Any, undisturbed: str, tmp_path: Path
+) -> None:
+    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
+    results = train(cluster, *neighbours, spoil=True, min_np=4, checkpoint=str(tmp_path))
+    assert {result["digest"] for result in results} == {undisturbed}
+    assert spark_elastic.load_checkpoint(str(tmp_path))["step"] == STEPS
