@@ -1,0 +1,11 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import gc
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports and the collection have made to no search for cycles: it takes a seventh of the suite's time."""
+    gc.collect()
+    gc.freeze()
