@@ -4,8 +4,9 @@
     python benchmarks/gpu.py [--device cuda|cpu] [--wheels folder] [--report gpu.json] [--seconds 470] [--phases tests,commit]
 
 It takes a plain copy of the repository and the Python that it is started with, whose torch knows CUDA; neither Java nor Spark nor
-a network. Each phase runs in a process of its own with a limit of its own; that of the tests is tests/gpu. It prints a table and
-a line of JSON, which ``--report`` also writes into a file, and ends with 0 only if every phase has passed.
+a network. First come the tests of tests/gpu, then the figures of gpu_figures.py, each phase in a process of its own with a
+limit of its own. It prints a table and a line of JSON, which ``--report`` also writes into a file, and ends with 0 only if every
+phase has passed.
 
 Without a GPU it says so and ends with 0 at once. ``--device cpu`` plays all of it on the CPU, at small sizes: that shows that the
 command works, and its figures say nothing about GPUs.
@@ -70,7 +71,15 @@ class Phase:
     is_tests: bool = False
 
 
-PHASES = (Phase("tests", 270.0, is_tests=True),)
+PHASES = (
+    Phase("tests", 260.0, is_tests=True),
+    Phase("commit", 50.0),
+    Phase("steps", 100.0),
+    Phase("loss", 60.0),
+    Phase("join", 60.0),
+    Phase("loader", 30.0),
+    Phase("fit", 30.0),
+)
 
 
 def main() -> int:
