@@ -150,6 +150,24 @@ MUTANTS = (
         "sorted(commits, reverse=True, key=lambda commit: commit.index)",
     ),
     Mutant(
+        "a slice that is missing is not missed",
+        "spark_elastic.driver.holders:find_holders",
+        "if len(found) == slices.of:",
+        "if found:",
+    ),
+    Mutant(
+        "a commit in slices begins before all ranks hold the last one",
+        "spark_elastic.worker.state.commits:Commits._meet",
+        "if world is not None and",
+        "if False and",
+    ),
+    Mutant(
+        "no rank but one keeps a slice",
+        "spark_elastic.worker.state.slices:choose_slices",
+        "min(redundancy, size - 1) + 1",
+        "1",
+    ),
+    Mutant(
         "all survivors are given up with one host",
         "spark_elastic.driver.setbacks:Setbacks.lost_state",
         "not self._settings.durable",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from simulation.faults.schedule import Kind
@@ -14,10 +15,13 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
 from spark_elastic.driver.generation import Generation
+from spark_elastic.driver.holders import newest_held
+from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.validation import validate
+from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import (
     JobCancelledError,
     NotEnoughHostsError,
@@ -38,6 +42,16 @@ _COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 def _held_by(worker: WorkerProcess) -> CommitId | None:
     """The commit that a worker really holds, whatever it says."""
     return worker.holds if worker.state is None or worker.state._commits.can_restore() else None
+
+
+def _newest_of(workers: Iterable[WorkerProcess]) -> CommitId | None:
+    """The newest commit that these workers really hold, where commits are kept in slices, each alone or together."""
+    kept = [
+        Worker(worker.number, 0, "", Place("", 0), heard=0.0, slices=worker.state._keeper.slices)
+        for worker in workers
+        if worker.state is not None
+    ]
+    return newest_held(kept)
 
 
 def _is_about_to_commit(worker: WorkerProcess) -> bool:
@@ -179,6 +193,8 @@ class Invariants:
         if held is None or not any(words in cause for words in ("hung", "could not connect", "did not answer pings")):
             return
         job = self.simulation.schedule.job
+        if job.redundancy:
+            return  # a rank that does not come back is given up after hang_timeout: the others may hold its slices, too
         if job.in_place and job.reduces_metrics:
             return  # the others may wait for it between step and commit, with no way back: docs/howto/commits.md warns of that
         counted = [
@@ -221,23 +237,15 @@ class Invariants:
             fail(f"{len(members)} members; min_np={settings.min_np}, max_np={settings.max_np}")
         self._check_nobody_trains(order.generation)
         newest: CommitId | None = max((member.commit for member in members if member.commit is not None), default=None)
-        for worker in self._living(*WorkerPhase):
-            commit = _held_by(worker)
-            if machine.job.workers[worker.number].phase is WorkerPhase.LEAVING and commit != max(
-                self._commits, default=None
-            ):
-                continue  # it was told to go when others had a newer commit, which have been lost since
-            if commit is not None and (newest is None or commit > newest):
-                fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
+        if self.simulation.schedule.job.redundancy:
+            self._check_slices(order, newest)
+        else:
+            self._check_copies(order, newest)
         previous_size = 0 if newest is None else len(self._workers[newest.generation])
         if order.previous_size != previous_size:
             fail(
                 f"{order} names {order.previous_size} as the size of the world that made {newest}, it was {previous_size}"
             )
-        for member in members:
-            process = self.simulation.workers[member.worker]
-            if process.is_alive and process.job is not None and _held_by(process) != member.commit:
-                fail(f"{process} is said to hold {member.commit}, it holds {_held_by(process)}")
         self._world_is_over = False
         # Who was in the last world and has got the state there is no newcomer any more.
         others = [number for number in workers if number in self._established or self.simulation.workers[number].holds]
@@ -247,6 +255,33 @@ class Invariants:
             and self.simulation.clock.now < self._broken_at + SHORTEST_PAUSE
         ):
             fail(f"newcomers are let in at once after they have broken the generations {self._broken_by_newcomers}")
+
+    def _check_copies(self, order: do.FormWorld, newest: CommitId | None) -> None:
+        """Nobody holds a newer commit, and the members hold what is said of them."""
+        fail, machine = self.simulation.fail, self.machine
+        for worker in self._living(*WorkerPhase):
+            commit = _held_by(worker)
+            if machine.job.workers[worker.number].phase is WorkerPhase.LEAVING and commit != max(
+                self._commits, default=None
+            ):
+                continue  # it was told to go when others had a newer commit, which have been lost since
+            if commit is not None and (newest is None or commit > newest):
+                fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
+        for member in order.members:
+            process = self.simulation.workers[member.worker]
+            if process.is_alive and process.job is not None and _held_by(process) != member.commit:
+                fail(f"{process} is said to hold {member.commit}, it holds {_held_by(process)}")
+
+    def _check_slices(self, order: do.FormWorld, newest: CommitId | None) -> None:
+        """The members hold all slices of the commit that they go on from, and nobody who is left could do better."""
+        fail = self.simulation.fail
+        processes = [self.simulation.workers[member.worker] for member in order.members]
+        held = _newest_of(processes)
+        if all(process.is_alive for process in processes) and held != newest:
+            fail(f"{order} goes on from {newest}, its members hold {held}")
+        best = _newest_of(self._living(*_COUNTED))
+        if best is not None and (newest is None or best > newest):
+            fail(f"generation {order.generation} goes on from {newest}, but {best} is there")
 
     def _check_nobody_trains(self, generation: int) -> None:
         """At most one formed world at a time: all that the machine counts on stand at the elastic function."""
@@ -275,6 +310,19 @@ class Invariants:
 
     def _check_state_is_lost(self) -> None:
         """The machine thinks that nobody holds the state any more."""
+        redundancy, world = self.simulation.schedule.job.redundancy, self.machine.job.world
+        if redundancy:
+            newest = _newest_of(self._living(*_COUNTED))
+            if newest is not None:
+                self.simulation.fail(f"the state is given up while {newest} is there")
+            if world is None:
+                return
+            members = [self.simulation.workers[number] for number in world.workers]
+            gone = [w for w in members if not w.is_alive or w.number not in self.machine.job.workers]
+            is_sealed = all(w.holds is not None and w.holds.generation == world.generation for w in members)
+            if is_sealed and len(gone) <= redundancy < len(members):
+                self.simulation.fail(f"the state is lost with no more than {gone}")
+            return
         for worker in self._living(*_COUNTED):
             if _held_by(worker) is not None:
                 self.simulation.fail(f"the state is given up while {worker} holds {_held_by(worker)}")
@@ -319,7 +367,8 @@ class Invariants:
             is_there = (
                 other.group is not None and other.group.generation == commit.generation and other.state is not None
             )
-            if is_there and commit.index - other.state._commits.index > MOST_APART:
+            apart = 1 if self.simulation.schedule.job.redundancy else MOST_APART
+            if is_there and commit.index - other.state._commits.index > apart:
                 fail(f"{process} has made {commit}, {other} only {other.state._commits.index} of that generation")
         self.simulation.note("commits", process, f"{commit}: {content}")
 

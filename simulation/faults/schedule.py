@@ -122,6 +122,8 @@ class Job:
     swallows_errors: bool
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
+    # How many neighbours may be lost where commits are kept in slices; 0 where they are not.
+    redundancy: int
     # After so many commits ranks exchange what they have to say, where each commit has a step.
     commits_per_exchange: int
     machines: int
@@ -154,19 +156,23 @@ def make_schedule(seed: int) -> Schedule:
         min_np = min(min_np, 2)
     executors = dice.randint(max(1, max_np - 1), max_np)
     cores = -(-max_np // executors) + (dice.random() < 0.3)
+    num_proc, durable, in_place = dice.randint(min_np, max_np), dice.random() < 0.4, dice.random() < 0.5
+    on_gpu, slices = random.Random(f"gpu {seed}").random() < 0.3, random.Random(f"slices {seed}")
+    in_slices = slices.random() < 0.5 and not in_place and not on_gpu
     job = Job(
         min_np=min_np,
-        num_proc=dice.randint(min_np, max_np),
+        num_proc=num_proc,
         max_np=max_np,
-        durable=dice.random() < 0.4,
-        in_place=dice.random() < 0.5,
+        durable=durable,
+        in_place=in_place,
         data=dice.choice(_DATA),
         epochs=dice.choice((1, 1, 1, 1, 2)),
         step_seconds=dice.choice((0.02, 0.1, 0.3)),
         commits_of_epoch=(dice.random() < 0.8) * further.choice((1, 4)),
         reduces_metrics=dice.random() < 0.3,
         swallows_errors=dice.random() < 0.3,
-        on_gpu=random.Random(f"gpu {seed}").random() < 0.3,
+        on_gpu=on_gpu,
+        redundancy=slices.choice((1, 2)) if in_slices else 0,
         commits_per_exchange=further.choice((1, 2, 3, 8)),
         machines=dice.randint(1, executors),
         executors=executors,

@@ -25,6 +25,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers.in_place import InPlace
+from spark_elastic.worker.state.keepers.sharded import Sharded
 from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -127,9 +128,41 @@ class Model(torch.nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None: ...
 
 
+class SlicedModel(Model):
+    """Has the weights in every element of a parameter, so that a slice that is missing or old shows."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.tensor = torch.zeros(7, dtype=torch.int64)
+
+    @property
+    def weights(self) -> int:
+        found = set(self.tensor.tolist())
+        if len(found) > 1:
+            raise SparkElasticError(f"the weights are put together from {found}")
+        return int(self.tensor[0])
+
+    @weights.setter
+    def weights(self, weights: int) -> None:
+        self.tensor.fill_(weights)
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        return {"weights": self.tensor}
+
+    def load_state_dict(self, state_dict: Any, *_: Any, **__: Any) -> Any:
+        self.tensor.copy_(state_dict["weights"])
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter((self.tensor,))
+
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        return iter((("weights", self.tensor),))
+
+
 class Optimizer(torch.optim.Optimizer):
     def __init__(self, model: Model) -> None:
         self.param_groups: list[Any] = []
+        self.state: Any = {}
         self._model = model
         self._hooks: list[Any] = []
 
@@ -183,9 +216,9 @@ class _Commits(Commits):
             return
         state: Any = self._state
         kept = state._keeper.current.skeleton["objects"]
-        is_in_place = isinstance(state._keeper, InPlace)
-        here = state.model.state_dict() if is_in_place else kept["model"].content
-        state._process.simulation.invariants.committed(state._process, here["weights"], kept["loader"].content)
+        is_whole = not isinstance(state._keeper, (InPlace, Sharded))
+        weights = kept["model"].content["weights"] if is_whole else state.model.weights
+        state._process.simulation.invariants.committed(state._process, weights, kept["loader"].content)
 
 
 class State(TorchState):
@@ -218,13 +251,14 @@ def train() -> int:
     simulation = process.simulation
     config = simulation.schedule.job
     process.pause(0.0, 0.2)
-    model = Model()
+    model = SlicedModel() if config.redundancy else Model()
     state = State(
         model=model,
         optimizer=Optimizer(model),
         loader=Loader(config.data),
         epoch=0,
-        commit="in_place" if config.in_place else "copy",
+        commit="in_place" if config.in_place else "sharded" if config.redundancy else "copy",
+        redundancy=config.redundancy or 1,
     )
     state.register_reset_callbacks([lambda old, new: process.reached("CALLBACK")])
     process.state = state

@@ -270,6 +270,9 @@ class Group:
         return work
 
     def receive(self, tensor: Any, source: int) -> None:
+        self.begin_receive(tensor, source).wait()
+
+    def begin_receive(self, tensor: Any, source: int) -> Any:
         self.process.reached("TRANSFER")
         work = Work(self)
         self._pending.append(work)
@@ -282,7 +285,7 @@ class Group:
             mesh.takers[key].append(work)
             if source in self.lost:
                 self._fail("connection closed by peer")
-        tensor.copy_(work.wait()[source])
+        return SimpleNamespace(wait=lambda: tensor.copy_(work.wait()[source]))
 
     # ------------------------------------------------------------------ for the simulation
 

@@ -67,6 +67,7 @@ class Stage:
             newest_commit=max((commit for commit in held if commit is not None), default=None),
             is_broken=lambda: self.broken,
             has_met=lambda: self.has_met,
+            meet=lambda: None,
             start_exchange=self._start_exchange,
             finish_exchange=self._finish_exchange,
             lost=lambda error: WorkerLostError(str(error)),

@@ -154,7 +154,7 @@ class Commits:
 
     def _interrupt(self) -> NoReturn:
         if self.keeper is not None:
-            self.keeper.interrupted()
+            self.keeper.keep_live()
         raise HostsUpdatedInterrupt("workers arrive or leave")
 
     def _has_met(self, world: World) -> bool:
@@ -268,6 +268,11 @@ class Commits:
         self.index = -1
         self.steps -= 1  # the sealing commit is not a step of the user's
         self.record(state.save)
+        if self.keeper is not None and self.keeper.is_joint:
+            # Whoever is lost before all have sealed the generation leaves others that have the whole state.
+            self.keeper.keep_live()
+            world.meet()
+            self.keeper.release_live()
         job.reporter.entered(self.steps, _progress_of(state, world))
 
     def leave(self, state: State, world: World) -> None:

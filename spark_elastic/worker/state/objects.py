@@ -148,10 +148,11 @@ class ObjectState(State):
         job = current_job()
         saved = None if job is None or job.checkpoints is None else job.checkpoints.restore(device())
         if saved is None:
-            if not self._keeper.can_restore:
+            why = self._keeper.why_lost()
+            if why:
                 raise StateLostError(
-                    f'commit="{self._keeper.name}": all ranks were caught between optimizer step and commit, and there is no '
-                    'durable checkpoint (see checkpoint=, or use commit="copy")'
+                    f'commit="{self._keeper.name}": {why}, and there is no durable checkpoint (see checkpoint=, or use '
+                    'commit="copy")'
                 )
             return 0
         try:

@@ -59,6 +59,9 @@ class InPlace(OnDevice):
     def can_restore(self) -> bool:
         return not self.guard.dirty
 
+    def why_lost(self) -> str:
+        return "all ranks were caught between optimizer step and commit" if self.guard.dirty else ""
+
     def lend(self, values: Mapping[str, object]) -> Lender:
         return WholeCopies(self.snapshots, partial(self._copy_whole, values))
 

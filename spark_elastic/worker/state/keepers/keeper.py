@@ -61,6 +61,10 @@ class Keeper(ABC):
         """Whether the whole of the last commit can still be restored here. May be asked from any thread."""
         return True
 
+    def why_lost(self) -> str:
+        """Say why the live values cannot begin a job in which nobody holds a commit; empty if they can."""
+        return ""
+
     @property
     @abstractmethod
     def is_empty(self) -> bool:
@@ -75,8 +79,11 @@ class Keeper(ABC):
     def lend(self, values: Mapping[str, object]) -> Lender:
         """Return the lender from which a durable checkpoint is written; ``values`` are still those of the last commit."""
 
-    def interrupted(self) -> None:
-        """Note that the world ends as planned, at the commit that has just been taken."""
+    def keep_live(self) -> None:
+        """Note that the live values are those of the commit just taken, and that nobody changes them."""
+
+    def release_live(self) -> None:
+        """Note that the user's function runs, so that live values may be those of no commit."""
 
     def to_restore(self) -> Snapshot | None:
         """Return the commit that a restore loads here and now; None if there is none, or the next sync brings it."""

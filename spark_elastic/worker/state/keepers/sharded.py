@@ -74,8 +74,8 @@ class Sharded(Keeper):
         self._versions: list[int] = []
         # Whether what is loaded next is the current commit.
         self._is_held = False
-        # What the bits of these tensors added up to when the world ended as planned, or when they were loaded; None if the user's
-        # function has run since, which may have been anywhere in a step when a worker was lost.
+        # What the bits of these tensors added up to when the generation was sealed or ended as planned, or when they were loaded;
+        # None if the user's function has run since, which may have been anywhere in a step when a worker was lost.
         self._bits: list[int] | None = None
         # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole.
         self._is_back = False
@@ -150,9 +150,16 @@ class Sharded(Keeper):
 
     # ------------------------------------------------------------------ going back
 
-    def interrupted(self) -> None:
+    def keep_live(self) -> None:
         assert self._live is not None, "the commit was taken from them"
         self._bits = list(map(sum_of_bits, self._live))
+
+    def release_live(self) -> None:
+        self._bits = None
+
+    def why_lost(self) -> str:
+        has_committed = self._current.commit is not None or self._spare.commit is not None
+        return "slices of the newest commit were lost with all ranks that held them" if has_committed else ""
 
     def to_restore(self) -> Snapshot | None:
         if self._is_empty:
@@ -167,33 +174,36 @@ class Sharded(Keeper):
             return  # a newcomer holds nothing before its first commit, and one that was behind holds an older one
         _, found = self._find({"steps": 0, "size": 0, "objects": values})
         self._note_live([found.tensors[number] for number in self._sliced])
-        self.interrupted()
+        self.keep_live()
 
     def catch_up(self, world: World, values: Mapping[str, object], tell: Callable[[], bytes | None]) -> Snapshot | None:
         newest = world.newest_commit
-        own = None if self._is_empty else self._current.own
-        self._is_held = False
-        if newest is None:
-            self._current.commit = self._spare.commit = None  # the job begins, perhaps anew
-        if newest is None or sum(member.commit == newest for member in world.members) == 1:
-            # One rank has everything.
-            return send_whole(world, partial(self.for_repair, values), tell, own)
-        if not self._is_empty and self._current.commit != newest and self._spare.commit == newest:
+        if newest is not None and self._spare.commit == newest:
             self._switch()
             self._is_back = False
-        is_holder = self._is_held = not self._is_empty and self._current.commit == newest
-        mine = None
-        if is_holder:
-            kept = self._current
-            mine = Unsliced(kept.skeleton, kept.sliced, kept.slices.specs, kept.buffer, tell())
+        is_holder = self._is_held = newest is not None and self._current.commit == newest
+        own = None if self._is_empty else self._current.own
+        if newest is None or sum(member.commit == newest for member in world.members) == 1:
+            # One rank has everything.
+            arrived = send_whole(world, partial(self.for_repair, values), tell, own)
+        else:
+            arrived = self._gather(world, newest, tell() if is_holder else None)
+        if arrived is None and is_holder and not self._is_back:
+            arrived = self._whole()  # all slices are here, and the values are those of the commit after
+        if arrived is not None:
+            arrived.own = own
+        return arrived
+
+    def _gather(self, world: World, newest: CommitId, told: bytes | None) -> Snapshot | None:
+        """Give others what they lack of the newest commit. Return it if this rank lacked something, and has taken it."""
+        kept = self._current if self._is_held else None
+        mine = None if kept is None else Unsliced(kept.skeleton, kept.sliced, kept.slices.specs, kept.buffer, told)
         plan = plan_gather(world.members, newest)
         received = gather(world, plan, mine, lambda number: self._slice(number, plan.of))
         if received is None:
             return None
         unsliced, room = received
-        arrived = self._current.with_tensors(room.views) if is_holder else whole_of(None, unsliced, room.views)
-        arrived.own = None if self._is_empty else self._current.own
-        return arrived
+        return whole_of(kept, unsliced, room.views)
 
     def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
