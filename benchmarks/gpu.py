@@ -35,7 +35,7 @@ from typing import Any
 # Nothing here imports torch: that takes seconds, and this has to say at once that there is no GPU.
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 470.0
-# Imported modules, and the distributions that bring them; cryptography needs the last one.
+# Modules, and the distributions that bring them; cryptography needs the last one.
 PACKAGES = {
     "torch": "torch",
     "numpy": "numpy",
@@ -85,7 +85,9 @@ PHASES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--wheels", help="a folder with wheels of the packages that this Python lacks")
+    parser.add_argument(
+        "--wheels", help="install the wheels of this folder for the command, if this Python lacks any package"
+    )
     parser.add_argument("--report", help="write the JSON into this file, too")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long all phases together may take")
     parser.add_argument("--phases", default=",".join(phase.name for phase in PHASES))
@@ -149,11 +151,8 @@ def make_environment(folder: Path, wheels: str | None) -> dict[str, str] | None:
     paths = [str(ROOT)]
     lacking = find_lacking()
     if lacking and wheels:
-        # From here on they are found here, too.
         target = folder / "packages"
-        found = [wheel for name in lacking for wheel in wheels_of(PACKAGES[name], wheels)]
-        # Where cffi comes as a wheel, the pure package that it needs comes with it.
-        found += wheels_of("pycparser", wheels) if importlib.util.find_spec("pycparser") is None else []
+        found = sorted(map(str, Path(wheels).glob("*.whl")))
         command = [
             sys.executable,
             "-m",
@@ -186,12 +185,6 @@ def make_environment(folder: Path, wheels: str | None) -> dict[str, str] | None:
 def find_lacking() -> list[str]:
     """Return the modules that cannot be found, without importing any."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-
-
-def wheels_of(distribution: str, folder: str) -> list[str]:
-    """Return the wheels of a distribution, whose names begin with its own."""
-    begin = distribution.replace("-", "_").lower() + "-"
-    return [str(path) for path in sorted(Path(folder).glob("*.whl")) if path.name.lower().startswith(begin)]
 
 
 def look_at(environment: Mapping[str, str]) -> dict[str, Any] | None:

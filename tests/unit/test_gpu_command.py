@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,26 @@ def test_a_python_that_lacks_packages_is_told_which_and_how_to_bring_them(
     assert "lacks no-such-package. Install them, or give WHEELS=folder" in capsys.readouterr().out
 
 
-def test_the_wheels_of_a_package_are_those_of_its_name(command: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("pytest-9-py3-none-any.whl", "pytest_timeout-2-py3-none-any.whl", "cffi-2-cp312-cp312-linux.whl"):
-        (tmp_path / name).touch()
-    found = {
-        name: [Path(wheel).name for wheel in command["wheels_of"](name, str(tmp_path))]
-        for name in ("pytest", "pytest-timeout")
-    }
-    assert found == {"pytest": ["pytest-9-py3-none-any.whl"], "pytest-timeout": ["pytest_timeout-2-py3-none-any.whl"]}
+def test_what_the_folder_of_wheels_has_is_found_by_all_phases_and_by_nobody_else(
+    command: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel = tmp_path / "wheels" / "brought_along-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("brought_along.py", "")
+        archive.writestr(
+            "brought_along-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought-along\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "brought_along-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("brought_along-1.0.dist-info/RECORD", "")
+    monkeypatch.setitem(command["PACKAGES"], "brought_along", "brought-along")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    environment = command["make_environment"](tmp_path, str(tmp_path / "wheels"))
+    ask = [sys.executable, "-c", "import brought_along"]
+    assert subprocess.run(ask, env=environment).returncode == 0
+    assert subprocess.run(ask, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_a_phase_that_hangs_is_killed_at_its_limit_and_one_that_fails_is_told_from_one_that_passes(
