@@ -27,7 +27,7 @@ class TaskResources:
     session's own. given: the profile, if the user has made it.
     """
 
-    cpus: int | None = None
+    cpus: float | None = None
     gpus: float | None = None
     executor_cpus: int | None = None
     executor_gpus: int | None = None
@@ -60,7 +60,7 @@ class TaskResources:
         gpus = float(task["gpu"].amount) if "gpu" in task else None
         check_one_gpu(gpus, f"{name} asks for {gpus:g} GPUs a task" if gpus is not None else "")
         return cls(
-            cpus=int(task["cpus"].amount) if "cpus" in task else None,
+            cpus=float(task["cpus"].amount) if "cpus" in task else None,
             gpus=gpus,
             executor_cpus=int(executor["cores"].amount) if "cores" in executor else None,
             executor_gpus=int(executor["gpu"].amount) if "gpu" in executor else None,
@@ -99,12 +99,12 @@ class TaskResources:
             )
         cores = self.executor_cpus or _whole(get("spark.executor.cores", "0"))
         if self.cpus and cores and self.cpus > cores:
-            raise ValueError(f"resources asks for {self.cpus} cores a task, but an executor has {cores}")
+            raise ValueError(f"resources asks for {self.cpus:g} cores a task, but an executor has {cores}")
 
     def slots_of_executor(self, get: Setting) -> int:
         """Return how many tasks an executor has room for at a time."""
         cores = self.executor_cpus or _whole(get("spark.executor.cores", "1"))
-        slots = cores // (self.cpus or _whole(get("spark.task.cpus", "1")))
+        slots = int(cores / (self.cpus or float(get("spark.task.cpus", "1") or 1)))
         if self.gpus:
             gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
             slots = min(slots, int(gpus / self.gpus))

@@ -70,7 +70,7 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
     runtime = REAL_RUNTIME
     if os.environ.get("SPARK_REUSE_WORKER"):  # else Spark ends this process after the task
         runtime = replace(runtime, supervisor=partial(WorkerSupervisor, kept=KEPT))
-    run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, int(context.cpus())), runtime)
+    run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, max(int(context.cpus()), 1)), runtime)
 
 
 def find_executor() -> int:

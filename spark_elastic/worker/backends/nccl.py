@@ -61,13 +61,18 @@ class Nccl(Backend):
 
     def _new(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
         # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        if (
+            os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0"
+        ):  # threads of groups before this one may be reading it
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         interface = interface_of(self._address)
         if interface is not None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
         group = dist.ProcessGroupNCCL(store, rank, size, options)
-        # Connect now: a communicator that is built at the first collective could hold the user's thread with a dead peer.
+        # Connect now: a communicator that is built at the first collective could hold the user's thread with a dead peer. This
+        # thread has not used the GPU yet, and NCCL takes the thread's own context of CUDA.
+        torch.cuda.set_device(0)
         group.eager_connect_single_device(torch.device("cuda", 0))
         return group

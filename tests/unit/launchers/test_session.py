@@ -88,6 +88,12 @@ def test_with_dynamic_allocation_the_scarcest_resource_says_how_many_tasks_an_ex
     assert default_sizes(spark, None, None, None, of_its_own)[2] == 20
 
 
+def test_tasks_may_share_a_core() -> None:
+    limits = {"spark_dynamicAllocation_enabled": "true", "spark_dynamicAllocation_maxExecutors": "5"}
+    spark = session(spark_executor_cores="4", spark_task_cpus="0.5", **limits)
+    assert default_sizes(spark, None, None, None)[2] == 40
+
+
 def test_without_dynamic_allocation_nobody_knows_how_many_tasks_with_resources_there_is_room_for() -> None:
     with pytest.raises(ValueError, match="give max_np or num_proc"):
         default_sizes(session(6), None, None, None, TaskResources(gpus=1))
