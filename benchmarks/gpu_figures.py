@@ -72,6 +72,8 @@ def figure(values: list[float], unit: str, wanted: str = "", note: str = "") -> 
 def cluster(device: str, seats: int) -> Iterator[LocalCluster]:
     """So many seats, which share the first GPU if there are several."""
     gpus = find_gpus() if device == "cuda" else ()
+    if device == "cuda" and not gpus:
+        raise RuntimeError("local slots find GPUs by nvidia-smi, and it is missing or names none")
     with contextlib.closing(LocalCluster(seats, gpus[:1] * seats)) as made:
         yield made
 

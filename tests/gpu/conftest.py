@@ -52,7 +52,9 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 @pytest.fixture(scope="session")
 def gpus(device: torch.device) -> tuple[str, ...]:
     """The GPUs of this machine; none where the CPU stands in."""
-    return find_gpus() if device.type == "cuda" else ()
+    found = find_gpus() if device.type == "cuda" else ()
+    assert found or device.type == "cpu", "local slots find GPUs by nvidia-smi, and it is missing or names none"
+    return found
 
 
 @pytest.fixture(scope="session")
