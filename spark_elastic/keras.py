@@ -86,6 +86,10 @@ class KerasState(TorchState):
             )
         if keeper_named(commit).watches_optimizers:
             raise ValueError(f'commit="{commit}" watches torch optimizers; a KerasState commits by "copy" or "host"')
+        if keeper_named(commit).is_joint:
+            raise ValueError(
+                f'commit="{commit}" slices torch modules and optimizers; a KerasState commits by "copy" or "host"'
+            )
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         if (shards := shards_of_loader(loader)) is not None:

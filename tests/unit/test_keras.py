@@ -213,8 +213,9 @@ def test_what_cannot_be_kept_is_refused() -> None:
         KerasState(unbuilt)
     with pytest.raises(ValueError, match="has an optimizer"):
         KerasState(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-    with pytest.raises(ValueError, match='"copy" or "host"'):
-        KerasState(network(), commit="in_place")
+    for commit in ("in_place", "sharded"):
+        with pytest.raises(ValueError, match='"copy" or "host"'):
+            KerasState(network(), commit=commit)
     with pytest.raises(ValueError, match="at least 1, and is 0"):
         CommitStateCallback(KerasState(network()), batches_per_commit=0)
 

@@ -1,0 +1,165 @@
+"""What a rank keeps of a commit in slices, and when it takes its live values for that commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from trained_state import equal, step, trained, values
+from worker_stage import Stage, on_stage
+
+from spark_elastic import HostsUpdatedInterrupt, TorchState
+from spark_elastic.errors import SparkElasticError, StateLostError
+from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.worker.state.keepers.sharded import Sharded
+
+SIZE = 4
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with on_stage() as stage:
+        yield stage
+
+
+def begun(stage: Stage, size: int = SIZE, redundancy: int = 1, parts: int = 3) -> TorchState:
+    """Return the state of rank 0 of a first world, after a commit."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(parts)), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters())
+    state = TorchState(model=model, optimizer=optimizer, commit="sharded", redundancy=redundancy)
+    stage.begin(state, others=[None] * (size - 1))
+    state._checks = None  # which would have the model wrapped
+    train(state)
+    return state
+
+
+def train(state: TorchState) -> None:
+    state.optimizer.zero_grad()
+    state.model(torch.rand(4, 8)).sum().backward()
+    state.optimizer.step()
+    state.commit()
+
+
+def kept(state: TorchState) -> Sharded:
+    keeper = state._keeper
+    assert isinstance(keeper, Sharded)
+    return keeper
+
+
+def interrupt(stage: Stage, state: TorchState) -> None:
+    stage.peers = lambda mine: [[1, *mine[1:]]]
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+
+
+@pytest.mark.parametrize(("redundancy", "held"), [(1, (0, 1)), (2, (0, 1, 2))])
+def test_a_rank_keeps_its_slices_of_parameters_and_moments_and_buffers_whole(
+    stage: Stage, redundancy: int, held: tuple[int, ...]
+) -> None:
+    state = begun(stage, redundancy=redundancy)
+    assert kept(state).slices == (Slices(CommitId(1, 1), held, SIZE), Slices(CommitId(1, 0), held, SIZE))
+    weights = list(state.model.parameters())
+    total = sum(weight.numel() for weight in weights) * 3 + len(weights)  # two moments, and the number of the step
+    sliced = sum(flat.numel() for flats in kept(state).current.slices.flats.values() for flat in flats)
+    assert sliced == pytest.approx(total * len(held) / SIZE, abs=len(held))
+    assert all(map(torch.equal, kept(state).current.buffer.views, state.model.buffers()))
+
+
+@pytest.mark.parametrize(("size", "redundancy"), [(1, 1), (2, 1), (3, 2)])
+def test_in_a_small_world_each_rank_goes_back_by_itself(stage: Stage, size: int, redundancy: int) -> None:
+    state = begun(stage, size, redundancy)
+    committed = values(state)
+    state.model(torch.rand(4, 8)).sum().backward()
+    state.optimizer.step()
+    assert not equal(values(state), committed)
+    state.restore()
+    assert equal(values(state), committed)
+
+
+def test_after_a_loss_a_rank_offers_its_slices_and_loads_nothing_by_itself(stage: Stage) -> None:
+    state = begun(stage)
+    assert kept(state).to_restore() is None
+    state.restore()
+    assert stage.control.slices == kept(state).slices
+    assert not any(slices.is_whole for slices in kept(state).slices)
+
+
+def test_after_a_planned_change_a_rank_has_the_whole_commit(stage: Stage) -> None:
+    state = begun(stage)
+    interrupt(stage, state)
+    committed = values(state)
+    state.model[-1].running_mean.fill_(9.0)  # by code on its way out
+    state.restore()
+    assert stage.control.slices[0] == Slices(stage.control.commit, (0,), 1)
+    assert equal(values(state), committed)
+    assert not (state.model[-1].running_mean == 9.0).any()
+    state.restore()
+    assert stage.control.slices[0].is_whole, "also where the next world breaks before it is synced"
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_change_that_bumps_no_version_counter_shows_wherever_it_is(stage: Stage, place: int) -> None:
+    state = begun(stage)
+    interrupt(stage, state)
+    list(state.model.parameters())[place].data[-1] += 1.0
+    state.restore()
+    assert not stage.control.slices[0].is_whole
+
+
+def test_a_torn_commit_is_not_offered(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = begun(stage)
+    monkeypatch.setattr("spark_elastic.worker.state.slices.SliceBuffer.copy_from", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        state.commit()
+    assert [slices.commit for slices in kept(state).slices] == [CommitId(1, 1)]
+
+
+def test_a_rank_that_lost_slices_does_not_begin_the_job_anew_from_what_it_happens_to_have(stage: Stage) -> None:
+    state = begun(stage)
+    stage.control.commit = None
+    with pytest.raises(StateLostError, match="slices of the newest commit were lost"):
+        stage.begin(state, others=[None])
+
+
+def test_commits_without_a_reduction_before_them_wait_for_all_ranks(stage: Stage) -> None:
+    state = begun(stage)
+    met: list[int] = []
+    stage.world.meet = lambda: met.append(state._commits.index)
+    state.commit()
+    stage.has_met = True
+    state.commit()
+    assert met == [1]
+
+
+def test_weights_that_changed_after_the_last_commit_are_not_written_as_a_durable_checkpoint(stage: Stage) -> None:
+    state = begun(stage)
+    lent = state._lend().lend().content()["objects"]["model"].content
+    assert all(map(torch.equal, lent.values(), state.model.state_dict().values()))
+    with torch.no_grad():
+        next(state.model.parameters()).add_(1.0)
+    with pytest.raises(SparkElasticError, match="commit after the last change"):
+        state._lend().lend()
+
+
+@pytest.mark.parametrize(
+    ("commit", "redundancy", "message"),
+    [
+        ("copy", 2, 'redundancy=2 is for commit="sharded"'),
+        ("sharded", 3, "1 or 2, not 3"),
+        ("sharded", 0, "1 or 2, not 0"),
+    ],
+)
+def test_a_redundancy_that_does_not_fit_is_refused(commit: str, redundancy: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TorchState(commit=commit, redundancy=redundancy)
+
+
+def test_outside_a_job_a_state_goes_back_to_its_last_commit() -> None:
+    state = trained(commit="sharded")
+    state.commit()
+    committed = values(state)
+    step(state)
+    state.restore()
+    assert equal(values(state), committed)
