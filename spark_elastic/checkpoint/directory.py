@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from spark_elastic.checkpoint.naming import MANIFEST, CheckpointName, Claim, Listing, choose_removals, read_listing
+from spark_elastic.checkpoint.naming import (
+    KEPT,
+    MANIFEST,
+    CheckpointName,
+    Claim,
+    Listing,
+    choose_removals,
+    read_listing,
+)
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.errors import CheckpointError, DamagedError, DataError
 
@@ -167,9 +175,9 @@ class CheckpointDirectory:
             raise
         return sum(entry.bytes for entry in entries.values())
 
-    def prune(self, attempt: int, damaged: Collection[CheckpointName] = ()) -> None:
+    def prune(self, attempt: int, damaged: Collection[CheckpointName] = (), keep: int = KEPT) -> None:
         """Remove the checkpoints that ``choose_removals`` chooses. Raises the same errors as ``check_claim``."""
-        for name in choose_removals(self.check_claim(attempt), damaged):
+        for name in choose_removals(self.check_claim(attempt), damaged, keep):
             self.remove(name)
 
     def remove(self, name: CheckpointName) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
+# How many checkpoints are kept if the user does not say.
 KEPT = 2
 
 _CHECKPOINT = re.compile(r"(\d{6,})-(\d{6,})-(\d{9,})/(.+)")
@@ -72,13 +73,15 @@ def read_listing(paths: Iterable[str]) -> Listing:
     return Listing(frozenset(complete), frozenset(begun - complete), frozenset(claims))
 
 
-def choose_removals(listing: Listing, damaged: Collection[CheckpointName] = ()) -> list[CheckpointName]:
-    """Choose what may be removed once a checkpoint has been written: everything older, except the last undamaged ones.
+def choose_removals(
+    listing: Listing, damaged: Collection[CheckpointName] = (), keep: int = KEPT
+) -> list[CheckpointName]:
+    """Choose what may be removed once a checkpoint has been written: all but the last ``keep`` undamaged ones.
 
     Newer checkpoints stay, because another run may be writing them.
     """
     whole = [name for name in listing.newest_first if name not in damaged]
     if not whole:
         return []
-    kept = whole[:KEPT]
+    kept = whole[:keep]
     return sorted(name for name in listing.complete | listing.partial if name < kept[0] and name not in kept)

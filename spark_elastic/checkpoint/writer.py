@@ -43,6 +43,7 @@ class CheckpointWriter:
         self._url = plan.url
         self._storage_options = plan.storage_options
         self._interval = plan.interval
+        self._keep = plan.keep
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
@@ -160,7 +161,7 @@ class CheckpointWriter:
         seconds = round(time.monotonic() - started, 4)
         self._report(records.CheckpointWritten(str(name), steps, written, seconds))
         try:
-            self._directory.prune(self.attempt, self._damaged)
+            self._directory.prune(self.attempt, self._damaged, self._keep)
         except Exception as error:
             logger.warning(
                 "old checkpoints of %s could not be removed; the next write tries again: %s", self._url, error

@@ -34,6 +34,7 @@ _SETTINGS = {
     "driver_port": int,
     "checkpoint": str,
     "checkpoint_interval": float,
+    "checkpoint_keep": int,
     "host_discovery_script": str,
     "event_log": str,
 }

@@ -11,6 +11,7 @@ import cloudpickle
 import msgspec
 
 from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.settings import JobSettings
@@ -31,6 +32,7 @@ class CheckpointWish:
     url: str
     interval: float
     storage_options: Mapping[str, object] | None = None
+    keep: int = KEPT
 
     def claim(self) -> CheckpointPlan:
         """Claim the next attempt in the checkpoint directory. Raises ``CheckpointError`` if it cannot be written."""
@@ -43,7 +45,7 @@ class CheckpointWish:
                 f"checkpoint={self.url!r} cannot be written: {type(error).__name__}: {error}"
             ) from error
         options = cloudpickle.dumps(dict(self.storage_options)) if self.storage_options else b""
-        return CheckpointPlan(self.url, attempt, float(self.interval), options)
+        return CheckpointPlan(self.url, attempt, float(self.interval), options, self.keep)
 
 
 class DriverPlace(Protocol):

@@ -67,6 +67,7 @@ def run(
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
+    checkpoint_keep: int = 2,
     storage_options: Mapping[str, object] | None = None,
     host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
@@ -117,6 +118,7 @@ def run(
         checkpoint: a directory or URL, shared by all machines, to which commits are also written. A later run with the same
             ``checkpoint`` resumes from the newest complete one.
         checkpoint_interval: how many seconds pass between two such writes; 0 writes again as soon as the last write has ended.
+        checkpoint_keep: how many of the newest undamaged checkpoints are kept; older ones are removed after each write.
         storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
             cloudpickle.
         host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.
@@ -156,7 +158,11 @@ def run(
     if driver not in DRIVERS:
         raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
     launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
-    wish = None if checkpoint is None else _check_checkpoint(checkpoint, checkpoint_interval, storage_options)
+    wish = (
+        None
+        if checkpoint is None
+        else _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, storage_options)
+    )
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
     with ExitStack() as stack:
@@ -218,16 +224,18 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
 
 
 def _check_checkpoint(
-    checkpoint: str | os.PathLike[str], interval: float, storage_options: Mapping[str, object] | None
+    checkpoint: str | os.PathLike[str], interval: float, keep: int, storage_options: Mapping[str, object] | None
 ) -> CheckpointWish:
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise ValueError(f"checkpoint_keep must be a whole number from 1 on, not {keep!r}")
     url = os.fspath(checkpoint)
     if not isinstance(url, str) or not url:
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
     if "://" not in url and "::" not in url:
         url = os.path.abspath(url)  # workers have working directories of their own
-    return CheckpointWish(url, float(interval), storage_options)
+    return CheckpointWish(url, float(interval), storage_options, keep)
 
 
 def _choose_launcher(

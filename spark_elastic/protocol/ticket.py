@@ -24,7 +24,7 @@ class Ticket:
 
 
 class CheckpointPlan(msgspec.Struct, frozen=True):
-    """Where commits are written, as which attempt of the job, and how many seconds apart.
+    """Where commits are written, as which attempt of the job, how many seconds apart, and how many of them are kept.
 
     storage_options: a pickled dict, or nothing.
     """
@@ -33,6 +33,7 @@ class CheckpointPlan(msgspec.Struct, frozen=True):
     attempt: int
     interval: float
     storage_options: bytes = b""
+    keep: int = 2
 
 
 class Payload(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
+import spark_elastic
 from spark_elastic import DistributedDataParallel, load_checkpoint, load_model
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
@@ -23,6 +24,7 @@ from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.places import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.protocol.records import CheckpointWritten
+from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
@@ -343,3 +345,13 @@ def test_weights_are_loaded_by_the_names_of_the_plain_module(tmp_path: Path, sav
     target.load_state_dict(loaded["one"])
     target.load_state_dict(loaded["many"][0]["x"])
     assert all(map(torch.equal, target.state_dict().values(), model.state_dict().values()))
+
+
+def test_a_run_keeps_as_many_checkpoints_as_it_was_told_to(url: str) -> None:
+    assert CheckpointWish(url, 0.0, keep=3).claim() == CheckpointPlan(url, 1, 0.0, keep=3)
+
+
+@pytest.mark.parametrize("keep", [0, 1.5, True])
+def test_a_number_of_checkpoints_that_makes_no_sense_is_refused(url: str, keep: Any) -> None:
+    with pytest.raises(ValueError, match=f"checkpoint_keep must be a whole number from 1 on, not {keep}"):
+        spark_elastic.run(int, local=True, checkpoint=url, checkpoint_keep=keep)

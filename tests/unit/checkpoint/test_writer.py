@@ -38,9 +38,9 @@ class Job:
         self.writers: list[CheckpointWriter] = []
         self.writer = self.new_writer()
 
-    def new_writer(self, interval: float = 60.0, attempt: int | None = None) -> CheckpointWriter:
+    def new_writer(self, interval: float = 60.0, attempt: int | None = None, keep: int = 2) -> CheckpointWriter:
         number = CheckpointDirectory(self.url).claim() if attempt is None else attempt
-        self.writer = CheckpointWriter(CheckpointPlan(self.url, number, interval), self.reports.append, int)
+        self.writer = CheckpointWriter(CheckpointPlan(self.url, number, interval, keep=keep), self.reports.append, int)
         self.writers.append(self.writer)
         return self.writer
 
@@ -151,6 +151,14 @@ def test_the_last_two_are_kept(job: Job) -> None:
     for step in (1, 2, 3, 4):
         job.commit(step, durable=True)
     assert [name.index for name in CheckpointDirectory(job.url).list().newest_first] == [4, 3]
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_as_many_are_kept_as_the_user_asks_for(job: Job, keep: int) -> None:
+    job.new_writer(keep=keep)
+    for step in (1, 2, 3, 4, 5):
+        job.commit(step, durable=True)
+    assert [name.index for name in CheckpointDirectory(job.url).list().newest_first] == [5, 4, 3][:keep]
 
 
 # ---------------------------------------------------------------- what
