@@ -14,6 +14,7 @@ from spark_elastic.estimator.params import converter_of
 TYPES = {
     "boolean": ("bool", "bool"),
     "callback_list": ("list[object]", "object"),
+    "logger_list": ("list[Logger]", "Logger | Sequence[Logger]"),
     "class_thresholds": ("list[float]", "Sequence[float]"),
     "function": ("Function", "Function"),
     "functions": ("Function | list[Function]", "Function | Sequence[Function]"),
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from spark_elastic.estimator.store import Store
+    from spark_elastic.loggers import Logger
 
     Function = Callable[..., Any]
 '''

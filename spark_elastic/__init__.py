@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from spark_elastic import data as data
+    from spark_elastic import loggers as loggers
     from spark_elastic import testing as testing
     from spark_elastic.checkpoint.newest import load_checkpoint as load_checkpoint
     from spark_elastic.checkpoint.newest import load_model as load_model
@@ -95,7 +96,7 @@ _MODULES = {
     "spark_elastic.worker.state.objects": ("ObjectState",),
     "spark_elastic.worker.state.torch_state": ("TorchState",),
 }
-_SUBMODULES = ("data", "testing")
+_SUBMODULES = ("data", "loggers", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_SUBMODULES])

@@ -28,6 +28,7 @@ class EventLog:
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
     is empty. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once, and not called
     again. ``watchers`` belong to this package: they are called first, with entries, and neither block nor raise.
+    ``reader`` is what users call the callable.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class EventLog:
         path: str | None,
         on_event: Callable[[dict[str, Any]], None] | None,
         watchers: Sequence[Callable[[Entry], None]] = (),
+        reader: str = "on_event",
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event must be callable, not {on_event!r}")
         self._file = Path(path).open("a", encoding="utf-8") if path is not None else None  # noqa: SIM115
         self._on_event = on_event
         self._watchers = watchers
+        self._reader = reader
         self._changed = threading.Condition()
         self._waiting: deque[Entry] = deque()
         self._dropped = 0
@@ -64,7 +67,7 @@ class EventLog:
             left = len(self._waiting)
             self._waiting.clear()
         if left:
-            logger.warning("%d events were not handed on within %g s: on_event is too slow", left, END_SECONDS)
+            logger.warning("%d events were not handed on within %g s: %s is too slow", left, END_SECONDS, self._reader)
 
     def record(self, record: Record) -> None:
         """Note a record with the present time; never blocks."""
@@ -76,7 +79,9 @@ class EventLog:
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
                 if not self._dropped:
-                    logger.warning("events are dropped: %d wait for on_event, or for the file, already", QUEUE_LIMIT)
+                    logger.warning(
+                        "events are dropped: %d wait for %s, or for the file, already", QUEUE_LIMIT, self._reader
+                    )
                 self._dropped += 1
                 return
             self._tell_of_dropped()
@@ -99,7 +104,7 @@ class EventLog:
                 try:
                     self._on_event(event)
                 except Exception:
-                    logger.exception("on_event raised; it is not called any more")
+                    logger.exception("%s raised; it is not called any more", self._reader)
                     self._on_event = None
         self._close_file()
 

@@ -18,6 +18,7 @@ from spark_elastic.driver.client_driver import ClientDriver
 from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.places import CheckpointWish, DriverPlace
 from spark_elastic.driver.settings import JobSettings
@@ -27,6 +28,7 @@ from spark_elastic.launchers.base import Launcher
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import active_session, is_connect
+from spark_elastic.loggers import Logger
 from spark_elastic.protocol.fault_points import CLUSTER_ACTIONS
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def run(
     event_log: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    loggers: Sequence[Logger] = (),
     **timeouts: float,
 ) -> list[T]:
     """Call ``fn(*args, **kwargs)`` in every worker and return what the workers of the last generation returned.
@@ -127,6 +130,8 @@ def run(
         progress: True shows the progress of the job, as a live line in terminals and notebooks and as plain lines elsewhere.
             None shows it only in terminals and notebooks.
         on_event: a function that is called with each event as a dict, on a thread of its own.
+        loggers: where rank 0's ``state.report`` goes, with world sizes and resets: ``loggers.MLflowLogger``,
+            ``loggers.TensorBoardLogger``, or classes of your own. With ``checkpoint``, a later run goes on in the same run there.
         timeouts: ``heartbeat_timeout``, ``ready_timeout``, ``form_timeout``, ``join_window``, ``join_patience`` and
             ``yield_after``; ``JobSettings`` explains them.
 
@@ -165,6 +170,7 @@ def run(
     )
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
+    feed = LoggerFeed(loggers, None if wish is None else wish.url)
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(progress))
         stack.enter_context(launcher)
@@ -190,7 +196,11 @@ def run(
             **timeouts,
         )
         path = None if event_log is None else os.fspath(event_log)
-        log = stack.enter_context(EventLog(path, on_event, watchers=[display.see]))
+        watchers = [display.see]
+        if loggers:
+            stack.enter_context(feed)
+            watchers.append(stack.enter_context(EventLog(None, feed.see, reader="loggers")).pass_on)
+        log = stack.enter_context(EventLog(path, on_event, watchers))
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
         except SparkElasticError as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from spark_elastic.estimator.store import Store
+    from spark_elastic.loggers import Logger
 
     Function = Callable[..., Any]
 
@@ -207,6 +208,10 @@ class TrainingParamsAccessors:
         def getCallbacks(self) -> list[object] | None: ...
 
         def setCallbacks(self, value: object) -> Self: ...
+
+        def getLoggers(self) -> list[Logger] | None: ...
+
+        def setLoggers(self, value: Logger | Sequence[Logger]) -> Self: ...
 
         def getModel(self) -> Module | None: ...
 

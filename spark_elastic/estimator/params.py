@@ -17,6 +17,7 @@ from spark_elastic.driver.run import DRIVERS
 from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
 from spark_elastic.estimator.store import Store
 from spark_elastic.launchers.resources import TaskResources
+from spark_elastic.loggers import Logger
 
 if TYPE_CHECKING:
     import torch
@@ -262,6 +263,15 @@ def callback_list(value: object) -> list[object]:
     return listed
 
 
+def logger_list(value: object) -> list[Logger]:
+    """Convert a logger or a list of loggers."""
+    listed: list[Any] = list(value) if isinstance(value, Sequence) else [value]
+    for entry in listed:
+        if not isinstance(entry, Logger):
+            raise TypeError(f"must be loggers of spark_elastic.loggers, or derived from its Logger, not {entry!r}")
+    return listed
+
+
 def task_resources(value: object) -> dict[str, float] | ResourceProfile:
     """Convert ``{"cpus": 2, "gpus": 1}``, or a ``ResourceProfile``."""
     TaskResources.of(value, "it")
@@ -379,6 +389,9 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
     model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
     store = param("store", "a Store or its URL; in local modes a temporary folder if none is given", store)
     callbacks = param("callbacks", "objects with on_epoch_end(ctx), called on rank 0", callback_list)
+    loggers = param(
+        "loggers", "where numbers are logged, from the driver: MLflowLogger, TensorBoardLogger", logger_list
+    )
     transform = param(
         "transform",
         "function from a batch (dict of column tensors) to a batch, before training and validation steps",

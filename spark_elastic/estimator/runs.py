@@ -28,6 +28,7 @@ FREE = frozenset(
         "elasticTimeout",
         "epochs",
         "hangTimeout",
+        "loggers",
         "maxNp",
         "minNp",
         "numProc",

@@ -16,8 +16,10 @@ import torchmetrics
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from spark_elastic.estimator import EarlyStopping, Store, TensorBoard, TorchEstimator, TorchModel
+from spark_elastic.loggers import TensorBoardLogger
 from spark_elastic.testing import inject, kill, kill_executor
 
 cloudpickle.register_pickle_by_value(networks)
@@ -108,16 +110,18 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
 
 
 def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
-    spark: Any, events: list[dict[str, Any]]
+    spark: Any, events: list[dict[str, Any]], tmp_path: Path
 ) -> None:
+    settings = {"resourceProfile": {"cpus": 1}, "loggers": TensorBoardLogger(tmp_path / "logs")}
     with inject(kill(rank=1, step=2)):  # of twelve steps an epoch, those from the sixth to the tenth are repeated
-        model = networks.row_counter(600, epochs=2, numProc=2, maxNp=2, commitSteps=5, resourceProfile={"cpus": 1}).fit(
-            spark.range(600)
-        )
+        model = networks.row_counter(600, epochs=2, numProc=2, maxNp=2, commitSteps=5, **settings).fit(spark.range(600))
     assert sum(event["event"] == "fault_injected" for event in events) == 1
     assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
     assert [entry["rows"] for entry in model.history] == [600] * 2
     assert len(model.history[0]["sizes"]) > 1
+    logged = EventAccumulator(str(tmp_path / "logs")).Reload()
+    assert logged.Scalars("rows")[-1].value == 600
+    assert logged.Scalars("job/resets")[-1].value == 1
 
 
 def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(

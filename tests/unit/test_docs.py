@@ -16,7 +16,13 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Whose public names have a place in docs/api.
-PACKAGES = ("spark_elastic", "spark_elastic.data", "spark_elastic.estimator", "spark_elastic.testing")
+PACKAGES = (
+    "spark_elastic",
+    "spark_elastic.data",
+    "spark_elastic.estimator",
+    "spark_elastic.loggers",
+    "spark_elastic.testing",
+)
 
 
 def test_the_settings_reference_is_that_of_the_code() -> None:

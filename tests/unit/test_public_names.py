@@ -83,6 +83,7 @@ def test_run_takes_what_the_contract_says() -> None:
         "event_log": None,
         "progress": None,
         "on_event": None,
+        "loggers": (),
     }
 
 

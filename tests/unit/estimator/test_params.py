@@ -32,6 +32,7 @@ from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan
 from spark_elastic.estimator.runs import VERSION, RunRecord, describe_params, read_record
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.launchers.session import check_gpus
+from spark_elastic.loggers import TensorBoardLogger
 
 SCHEMA = StructType(
     [
@@ -73,7 +74,8 @@ SETTINGS = {
     "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
     "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "store": Store.create("/x"), "runId": "run",
-    "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "callbacks": [EarlyStopping()], "backwardPassesPerStep": 2,
+    "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "callbacks": [EarlyStopping()],
+    "loggers": [TensorBoardLogger("logs")], "backwardPassesPerStep": 2,
     "gradientClipNorm": 4.5, "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
     "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
     "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True,
@@ -118,6 +120,7 @@ def test_params_are_set_copied_and_unknown_ones_refused() -> None:
         ({"featureCols": []}, "featureCols: must be a list of column names"),
         ({"mixedPrecision": "fp8"}, "mixedPrecision: must be one of bf16, fp16"),
         ({"callbacks": [print]}, "callbacks: must be objects with on_epoch_end"),
+        ({"loggers": [print]}, "loggers: must be loggers of spark_elastic.loggers"),
         ({"store": 3}, "store: must be a Store or its URL"),
         ({"metrics": [abs, abs]}, "two metrics are called abs"),
     ],

@@ -1,0 +1,180 @@
+"""Loggers: what a job reports, in the tools that people compare runs with.
+
+``run(loggers=[…])`` and the Param ``loggers`` of estimators take them. They run where ``run`` was called and are fed from the
+job's events, so no rank logs twice, workers need neither a connection nor credentials, and no training step waits for them.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Logger", "MLflowLogger", "TensorBoardLogger"]
+
+# The tag of an MLflow run by which a job that resumes finds it.
+RESUMES = "spark_elastic.checkpoint"
+RUN_ID = "spark_elastic.run_id"
+
+
+class Logger(ABC):
+    """What a logger has to do. Calls come one after the other, from one thread at a time; numbers only.
+
+    ``start`` may raise: then nothing of the job is started. A logger that raises later is logged once and not called again; the
+    job goes on.
+    """
+
+    @abstractmethod
+    def start(self, resumes: str | None) -> None:
+        """Begin, before anything of the job does. ``resumes`` is the URL of the job's checkpoint; None without one."""
+
+    @abstractmethod
+    def named(self, run_id: str) -> None:
+        """Note the id of the job, which is also in the names of its Spark jobs."""
+
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """Log values by name. ``step`` counts commits and does not fall for any name; ``seconds`` are those since 1970."""
+
+    @abstractmethod
+    def finish(self, error: str | None) -> None:
+        """End; ``error`` says why the job failed, None that it has not."""
+
+
+class MLflowLogger(Logger):
+    """Logs to one run of MLflow. Needs ``spark-elastic[mlflow]``.
+
+    A job with ``checkpoint=`` goes on in the newest run of the experiment that was logged for the same checkpoint.
+
+    Args:
+        tracking_uri: the tracking server; by default MLflow's own default. Only the process that calls ``run`` has to reach it.
+        experiment: the name of the experiment, which is made if there is none.
+        run_name: the name of the run; by default MLflow's own choice.
+        params: what is logged as the run's parameters when it begins.
+        run_id: an MLflow run to log to; it has to exist.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "spark_elastic",
+        run_name: str | None = None,
+        params: Mapping[str, object] | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
+        self.params = dict(params or {})
+        self.run_id = run_id
+        self._client: MlflowClient | None = None
+        self._run = ""
+
+    def start(self, resumes: str | None) -> None:
+        """Find the run to go on in, or make one. Raises what MLflow raises where the server cannot be reached."""
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ImportError("MLflowLogger needs MLflow: pip install 'spark-elastic[mlflow]'") from error
+        client = self._client = MlflowClient(self.tracking_uri)
+        found = self.run_id or self._find(client, resumes)
+        if found is None:
+            self._run = self._create(client, resumes)
+        else:
+            self._run = client.get_run(found).info.run_id
+            client.update_run(self._run, status="RUNNING")
+
+    def named(self, run_id: str) -> None:
+        """Set the tag ``spark_elastic.run_id``."""
+        assert self._client is not None
+        self._client.set_tag(self._run, RUN_ID, run_id)
+
+    def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """Log a batch of metrics."""
+        from mlflow.entities import Metric
+
+        assert self._client is not None
+        stamp = int(seconds * 1000)
+        self._client.log_batch(self._run, [Metric(name, value, stamp, step) for name, value in values.items()])
+
+    def finish(self, error: str | None) -> None:
+        """End the run as FINISHED, or as FAILED with the tag ``spark_elastic.error``."""
+        assert self._client is not None
+        if error is not None:
+            self._client.set_tag(self._run, "spark_elastic.error", error)
+        self._client.set_terminated(self._run, "FINISHED" if error is None else "FAILED")
+
+    def _find(self, client: MlflowClient, resumes: str | None) -> str | None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None or resumes is None:
+            return None
+        runs = client.search_runs(
+            [experiment.experiment_id],
+            f"tags.`{RESUMES}` = {_quoted(resumes)}",
+            order_by=["start_time DESC"],
+            max_results=1,
+        )
+        return str(runs[0].info.run_id) if runs else None
+
+    def _create(self, client: MlflowClient, resumes: str | None) -> str:
+        experiment = client.get_experiment_by_name(self.experiment)
+        number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
+        tags = {} if resumes is None else {RESUMES: resumes}
+        run = str(client.create_run(number, run_name=self.run_name, tags=tags).info.run_id)
+        for key, value in self.params.items():
+            client.log_param(run, key, value)
+        return run
+
+
+class TensorBoardLogger(Logger):
+    """Writes TensorBoard's event files. Needs ``spark-elastic[tensorboard]``.
+
+    A job that resumes with the same folder goes on there: what was logged beyond the commit that it resumes from is hidden.
+
+    Args:
+        log_dir: the folder, of the machine that calls ``run``.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        self.log_dir = os.fspath(log_dir)
+        self._writer: SummaryWriter | None = None
+        self._run_id = ""
+
+    def start(self, resumes: str | None) -> None:
+        """Make the folder."""
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                "TensorBoardLogger needs TensorBoard: pip install 'spark-elastic[tensorboard]'"
+            ) from error
+        os.makedirs(self.log_dir, exist_ok=True)
+
+    def named(self, run_id: str) -> None:
+        """Keep the id for the text ``job/run_id``."""
+        self._run_id = run_id
+
+    def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        """Write scalars; the first ones begin the file."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(self.log_dir, purge_step=step or None)
+            self._writer.add_text("job/run_id", self._run_id, step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step, walltime=seconds)
+        self._writer.flush()
+
+    def finish(self, error: str | None) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _quoted(text: str) -> str:
+    """Quote a value for MLflow's filters, which know no escapes: with the quote that is not in it."""
+    return f'"{text}"' if "'" in text else f"'{text}'"

@@ -1,0 +1,132 @@
+"""LoggerFeed: what of a job's events reaches loggers, and that none of them can harm the job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from spark_elastic.driver.logger_feed import LoggerFeed
+from spark_elastic.loggers import Logger
+
+
+class Noted(Logger):
+    """Notes what it is called with, and raises where it is told to."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.calls = fails, []  # type: tuple[str, list[Any]]
+
+    def start(self, resumes: str | None) -> None:
+        self._note("start", resumes)
+
+    def named(self, run_id: str) -> None:
+        self._note("named", run_id)
+
+    def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        self._note("log", step, dict(values), seconds)
+
+    def finish(self, error: str | None) -> None:
+        self._note("finish", error)
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if call[0] == self.fails:
+            raise ValueError("mine")
+
+
+def metrics(rank: int | None, time: float = 1.0, **values: Any) -> dict[str, Any]:
+    return {"event": "metrics", "time": time, "rank": rank, "worker": 7, "generation": 1, "values": values}
+
+
+def event(kind: str, **values: Any) -> dict[str, Any]:
+    return {"event": kind, "time": 9.0, **values}
+
+
+def test_rank_0s_numbers_world_sizes_and_resets_are_logged_by_the_number_of_commits() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], "/data/run") as feed:
+        feed.see(event("job_started", run_id="abc"))
+        feed.see(event("world_formed", size=4))
+        feed.see(metrics(0, step=3, loss=0.5, phase="warm-up", epoch=1))
+        feed.see(metrics(1, step=3, loss=0.5))
+        feed.see(metrics(None, step=0, loss=0.5))
+        feed.see(event("world_broken"))
+        feed.see(event("job_finished"))
+    assert noted.calls == [
+        ("start", "/data/run"),
+        ("named", "abc"),
+        ("log", 0, {"job/world_size": 4.0}, 9.0),
+        ("log", 3, {"loss": 0.5, "epoch": 1.0}, 1.0),
+        ("log", 3, {"job/resets": 1.0}, 9.0),
+        ("finish", None),
+    ]
+
+
+def test_what_is_done_again_is_not_logged_again_and_a_value_may_come_twice_at_a_step() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], None) as feed:
+        for step, loss in ((4, 4.0), (5, 5.0), (4, 4.5), (5, 5.5), (6, 6.0)):
+            feed.see(metrics(0, step=step, loss=loss))
+        feed.see(metrics(0, step=5, accuracy=0.5))
+    logged = [call[1:3] for call in noted.calls if call[0] == "log"]
+    assert logged == [
+        *((step, {"loss": loss}) for step, loss in ((4, 4.0), (5, 5.0), (5, 5.5), (6, 6.0))),
+        (5, {"accuracy": 0.5}),
+    ]
+
+
+def test_the_error_of_the_job_is_what_loggers_end_with() -> None:
+    noted = Noted()
+    with pytest.raises(RuntimeError), LoggerFeed([noted], None):
+        raise RuntimeError("out of hosts")
+    assert noted.calls[-1] == ("finish", "RuntimeError: out of hosts")
+
+
+@pytest.mark.parametrize("fails", ["named", "log", "finish"])
+def test_a_logger_that_raises_is_left_out_and_told_of_and_the_others_go_on(
+    fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = Noted(fails), Noted()
+    with caplog.at_level(logging.ERROR), LoggerFeed([bad, good], None) as feed:
+        feed.see(event("job_started", run_id="abc"))
+        feed.see(metrics(0, step=1, loss=1.0))
+        feed.see(metrics(0, step=2, loss=2.0))
+    assert bad.calls[-1][0] == fails
+    assert [call[0] for call in good.calls] == ["start", "named", "log", "log", "finish"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Noted raised; it is not called any more, the job goes on"
+    ]
+
+
+def test_a_logger_that_cannot_start_ends_those_before_it_and_is_the_callers_error() -> None:
+    first, bad, never = Noted(), Noted("start"), Noted()
+    with pytest.raises(ValueError, match="mine"), LoggerFeed([first, bad, never], None):
+        pass
+    assert [first.calls, never.calls] == [[("start", None), ("finish", "ValueError: mine")], []]
+
+
+def test_the_end_does_not_wait_for_a_logger_that_blocks() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Blocks(Noted):
+        def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+            inside.set()
+            go_on.wait()
+
+    blocks = Blocks()
+    with LoggerFeed([blocks], None) as feed:
+        thread = threading.Thread(target=feed.see, args=(metrics(0, step=1, loss=1.0),))
+        thread.start()
+        inside.wait()
+    assert blocks.calls == [("start", None)]
+    go_on.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("loggers", ["tensorboard", Noted(), [print], None])
+def test_what_is_no_list_of_loggers_is_refused(loggers: Any) -> None:
+    with pytest.raises(TypeError, match="loggers must be"):
+        LoggerFeed(loggers, None)

@@ -1,0 +1,90 @@
+"""Loggers with the real MLflow and TensorBoard, on files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_elastic.loggers import MLflowLogger, TensorBoardLogger
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return pytest.importorskip("mlflow.tracking").MlflowClient(tmp_path.as_uri())
+
+
+def mlflow(client: Any, **settings: Any) -> MLflowLogger:
+    return MLflowLogger(client.tracking_uri, "flights", **settings)
+
+
+def runs(client: Any) -> list[Any]:
+    return list(client.search_runs([client.get_experiment_by_name("flights").experiment_id]))
+
+
+def test_mlflow_logs_to_a_run_and_ends_it(client: Any) -> None:
+    logger = mlflow(client, run_name="first", params={"lr": 0.1})
+    logger.start(None)
+    logger.named("abc")
+    logger.log(3, {"loss": 0.5, "job/world_size": 2.0}, 1000.0)
+    logger.log(4, {"loss": 0.25}, 1001.0)
+    logger.finish(None)
+    (run,) = runs(client)
+    assert (run.info.run_name, run.info.status, run.data.params) == ("first", "FINISHED", {"lr": "0.1"})
+    assert run.data.tags["spark_elastic.run_id"] == "abc"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(entry.step, entry.value, entry.timestamp) for entry in history] == [(3, 0.5, 1000000), (4, 0.25, 1001000)]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "/data/it's"])
+def test_a_job_that_resumes_goes_on_in_the_mlflow_run_of_its_checkpoint(client: Any, url: str) -> None:
+    first, other, second = mlflow(client), mlflow(client), mlflow(client)
+    first.start(url)
+    first.finish("TrainingFailedError: the power went")
+    other.start("/data/other")
+    other.finish(None)
+    failed = next(run for run in runs(client) if run.info.status == "FAILED")
+    assert failed.data.tags["spark_elastic.error"] == "TrainingFailedError: the power went"
+    second.start(url)
+    second.log(9, {"loss": 0.5}, 1000.0)
+    assert client.get_run(failed.info.run_id).info.status == "RUNNING"
+    second.finish(None)
+    assert len(runs(client)) == 2
+    assert client.get_run(failed.info.run_id).data.metrics == {"loss": 0.5}
+
+
+def test_jobs_without_a_checkpoint_have_runs_of_their_own_unless_one_is_named(client: Any) -> None:
+    for _ in range(2):
+        logger = mlflow(client)
+        logger.start(None)
+        logger.finish(None)
+    named = runs(client)[0].info.run_id
+    logger = mlflow(client, run_id=named)
+    logger.start(None)
+    logger.log(1, {"loss": 1.0}, 1000.0)
+    logger.finish(None)
+    assert len(runs(client)) == 2
+    assert client.get_run(named).data.metrics == {"loss": 1.0}
+
+
+def test_a_run_of_mlflow_that_does_not_exist_is_an_error(client: Any) -> None:
+    with pytest.raises(Exception, match="not found"):
+        mlflow(client, run_id="0" * 32).start(None)
+
+
+def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps in (range(1, 7), range(4, 9)):
+        logger = TensorBoardLogger(tmp_path / "logs")
+        logger.start(None)
+        logger.named("abc")
+        for step in steps:
+            logger.log(step, {"loss": 100 * steps.start + step}, 1000.0 + step)
+        logger.finish(None)
+    found = accumulator.EventAccumulator(str(tmp_path / "logs")).Reload()
+    assert [(entry.step, entry.value) for entry in found.Scalars("loss")] == [
+        *((step, 100 + step) for step in range(1, 4)),
+        *((step, 400 + step) for step in range(4, 9)),
+    ]
