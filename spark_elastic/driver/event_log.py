@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from spark_elastic.protocol.event_format import as_event
-from spark_elastic.protocol.records import Entry, EventsDropped, Record
+from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobFinished, Record
 
 logger = logging.getLogger("spark_elastic")
 
@@ -24,6 +24,8 @@ END_SECONDS = 10.0
 
 class EventLog:
     """Takes records from the driver's event loop and hands them on as events, from a thread of its own, in order.
+
+    After the job's end nothing more is handed on but what was dropped.
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
     is empty. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once, and not called
@@ -47,6 +49,7 @@ class EventLog:
         self._changed = threading.Condition()
         self._waiting: deque[Entry] = deque()
         self._dropped = 0
+        self._has_ended = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="spark_elastic-events", daemon=True)
 
@@ -76,6 +79,9 @@ class EventLog:
     def pass_on(self, entry: Entry) -> None:
         """Note an entry that has its time already; never blocks."""
         with self._changed:
+            if self._has_ended and not isinstance(entry.record, EventsDropped):
+                return  # what workers have sent before they heard of the job's end
+            self._has_ended |= isinstance(entry.record, (JobFinished, JobFailed))
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
                 if not self._dropped:

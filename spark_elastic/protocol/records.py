@@ -49,7 +49,7 @@ class JobStarted(_OfDriver, frozen=True):
 
 
 class JobFinished(_OfDriver, frozen=True):
-    """All results are there.
+    """All results are there. No event of the run follows but ``events_dropped``.
 
     workers: in rank order
     resets: those caused by failures
@@ -60,7 +60,7 @@ class JobFinished(_OfDriver, frozen=True):
 
 
 class JobFailed(_OfDriver, frozen=True):
-    """The run raises.
+    """The run raises. No event of the run follows but ``events_dropped``.
 
     error: the exception's class
     """

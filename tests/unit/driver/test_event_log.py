@@ -13,7 +13,8 @@ from threads import find_thread
 
 from spark_elastic.driver import event_log
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.protocol.records import DriverPaused, RunAgain
+from spark_elastic.protocol.event_format import as_event
+from spark_elastic.protocol.records import DriverPaused, Entry, JobFailed, JobFinished, Record, RunAgain
 
 ONE, TWO = RunAgain(1), DriverPaused(2.0)
 
@@ -46,6 +47,16 @@ def test_a_callable_that_raises_is_called_no_more(tmp_path: Path) -> None:
         log.record(TWO)
     assert len(calls) == 1
     assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("end", [JobFinished([], 0), JobFailed("ValueError", "mine")])
+def test_the_end_of_the_job_is_the_last_event(end: Record) -> None:
+    """Reports of workers that had not heard of it came after it."""
+    calls: list[Any] = []
+    with EventLog(None, calls.append) as log:
+        for record in (ONE, end, TWO, end):
+            log.record(record)
+    assert calls == [as_event(Entry(event["time"], record)) for event, record in zip(calls, (ONE, end), strict=True)]
 
 
 def test_what_is_not_callable_is_refused() -> None:
