@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, Evaluator, MulticlassClassificationEvaluator
+from pyspark.ml.linalg import DenseVector
 from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasThresholds
 
 from spark_elastic._json import Json
@@ -28,7 +30,7 @@ Metric = Literal["accuracy", "f1", "weightedPrecision", "weightedRecall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
-class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds, HasClassifierColsAccessors):
+class HasClassifierCols(HasProbabilityCol, HasThresholds, HasRawPredictionCol, HasClassifierColsAccessors):
     """Spark ML's columns of classifiers, and its thresholds."""
 
     # The type of Spark's own Param does not allow None, which leaves it unset.
@@ -36,7 +38,7 @@ class HasClassifierCols(HasRawPredictionCol, HasProbabilityCol, HasThresholds, H
 
 
 @saved_as("spark_elastic.estimator")
-class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors):
+class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, ProbabilisticClassifier):  # type: ignore[misc]
     """Trains a network that gives a logit for each class, or one for two classes, on labels 0, 1, ….
 
     The loss is cross entropy unless another is given.
@@ -54,7 +56,7 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors):
 
 
 @saved_as("spark_elastic.estimator")
-class TorchClassificationModel(PredictionModel, HasClassifierCols):
+class TorchClassificationModel(PredictionModel, HasClassifierCols, ProbabilisticClassificationModel):  # type: ignore[misc]
     """Adds the vectors ``rawPredictionCol`` and ``probabilityCol`` and the double ``predictionCol``; "" omits a column."""
 
     expected: int | None = None
@@ -63,6 +65,19 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols):
     def numClasses(self) -> int:
         """The number of classes; 0 as long as there is no network, because Spark reads it even then."""
         return (self.widths[0] or 2) if self.widths else 0
+
+    # Spark's own take one row each.
+    def predictRaw(self, value: object) -> DenseVector | np.ndarray:  # type: ignore[override]
+        """Return raw predictions on the driver: a vector for the features of one row, [rows, classes] for [rows, features]."""
+        return self._predict_vector(value, "rawPrediction")
+
+    def predictProbability(self, value: object) -> DenseVector | np.ndarray:  # type: ignore[override]
+        """Return probabilities on the driver: a vector for the features of one row, [rows, classes] for [rows, features]."""
+        return self._predict_vector(value, "probability")
+
+    def _predict_vector(self, value: object, role: str) -> DenseVector | np.ndarray:
+        found, is_row = self._score(value, Classes({role: role}, None, self.is_probability))
+        return DenseVector(found[0]) if is_row else found
 
     def _set(self, **params: Any) -> Self:
         if params.get("thresholds") is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _STRUCT = "__spark_elastic_prediction"
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """What Spark ML's summaries of training have in common; ``model.history`` has the rest.
+
+    objectiveHistory: the mean training loss of each epoch. totalIterations: the number of epochs.
+    """
+
+    objectiveHistory: list[float]
+    totalIterations: int
 
 
 class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, ElasticModelAccessors):
@@ -72,6 +83,18 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         copied = super().copy(extra)
         copied._udf = None
         return copied
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether the model comes from a fit."""
+        return bool(self.history)
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """The course of the fit. Raises ``RuntimeError``, as Spark's models do, if there was none."""
+        if not self.history:
+            raise RuntimeError(f"there is no training summary: this {type(self).__name__} does not come from a fit")
+        return TrainingSummary([float(entry["loss"]) for entry in self.history], len(self.history))
 
     def _feed(self, columns: Sequence[str]) -> None:
         """Feed these columns to the positional arguments of the network, once its inputs are known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,13 @@ from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import ElasticModel
+from spark_elastic.estimator.transform import Finish, Scorer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class HasPredictorCols(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol, HasPredictorColsAccessors):
+class HasPredictorCols(HasLabelCol, HasFeaturesCol, HasPredictionCol, HasWeightCol, HasPredictorColsAccessors):
     """Spark ML's columns of predictors."""
 
 
@@ -63,8 +65,19 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def _layout_of_names(self) -> Layout:
         return layout_of(self)
 
+    @property
+    def numFeatures(self) -> int:
+        """The numbers in a row's features; -1 as long as that is not known, and where rows have lists of any length."""
+        shape = self.shapes.get(self.layout.features[0]) if self.layout.inputs else None
+        return -1 if shape is None else math.prod(shape)
+
     def predict(self, x: object) -> float | np.ndarray:
         """Predict on the driver: a float for the features of one row, an array for [rows, features]."""
+        found, is_row = self._score(x, self._finish({"prediction": 0}))
+        return float(found[0]) if is_row else found
+
+    def _score(self, x: object, finish: Finish) -> tuple[np.ndarray, bool]:
+        """Return the one column that ``finish`` makes, and whether ``x`` is the features of one row."""
         if not self.layout.inputs:
             raise ValueError(
                 "the shape of a row is not known yet: call transform first, or take the model that fit returns"
@@ -72,8 +85,9 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
         shape = self.shapes[self.layout.features[0]] or ()
         rows = features.reshape(-1, *shape)
-        found = self._scorer({"prediction": 0})({self.layout.features[0]: rows})["prediction"]
-        return float(found[0]) if features.ndim <= len(shape) else found
+        assert self.model is not None
+        (found,) = Scorer(self.model, self.layout, finish)({self.layout.features[0]: rows}).values()
+        return found, features.ndim <= len(shape)
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the usual metrics for a DataFrame with labels, by the names that Spark's evaluators use."""

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from pyspark.ml.evaluation import Evaluator, RegressionEvaluator
+from pyspark.ml.regression import RegressionModel, Regressor
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.frame import Facts
@@ -21,7 +22,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @saved_as("spark_elastic.estimator")
-class TorchRegressor(Predictor):
+class TorchRegressor(Predictor, Regressor[Any]):
     """Trains a network that returns one number per row; the loss is the mean squared error unless another is given."""
 
     def _default_loss(self) -> Loss:
@@ -32,7 +33,7 @@ class TorchRegressor(Predictor):
 
 
 @saved_as("spark_elastic.estimator")
-class TorchRegressionModel(PredictionModel):
+class TorchRegressionModel(PredictionModel, RegressionModel[Any]):  # type: ignore[misc]  # predict takes many rows, too
     """Adds ``predictionCol``, a double."""
 
     def _check(self, facts: Facts) -> None:

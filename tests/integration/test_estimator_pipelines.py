@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from driver_script import fit_counting
 from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.classification import OneVsRest
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors, VectorUDT
@@ -33,7 +34,15 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 from test_clean_up import wait_until
 
 from spark_elastic.errors import CheckpointError, DamagedError, TrainingFailedError
-from spark_elastic.estimator import Store, TorchClassifier, TorchEstimator, TorchModel, TorchRegressor, dataset
+from spark_elastic.estimator import (
+    Store,
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+    TorchModel,
+    TorchRegressor,
+    dataset,
+)
 from spark_elastic.estimator.dataset import Split, identity_of, written
 from spark_elastic.testing import inject, raise_error
 
@@ -85,10 +94,27 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     assert model.numClasses == 3
     assert model.predict(row["features"]) == row["prediction"]
     assert model.predict(np.zeros((4, 2))).shape == (4,)
+    for predicted, name in ((model.predictRaw, "rawPrediction"), (model.predictProbability, "probability")):
+        assert predicted(row["features"]).toArray() == pytest.approx(row[name].toArray(), abs=1e-6)
+        assert predicted(np.zeros((4, 2))).shape == (4, 3)
+    assert (model.numFeatures, model.hasSummary, model.summary.totalIterations) == (2, True, 6)
+    assert model.summary.objectiveHistory == [entry["loss"] for entry in model.history]
     plain = scored.drop("rawPrediction", "probability", "prediction", "predicted")
     assert set(model.evaluate(plain)) >= {"accuracy", "f1", "logLoss"}
     with pytest.raises(ValueError, match=r"column 'a' has the label 0\.99\d*; the loss takes class indexes"):
         classifier.copy({classifier.labelCol: "a"}).fit(plain)
+
+
+def test_sparks_one_vs_rest_takes_the_classifier(frame: Any) -> None:
+    classifier = TorchClassifier(
+        modelFn=networks.dense, modelParams={"width": 2, "outputs": 2}, learningRate=2e-2, batchSize=32, epochs=3,
+        numProc=1, maxNp=1, verbose=0,
+    )  # fmt: skip
+    labelled = StringIndexer(inputCol="kind", outputCol="label", stringOrderType="alphabetAsc").fit(frame)
+    rows = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(labelled.transform(frame))
+    model = OneVsRest(classifier=classifier).fit(rows)
+    assert [type(each) for each in model.models] == [TorchClassificationModel] * 3
+    assert model.transform(rows).where("prediction = label").count() > 0.6 * ROWS
 
 
 @pytest.mark.filterwarnings("ignore:loading")

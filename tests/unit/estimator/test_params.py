@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
+from pyspark.ml.regression import RegressionModel, Regressor
 from pyspark.sql.types import (
     ArrayType,
     DoubleType,
@@ -23,7 +25,14 @@ from pyspark.sql.types import (
 )
 
 from spark_elastic.errors import DamagedError
-from spark_elastic.estimator import EarlyStopping, Store, TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator import (
+    EarlyStopping,
+    Store,
+    TorchClassifier,
+    TorchEstimator,
+    TorchRegressionModel,
+    TorchRegressor,
+)
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
@@ -181,6 +190,18 @@ def test_only_a_data_frame_is_fitted() -> None:
 def classifier_model(outputs: int, **params: Any) -> Any:
     classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
     return classifier._untrained(recipe(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
+
+
+def test_sparks_own_classes_are_those_of_the_estimators_and_models() -> None:
+    classifier = classifier_model(2)
+    assert isinstance(TorchClassifier(), ProbabilisticClassifier)
+    assert isinstance(classifier, ProbabilisticClassificationModel)
+    assert isinstance(TorchRegressor(), Regressor)
+    assert isinstance(TorchRegressionModel(), RegressionModel)
+    assert (classifier.numFeatures, TorchRegressionModel().numFeatures) == (1, -1)
+    assert not classifier.hasSummary
+    with pytest.raises(RuntimeError, match="there is no training summary: this TorchClassificationModel does not come"):
+        _ = classifier.summary
 
 
 def test_the_number_of_classes_may_be_given() -> None:
