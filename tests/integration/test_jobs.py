@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,9 @@ def test_a_result_that_cannot_be_pickled_is_named(run: Any) -> None:
 def test_workers_that_crash_before_training_or_cannot_join_fail_the_job(run: Any) -> None:
     with pytest.raises(TrainingFailedError, match="workers crashed 10 times") as failure:
         run(training.crash, 3, min_np=3, max_np=3)
-    assert "exited with code 3" in failure.value.failures[-1].cause
+    causes = Counter(failure.cause for failure in failure.value.failures)
+    assert causes.pop("exited with code 3 before its result had arrived") >= 10
+    assert set(causes) <= {"its process died"}, "the job was over before the code of the last ones was known"
     with pytest.raises(TrainingFailedError, match="3 times without a commit") as failure:
         run(training.plain, "x", min_np=1, max_np=1, network_interface="none0")
     assert "network_interface='none0' does not exist here; the interfaces with an address are" in str(failure.value)
