@@ -72,7 +72,9 @@ def headline(history: History) -> str:
         _count(kinds.count(Kind.DRAIN), "planned departure"),
     ]
     through = " and ".join(count for count in counts if count)
-    trained = f" It trained {history.availability:.1%} of the time" + (f", through {through}." if through else ".")
+    trained = f" It trained {history.availability:.1%} of the time from its first step on" + (
+        f", through {through}." if through else "."
+    )
     return f"The run {history.outcome.rstrip('.')}." + (trained if history.generations else "")
 
 

@@ -164,7 +164,10 @@ def test_metrics_are_rank_0s_numbers(history: History) -> None:
 
 
 def test_the_headline_says_how_it_went(history: History) -> None:
-    assert headline(history) == "The run finished. It trained 92.9% of the time, through 1 failure and 1 arrival."
+    assert (
+        headline(history)
+        == "The run finished. It trained 92.9% of the time from its first step on, through 1 failure and 1 arrival."
+    )
 
 
 def test_a_function_without_an_elastic_part_is_shown_at_work() -> None:
