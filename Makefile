@@ -7,10 +7,9 @@ BIN := $(VENV)/bin
 # Petastorm needs older versions of much; its tests and some whole jobs run in an environment of their own.
 PETASTORM := .venv-petastorm
 
-# Tests that run at a time, each worker of pytest-xdist with a Spark session of its own. Tests of whole jobs wait for
-# much, so that three at a time are right for two cores. A worker that has done its share takes
-# half of what another has left: long modules at the end would else run one after the other on one worker.
-TEST_PROCESSES ?= 3
+# Tests that run at a time, each worker of pytest-xdist with a Spark session of its own, which takes up to 6 GB. One that has done
+# its share takes half of what another has left: long modules at the end would else run one after the other on one worker.
+TEST_PROCESSES ?= 2
 
 .PHONY: setup demo test test-clusters wheel-test docs schedules simulate fuzz chaos bits gpu lint bench java clean
 
