@@ -28,6 +28,8 @@ class Reporter:
         self._allowed = float(BURST)
         self._counted_at = 0.0
         self._waiting: dict[str, object] = {}
+        # The step at which the newest of these were given.
+        self._given_at = 0
 
     def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note that this rank is about to enter the user's function in a new generation.
@@ -51,29 +53,30 @@ class Reporter:
             self._progress_at = now + PROGRESS_SECONDS
             self._send(progress(step))
         if self._waiting:
-            self.metrics(step, {})
+            self.metrics(self._given_at, {})
 
     def finished(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Send the last reports: this rank has left the user's function."""
         if progress is not None:
             self._send(progress(step))
         if self._waiting:
-            self._send_metrics(step)
+            self._send_metrics()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Send metrics, at once or with the next ones. Raises ``TypeError`` for other values than ``State.report`` takes."""
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now
+        self._given_at = step
         self._waiting.update({name: _kept(name, value) for name, value in values.items()})
         if self._allowed >= 1:
             self._allowed -= 1
-            self._send_metrics(step)
+            self._send_metrics()
 
-    def _send_metrics(self, step: int) -> None:
+    def _send_metrics(self) -> None:
         # A tensor becomes a number only here, because a GPU has to finish computing it first.
         waiting, self._waiting = self._waiting, {}
-        self._send(Metrics({"step": step, **{name: _plain(value) for name, value in waiting.items()}}))
+        self._send(Metrics({"step": self._given_at, **{name: _plain(value) for name, value in waiting.items()}}))
 
 
 def _kept(name: str, value: Any) -> object:

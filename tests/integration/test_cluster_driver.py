@@ -123,10 +123,10 @@ def test_a_job_with_a_checkpoint_outlives_its_drivers_executor_and_counts_every_
     run_on_spark: Any, tmp_path: Path
 ) -> None:
     result = run_on_spark(
-        count_steps, 150, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS, checkpoint=tmp_path, checkpoint_interval=0,
+        count_steps, 500, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS, checkpoint=tmp_path, checkpoint_interval=0,
         on_event=once("checkpoint_written", kill_the_drivers_executor),
     )  # fmt: skip
-    check(result, 150)
+    check(result, 500)
     assert [event["attempt"] for event in result.of("job_started")] == [1, 2]
     assert result.of("checkpoint_restored")[0]["values"]["step"] > 0
     assert no_driver_is_left()

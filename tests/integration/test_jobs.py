@@ -29,8 +29,8 @@ from spark_elastic.testing import inject, kill, local_cluster, take_away
 
 
 def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any) -> None:
-    result = run_on_spark(training.count_steps, 150, 0.05, min_np=1, max_np=3, num_proc=1)
-    check(result, 150)
+    result = run_on_spark(training.count_steps, 400, 0.05, min_np=1, max_np=3, num_proc=1)
+    check(result, 400)
     assert result.sizes[0] < 3
     assert result.sizes[-1] == 3
     # Newcomers boot while steps go on: the pause begins only when they are ready.
