@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class MLflowLogger(Logger):
         client = self._client = MlflowClient(self.tracking_uri)
         found = self.run_id or self._find(client, resumes)
         if found is None:
-            self._run = self._create(client, resumes)
+            tags = {} if resumes is None else {RESUMES: resumes}
+            self._run = new_mlflow_run(client, self.experiment, self.run_name, self.params, tags)
         else:
             self._run = client.get_run(found).info.run_id
             client.update_run(self._run, status="RUNNING")
@@ -118,15 +119,6 @@ class MLflowLogger(Logger):
             max_results=1,
         )
         return str(runs[0].info.run_id) if runs else None
-
-    def _create(self, client: MlflowClient, resumes: str | None) -> str:
-        experiment = client.get_experiment_by_name(self.experiment)
-        number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
-        tags = {} if resumes is None else {RESUMES: resumes}
-        run = str(client.create_run(number, run_name=self.run_name, tags=tags).info.run_id)
-        for key, value in self.params.items():
-            client.log_param(run, key, value)
-        return run
 
 
 class TensorBoardLogger(Logger):
@@ -173,6 +165,32 @@ class TensorBoardLogger(Logger):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def list_of_loggers(value: object) -> list[Logger]:
+    """Return a list of loggers as one. Raises ``TypeError`` for anything else."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise TypeError(f"loggers must be a list of loggers, not {value!r}")
+    for each in value:
+        if not isinstance(each, Logger):
+            raise TypeError(f"{each!r} is no logger of spark_elastic.loggers, nor derived from its Logger")
+    return list(value)
+
+
+def new_mlflow_run(
+    client: MlflowClient,
+    experiment: str,
+    run_name: str | None,
+    params: Mapping[str, object],
+    tags: Mapping[str, str],
+) -> str:
+    """Begin a run of MLflow in the experiment of this name, which is made if there is none, and return its id."""
+    found = client.get_experiment_by_name(experiment)
+    number = found.experiment_id if found else client.create_experiment(experiment)
+    run = str(client.create_run(number, run_name=run_name, tags=dict(tags)).info.run_id)
+    for key, value in params.items():
+        client.log_param(run, key, value)
+    return run
 
 
 def _quoted(text: str) -> str:

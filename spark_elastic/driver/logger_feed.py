@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from spark_elastic.loggers import Logger
+from spark_elastic.loggers import Logger, list_of_loggers
 
 logger = logging.getLogger("spark_elastic")
 
@@ -17,20 +17,16 @@ class LoggerFeed:
     """Feeds the user's loggers with the events of one job.
 
     Metrics are those of the rank 0 of that time, by the number of commits. What is done again after a loss is not logged again: a
-    value whose step lies before the last one of its name is left out. ``job/world_size`` and ``job/resets`` come from the driver.
+    value whose step lies before the last one of its name is left out. ``job/world_size`` and ``job/resets`` come from the driver,
+    which does not know steps; they wait until rank 0 has told its own, for a job that resumes must not begin at step 0.
     """
 
     def __init__(self, loggers: Sequence[Logger], resumes: str | None) -> None:
-        if isinstance(loggers, (str, bytes)) or not isinstance(loggers, Sequence):
-            raise TypeError(f"loggers must be a list of loggers, not {loggers!r}")
-        for each in loggers:
-            if not isinstance(each, Logger):
-                raise TypeError(
-                    f"loggers must be those of spark_elastic.loggers, or derived from its Logger, not {each!r}"
-                )
-        self._loggers = list(loggers)
+        self._loggers = list_of_loggers(loggers)
         self._resumes = resumes
+        # The last step that is known, and what is logged at the next one.
         self._step = 0
+        self._waiting: dict[str, float] = {}
         self._resets = 0
         self._last: dict[str, int] = {}
         self._in_use = threading.Lock()
@@ -60,21 +56,32 @@ class LoggerFeed:
             kind = event["event"]
             if kind == "job_started":
                 self._call("named", event["run_id"])
-            elif kind == "metrics" and event["rank"] == 0:
-                values = {name: value for name, value in event["values"].items() if not isinstance(value, str)}
-                self._step = int(values.pop("step"))
-                self._log(values, event["time"])
             elif kind == "world_formed":
-                self._log({"job/world_size": event["size"]}, event["time"])
+                self._waiting["job/world_size"] = event["size"]
             elif kind == "world_broken":
                 self._resets += 1
-                self._log({"job/resets": self._resets}, event["time"])
+                self._waiting["job/resets"] = self._resets
+            elif kind == "entered" and event["rank"] == 0:
+                self._reached(event["values"]["step"], event["time"])
+            elif kind == "metrics" and event["rank"] == 0:
+                values = {name: value for name, value in event["values"].items() if not isinstance(value, str)}
+                step = int(values.pop("step"))
+                self._reached(step, event["time"])
+                self._log(step, values, event["time"])
+            elif kind in ("job_finished", "job_failed"):
+                self._reached(self._step, event["time"])
 
-    def _log(self, values: Mapping[str, float], seconds: float) -> None:
-        fresh = {name: float(value) for name, value in values.items() if self._step >= self._last.get(name, 0)}
-        self._last.update(dict.fromkeys(fresh, self._step))
+    def _reached(self, step: int, seconds: float) -> None:
+        """Log what has waited for a step. A job that falls back to a checkpoint comes to smaller ones again."""
+        self._step = max(self._step, step)
+        self._log(self._step, self._waiting, seconds)
+        self._waiting = {}
+
+    def _log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+        fresh = {name: float(value) for name, value in values.items() if step >= self._last.get(name, 0)}
+        self._last.update(dict.fromkeys(fresh, step))
         if fresh:
-            self._call("log", self._step, fresh, seconds)
+            self._call("log", step, fresh, seconds)
 
     def _finish(self, error: BaseException | None) -> None:
         self._call("finish", None if error is None else f"{type(error).__name__}: {error}")

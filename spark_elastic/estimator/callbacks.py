@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.loggers import new_mlflow_run
 
 if TYPE_CHECKING:
     import torch
-    from mlflow.tracking import MlflowClient
 
 # An epoch's entry of the history: numbers by name, the list of the world's sizes, and whatever callbacks add.
 Metrics = dict[str, Any]
@@ -183,18 +183,10 @@ class MLflow(Callback):
 
         client = MlflowClient(self.tracking_uri)
         if self.mlflow_run_id is None:
-            self.mlflow_run_id = self._create_run(client, ctx)
+            experiment, name = self.experiment or "spark_elastic", self.run_name or ctx.run_id
+            self.mlflow_run_id = new_mlflow_run(client, experiment, name, self.params, {})
         for name, value in _numbers(ctx.metrics).items():
             client.log_metric(self.mlflow_run_id, name, value, step=ctx.epoch)
-
-    def _create_run(self, client: MlflowClient, ctx: EpochContext) -> str:
-        name = self.experiment or "spark_elastic"
-        found = client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else client.create_experiment(name)
-        run = client.create_run(experiment, run_name=self.run_name or ctx.run_id)
-        for key, value in self.params.items():
-            client.log_param(run.info.run_id, key, value)
-        return str(run.info.run_id)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

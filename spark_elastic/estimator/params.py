@@ -17,7 +17,7 @@ from spark_elastic.driver.run import DRIVERS
 from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
 from spark_elastic.estimator.store import Store
 from spark_elastic.launchers.resources import TaskResources
-from spark_elastic.loggers import Logger
+from spark_elastic.loggers import Logger, list_of_loggers
 
 if TYPE_CHECKING:
     import torch
@@ -265,11 +265,7 @@ def callback_list(value: object) -> list[object]:
 
 def logger_list(value: object) -> list[Logger]:
     """Convert a logger or a list of loggers."""
-    listed: list[Any] = list(value) if isinstance(value, Sequence) else [value]
-    for entry in listed:
-        if not isinstance(entry, Logger):
-            raise TypeError(f"must be loggers of spark_elastic.loggers, or derived from its Logger, not {entry!r}")
-    return listed
+    return list_of_loggers([value] if isinstance(value, Logger) else value)
 
 
 def task_resources(value: object) -> dict[str, float] | ResourceProfile:

@@ -81,6 +81,7 @@ def test_what_rank_0_reports_is_logged_once_through_a_loss_and_a_later_run_goes_
     spark_elastic.run(job(50), num_proc=1, max_np=1, local=cluster, loggers=[second], checkpoint=url)
     assert second.calls[0] == ("start", url)
     assert second.of("value")[0][0] > 40
+    assert second.of("job/world_size") == [(40, 1.0)]
     assert second.of("value")[-1] == (50, 50.0)
 
 

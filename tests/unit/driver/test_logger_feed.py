@@ -45,11 +45,17 @@ def event(kind: str, **values: Any) -> dict[str, Any]:
     return {"event": kind, "time": 9.0, **values}
 
 
+def entered(rank: int, step: int) -> dict[str, Any]:
+    return {"event": "entered", "time": 8.0, "rank": rank, "worker": 7, "generation": 1, "values": {"step": step}}
+
+
 def test_rank_0s_numbers_world_sizes_and_resets_are_logged_by_the_number_of_commits() -> None:
     noted = Noted()
     with LoggerFeed([noted], "/data/run") as feed:
         feed.see(event("job_started", run_id="abc"))
         feed.see(event("world_formed", size=4))
+        feed.see(entered(1, step=0))
+        feed.see(entered(0, step=0))
         feed.see(metrics(0, step=3, loss=0.5, phase="warm-up", epoch=1))
         feed.see(metrics(1, step=3, loss=0.5))
         feed.see(metrics(None, step=0, loss=0.5))
@@ -58,10 +64,34 @@ def test_rank_0s_numbers_world_sizes_and_resets_are_logged_by_the_number_of_comm
     assert noted.calls == [
         ("start", "/data/run"),
         ("named", "abc"),
-        ("log", 0, {"job/world_size": 4.0}, 9.0),
+        ("log", 0, {"job/world_size": 4.0}, 8.0),
         ("log", 3, {"loss": 0.5, "epoch": 1.0}, 1.0),
         ("log", 3, {"job/resets": 1.0}, 9.0),
         ("finish", None),
+    ]
+
+
+def test_what_the_driver_tells_of_a_resumed_job_has_the_step_at_which_it_goes_on() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], "/data/run") as feed:
+        feed.see(event("world_formed", size=4))
+        feed.see(event("world_broken"))
+        feed.see(event("world_formed", size=3))
+        feed.see(entered(0, step=40))
+    assert noted.calls[1] == ("log", 40, {"job/world_size": 3.0, "job/resets": 1.0}, 8.0)
+
+
+def test_a_job_that_falls_back_to_a_checkpoint_still_tells_its_resets_and_sizes() -> None:
+    noted = Noted()
+    with LoggerFeed([noted], "/data/run") as feed:
+        for size, step in ((4, 40), (3, 20)):
+            feed.see(event("world_formed", size=size))
+            feed.see(entered(0, step))
+        feed.see(metrics(0, step=21, loss=0.5))
+    assert [call[1:3] for call in noted.calls if call[0] == "log"] == [
+        (40, {"job/world_size": 4.0}),
+        (40, {"job/world_size": 3.0}),
+        (21, {"loss": 0.5}),
     ]
 
 
@@ -126,7 +156,12 @@ def test_the_end_does_not_wait_for_a_logger_that_blocks() -> None:
     thread.join()
 
 
-@pytest.mark.parametrize("loggers", ["tensorboard", Noted(), [print], None])
-def test_what_is_no_list_of_loggers_is_refused(loggers: Any) -> None:
-    with pytest.raises(TypeError, match="loggers must be"):
+@pytest.mark.parametrize("loggers", ["tensorboard", Noted(), None])
+def test_what_is_no_list_is_refused(loggers: Any) -> None:
+    with pytest.raises(TypeError, match="loggers must be a list of loggers, not "):
         LoggerFeed(loggers, None)
+
+
+def test_what_is_no_logger_is_refused() -> None:
+    with pytest.raises(TypeError, match="<built-in function print> is no logger"):
+        LoggerFeed([print], None)  # type: ignore[list-item]

@@ -129,7 +129,7 @@ def test_params_are_set_copied_and_unknown_ones_refused() -> None:
         ({"featureCols": []}, "featureCols: must be a list of column names"),
         ({"mixedPrecision": "fp8"}, "mixedPrecision: must be one of bf16, fp16"),
         ({"callbacks": [print]}, "callbacks: must be objects with on_epoch_end"),
-        ({"loggers": [print]}, "loggers: must be loggers of spark_elastic.loggers"),
+        ({"loggers": [print]}, "loggers: .* is no logger of spark_elastic.loggers"),
         ({"store": 3}, "store: must be a Store or its URL"),
         ({"metrics": [abs, abs]}, "two metrics are called abs"),
     ],
