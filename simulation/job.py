@@ -20,6 +20,7 @@ from simulation.world.mesh import Mesh
 from simulation.world.network import Link
 from simulation.world.process import Process
 from simulation.world.universe import Universe
+from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -96,7 +97,7 @@ class Simulation(Universe):
 
     def _set_up(self) -> None:
         job = self.schedule.job
-        plan = CheckpointPlan("memory://", 1, 0.5) if job.durable else None
+        plan = CheckpointPlan("memory://", 1, 0.5, KEPT) if job.durable else None
         payload = msgspec.msgpack.encode(Payload(_CALL, self.settings.form_timeout, (), plan))
         self.spark = Spark(self, job.machines, job.executors, job.cores, job.max_np)
         credentials: Any = None

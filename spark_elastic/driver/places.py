@@ -45,7 +45,7 @@ class CheckpointWish:
                 f"checkpoint={self.url!r} cannot be written: {type(error).__name__}: {error}"
             ) from error
         options = cloudpickle.dumps(dict(self.storage_options)) if self.storage_options else b""
-        return CheckpointPlan(self.url, attempt, float(self.interval), options, self.keep)
+        return CheckpointPlan(self.url, attempt, float(self.interval), self.keep, options)
 
 
 class DriverPlace(Protocol):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from spark_elastic import testing
+from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.client_driver import ClientDriver
 from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
@@ -69,7 +70,7 @@ def run(
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
-    checkpoint_keep: int = 2,
+    checkpoint_keep: int = KEPT,
     storage_options: Mapping[str, object] | None = None,
     host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,

@@ -169,7 +169,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
                 StructField(name, ArrayType(DoubleType()) if width else DoubleType()) for name, width in outputs.items()
             ]
             udf = PredictionUdf(
-                self._scorer(outputs),
+                self._scorer(self._finish(outputs)),
                 self.shapes,
                 StructType(fields),
                 self.value("transformBatchSize"),
@@ -178,10 +178,10 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
             self._udf = (key, udf)
         return self._udf[1]
 
-    def _scorer(self, outputs: Mapping[str, int]) -> Scorer:
+    def _scorer(self, finish: Finish) -> Scorer:
         """Return a scorer of the network itself, not of a copy, so that the driver predicts where the parameters are."""
         assert self.model is not None
-        return Scorer(self.model, self.layout, self._finish(outputs))
+        return Scorer(self.model, self.layout, finish)
 
     def write(self) -> MLWriter:
         """Return a writer; ``save(path)`` is short for ``write().save(path)``."""

@@ -23,7 +23,7 @@ from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import ElasticModel
-from spark_elastic.estimator.transform import Finish, Scorer
+from spark_elastic.estimator.transform import Finish
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,8 +85,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
         shape = self.shapes[self.layout.features[0]] or ()
         rows = features.reshape(-1, *shape)
-        assert self.model is not None
-        (found,) = Scorer(self.model, self.layout, finish)({self.layout.features[0]: rows}).values()
+        (found,) = self._scorer(finish)({self.layout.features[0]: rows}).values()
         return found, features.ndim <= len(shape)
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:

@@ -6,7 +6,7 @@ The settings of the session (``spark.task.cpus``, ``spark.task.resource.gpu.amou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class TaskResources:
     """The cores and the part of a GPU that each task is given; None leaves that to the session.
 
     executor_cpus, executor_gpus: what the profile asks of executors, which only dynamic allocation can fulfil; None is the
-    session's own. given: the profile, if the user has made it.
+    session's own. given: the profile, if the user has made it. name: what errors call it.
     """
 
     cpus: float | None = None
@@ -32,6 +32,7 @@ class TaskResources:
     executor_cpus: int | None = None
     executor_gpus: int | None = None
     given: ResourceProfile | None = None
+    name: str = field(default="resources", compare=False)
 
     @classmethod
     def of(cls, wanted: object, name: str = "resources") -> TaskResources:
@@ -47,7 +48,7 @@ class TaskResources:
         if gpus is not None and (not isinstance(gpus, (int, float)) or isinstance(gpus, bool) or gpus <= 0):
             raise ValueError(f"{name}: gpus must be 1, or a fraction that workers share, not {gpus!r}")
         check_one_gpu(gpus, f"{name} asks for {gpus} GPUs a task")
-        return cls(cpus, gpus)
+        return cls(cpus, gpus, name=name)
 
     @classmethod
     def _of_profile(cls, profile: Any, name: str) -> TaskResources:
@@ -65,6 +66,7 @@ class TaskResources:
             executor_cpus=int(executor["cores"].amount) if "cores" in executor else None,
             executor_gpus=int(executor["gpu"].amount) if "gpu" in executor else None,
             given=profile,
+            name=name,
         )
 
     def of_tasks(self) -> dict[str, float]:
@@ -94,12 +96,12 @@ class TaskResources:
         gpus = self.executor_gpus or _whole(get("spark.executor.resource.gpu.amount", "0"))
         if self.gpus and not gpus:
             raise ValueError(
-                "resources asks for a GPU a task, but executors have none: set spark.executor.resource.gpu.amount, with a "
+                f"{self.name} asks for a GPU a task, but executors have none: set spark.executor.resource.gpu.amount, with a "
                 "discovery script, when the session is made"
             )
         cores = self.executor_cpus or _whole(get("spark.executor.cores", "0"))
         if self.cpus and cores and self.cpus > cores:
-            raise ValueError(f"resources asks for {self.cpus:g} cores a task, but an executor has {cores}")
+            raise ValueError(f"{self.name} asks for {self.cpus:g} cores a task, but an executor has {cores}")
 
     def slots_of_executor(self, get: Setting) -> int:
         """Return how many tasks an executor has room for at a time."""

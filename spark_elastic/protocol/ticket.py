@@ -32,8 +32,8 @@ class CheckpointPlan(msgspec.Struct, frozen=True):
     url: str
     attempt: int
     interval: float
+    keep: int
     storage_options: bytes = b""
-    keep: int = 2
 
 
 class Payload(msgspec.Struct, frozen=True):

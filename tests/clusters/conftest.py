@@ -6,7 +6,6 @@ Tests marked ``long`` are not part of ``make test``, but of ``make test-clusters
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from descendants import descendants
+from settling import assert_settles
 from submitted import Submitted
 from yarn_cluster import Yarn, compile_stand_in
 
@@ -26,12 +26,7 @@ def nothing_left() -> Iterator[None]:
     """After each test no process may be there that was not there before."""
     before = set(descendants())
     yield
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while left := set(descendants()) - before:
-        assert time.monotonic() < deadline, (
-            f"left behind: {[(one.pid, one.cmdline()) for one in left if one.is_running()]}"
-        )
-        time.sleep(0.1)
+    assert_settles(lambda: set(descendants()) - before, SETTLE_SECONDS)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import torch
 from descendants import descendants
 from jobs import runner
+from settling import assert_settles
 
 from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.local_cluster import LocalCluster
@@ -97,8 +97,7 @@ def nothing_left(one_device: LocalCluster, alone: LocalCluster) -> Iterator[None
     """After each test no process may be there that was not there before, but those that slots are forked from."""
     before = set(descendants())
     yield
-    end = time.monotonic() + SETTLE_SECONDS
     kept = one_device.pids | alone.pids
-    while left := {process for process in set(descendants()) - before if process.pid not in kept}:
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.1)
+    assert_settles(
+        lambda: {process for process in set(descendants()) - before if process.pid not in kept}, SETTLE_SECONDS
+    )

@@ -41,13 +41,19 @@ def begun(stage: Stage, commit: str = "copy") -> TorchState:
     return state
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("commit", ["copy", "host"])
-def test_a_copy_is_pending_until_its_stream_has_come_to_it(stage: Stage, commit: str) -> None:
+def behind_a_busy_stream(stage: Stage, commit: str) -> TorchState:
+    """The same state after another commit, (1, 2), with twos in it, to whose copy the stream comes in a second."""
     state = begun(stage, commit)
     torch.cuda._sleep(CYCLES)
     state.weights += 1
     state.commit()
+    return state
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("commit", ["copy", "host"])
+def test_a_copy_is_pending_until_its_stream_has_come_to_it(stage: Stage, commit: str) -> None:
+    state = behind_a_busy_stream(stage, commit)
     pending = state._keeper.pending
     assert pending is not None
     assert not pending.is_made()
@@ -62,10 +68,7 @@ def test_a_copy_is_pending_until_its_stream_has_come_to_it(stage: Stage, commit:
 @pytest.mark.parametrize("commit", ["copy", "host"])
 def test_an_abort_in_mid_copy_leaves_the_commit_before(stage: Stage, commit: str) -> None:
     """What the stream makes of the copy later is not looked at, whatever it is."""
-    state = begun(stage, commit)
-    torch.cuda._sleep(CYCLES)
-    state.weights += 1
-    state.commit()
+    state = behind_a_busy_stream(stage, commit)
     stage.abort()
     torch.cuda.synchronize()
     state.weights.fill_(-1)

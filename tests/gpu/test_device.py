@@ -37,9 +37,8 @@ def test_outside_a_job_the_device_is_a_gpu_if_there_is_one(device: torch.device)
     assert se.device().type == device.type
 
 
-def test_local_slots_are_as_many_as_there_are_gpus(device: torch.device, gpus: tuple[str, ...]) -> None:
-    if device.type == "cpu":
-        pytest.skip("needs CUDA")
+@pytest.mark.gpu
+def test_local_slots_are_as_many_as_there_are_gpus(gpus: tuple[str, ...]) -> None:
     assert [seen["visible"] for seen in se.run(gpu_training.look_at_the_device, local=True)] == list(gpus)
     se.shutdown()
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import training
 from descendants import TEMPORARY, descendants
 from jobs import SUPPORT, runner
 from processes import command_of
+from settling import assert_settles
 from standalone import Standalone
 
 import spark_elastic
@@ -125,10 +125,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before = {what: look() for what, look in looks.items()}
     yield
     spark_elastic.shutdown()
-    end = time.monotonic() + SETTLE_SECONDS
-    while left := {what: more for what, look in looks.items() if (more := look() - before[what])}:
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.1)
+    assert_settles(
+        lambda: {what: more for what, look in looks.items() if (more := look() - before[what])}, SETTLE_SECONDS
+    )
 
 
 @pytest.fixture

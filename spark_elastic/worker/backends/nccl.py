@@ -60,10 +60,9 @@ class Nccl(Backend):
         self._remains.clear()
 
     def _new(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
-        # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process.
-        if (
-            os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0"
-        ):  # threads of groups before this one may be reading it
+        # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process. Set only where it
+        # is not yet: threads of groups before this one may be reading it.
+        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0":
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         interface = interface_of(self._address)
         if interface is not None:

@@ -40,7 +40,7 @@ class Job:
 
     def new_writer(self, interval: float = 60.0, attempt: int | None = None, keep: int = 2) -> CheckpointWriter:
         number = CheckpointDirectory(self.url).claim() if attempt is None else attempt
-        self.writer = CheckpointWriter(CheckpointPlan(self.url, number, interval, keep=keep), self.reports.append, int)
+        self.writer = CheckpointWriter(CheckpointPlan(self.url, number, interval, keep), self.reports.append, int)
         self.writers.append(self.writer)
         return self.writer
 

@@ -51,6 +51,14 @@ def test_what_no_worker_can_use_is_refused(wanted: Any, error: type[Exception], 
         spark_elastic.run(print, resources=wanted)
 
 
+def test_errors_call_it_by_the_name_that_the_user_has_given_it_by() -> None:
+    for name in ("resources", "resourceProfile"):
+        with pytest.raises(ValueError, match=f"^{name} asks for a GPU a task, but executors have none"):
+            TaskResources.of({"gpus": 1}, name).check_executors({}.get)
+        with pytest.raises(ValueError, match=f"^{name} asks for 4 cores a task, but an executor has 2"):
+            TaskResources.of(profile({"cpus": 4.0}, {"cores": 2}), name).check_executors({}.get)
+
+
 def test_slots_of_this_machine_have_no_resources_of_sparks() -> None:
     with pytest.raises(ValueError, match="resources= is what Spark gives to tasks: with local"):
         spark_elastic.run(print, resources={"gpus": 1}, local=True)
