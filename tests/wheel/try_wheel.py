@@ -28,7 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = "ml,connect,images,pictures,tensorboard,mlflow"
+# With those that `ml` brings, because the lower bounds of an extra count only if it is named.
+EXTRAS = "ml,data,spark,connect,images,pictures,tensorboard,mlflow"
 LIMIT_SECONDS = 300
 # What stands before an example that is complete only after README.md's first one.
 KNOWN = frozenset({"train_fn", "se", "spark_elastic", "torch"})
