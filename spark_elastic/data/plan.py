@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_elastic.data.balance import cut
 from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.shards import Cut
 
@@ -112,10 +113,18 @@ class Step:
     rank_rows: tuple[int, ...]
 
 
-def make_step(plan: BatchPlan, start: int, rows: int, size: int) -> Step:
-    """Describe the global step of `rows` rows at position `start` in a world of `size`."""
+def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[int, ...] = ()) -> Step:
+    """Describe the global step of `rows` rows at position `start` in a world of `size`.
+
+    shares: the rows of a full global batch that each rank takes; empty for even ones. A tail of which a rank would get a single
+    row is shared out evenly.
+    """
     if plan.shards is not None:
         return Step(start, rows, Cut(plan.shards, rows).rank_rows(size))
+    if shares:
+        rank_rows = cut(rows, shares)
+        if min(rank_rows) >= min(2, *shares):
+            return Step(start, rows, rank_rows)
     sharers = plan.sharers(rows, size)
     bounds = [share(rows, rank, sharers) for rank in range(size)]
     return Step(start, rows, tuple(stop - begin for begin, stop in bounds))

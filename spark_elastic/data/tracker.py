@@ -53,6 +53,8 @@ class RowGroupTracker:
         self.plan = plan
         self.total = int(self.rows.sum())
         self.rank, self.size = 0, 1
+        # The rows of a full global batch that each rank takes, in rank order; empty for even shares.
+        self.shares: tuple[int, ...] = ()
         self.epoch, self.position = 0, 0
         self._order: EpochOrder | None = None
         self._interval = _Interval()
@@ -76,12 +78,18 @@ class RowGroupTracker:
         return self.plan.next_rows(self.left, self.size) == 0
 
     def set_world(self, rank: int, size: int) -> None:
-        """Take a rank in a world. The steps from the present position on are divided anew; reports start afresh."""
+        """Take a rank in a world. The steps from the present position on are divided anew, evenly; reports start afresh."""
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be from 0 and below size={size}")
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.shares = rank, size, ()
         self._interval = _Interval()
         self._awaited.clear()
+
+    def divide(self, shares: tuple[int, ...]) -> None:
+        """Divide the steps from the present position on by these shares of a full global batch. All ranks have to do so there."""
+        assert len(shares) == self.size, (shares, self.size)
+        assert sum(shares) == self.plan.overall, (shares, self.plan)
+        self.shares = shares
 
     def seek(self, epoch: int, position: int) -> None:
         """Go to a position in an epoch. Rows that were delivered but not reported will still be reported."""
@@ -98,7 +106,7 @@ class RowGroupTracker:
         """Return up to `limit` global steps from `position` on."""
         steps: list[Step] = []
         while len(steps) < limit and (rows := self.plan.next_rows(self.total - position, self.size)):
-            steps.append(make_step(self.plan, position, rows, self.size))
+            steps.append(make_step(self.plan, position, rows, self.size, self.shares))
             position += rows
         return steps
 

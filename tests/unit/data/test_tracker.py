@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import time
 
@@ -64,6 +65,16 @@ class ElasticEpochs(RuleBasedStateMachine):
         self.done.update(self.since)
         self.since = []
         self.committed = (self.ranks[0].epoch, self.ranks[0].position)
+
+    @precondition(lambda self: self.ranks and (self.plan.overall or 0) >= len(self.ranks))
+    @rule(data=st.data())
+    def change_shares(self, data: st.DataObject) -> None:
+        overall = self.plan.overall or 0
+        inside = st.sets(st.integers(1, overall - 1), min_size=len(self.ranks) - 1, max_size=len(self.ranks) - 1)
+        cuts = data.draw(inside) if len(self.ranks) > 1 else ()
+        shares = tuple(stop - start for start, stop in itertools.pairwise([0, *sorted(cuts), overall]))
+        for tracker in self.ranks:
+            tracker.divide(shares)
 
     @precondition(lambda self: self.ranks and self.ranks[0].exhausted)
     @rule()
