@@ -2,8 +2,9 @@
 
 Spark writes the 336,776 flights of 2013 to Parquet. A small network learns on four executors to predict whether a flight
 arrives more than 15 minutes late from what is known when it is planned, while this script kills a worker, kills an
-executor, and lets another worker join. It shows the progress line, leaves a page that tells what happened, and exits with 0
-only if all ranks ended with equal weights and every row counted once an epoch.
+executor, and lets others join. Then one worker trains the same network undisturbed. The script shows the progress line,
+leaves a page that tells what happened, and exits with 0 only if both runs end with the same bits in all weights, every row
+counted once an epoch, and the world was whole again.
 
     make demo
 """
@@ -14,6 +15,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,10 @@ from spark_elastic.timeline.summary import summary_text
 EPOCHS = 5
 GLOBAL_BATCH = 1024
 EXECUTORS = 4
+# Into how many parts each batch is cut, so that the weights do not depend on how many workers train.
+SHARDS = 4
+# A step waits as long while workers are missing: 1,300 of these steps are over before an executor has started.
+SECONDS = 0.03
 OUTPUT = Path("demo-output")
 COLUMNS = (
     "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT, "
@@ -59,8 +65,8 @@ def write_parquet(spark: Any, folder: str) -> tuple[str, str]:
     seen = flights.agg(
         f.count("*").alias("rows"), *(f.sort_array(f.collect_set(name)).alias(name) for name in names)
     ).first()
-    print(f"{seen['rows']:,} flights")
     codes = [f.array_position(f.array(*map(f.lit, seen[name])), f.col(name)).alias(f"{name}_code") for name in names]
+    read = seen["rows"]
     flights = flights.where(f.col("arr_delay").isNotNull())
     wheel = {"minute": f.col("hour") + f.col("minute") / 60, "day": f.dayofyear(f.make_date("year", "month", "day"))}
     table = flights.select(
@@ -76,11 +82,13 @@ def write_parquet(spark: Any, folder: str) -> tuple[str, str]:
     paths = os.path.join(folder, "train"), os.path.join(folder, "test")
     table.where("split >= 0.2").drop("split").repartition(8, "sin_day").write.parquet(paths[0])
     table.where("split < 0.2").drop("split").repartition(2, "sin_day").write.parquet(paths[1])
+    train, test = (spark.read.parquet(path).count() for path in paths)
+    print(f"{train:,} of {read:,} flights train, {test:,} test; the others have no arrival")
     return paths
 
 
-def train(train_url: str, test_path: str, epochs: int, seconds: float) -> dict[str, Any]:
-    """Runs in every worker."""
+def train(train_url: str, test_path: str, epochs: int, workers: int) -> dict[str, Any]:
+    """Runs in every worker. Steps are slow while there are fewer of these than ``workers``."""
     import hashlib
     import time
 
@@ -123,7 +131,7 @@ def train(train_url: str, test_path: str, epochs: int, seconds: float) -> dict[s
     model = se.DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     loss_of = nn.BCEWithLogitsLoss()
-    loader = se.data.ParquetLoader(train_url, global_batch_size=GLOBAL_BATCH, shuffle=True, seed=0)
+    loader = se.data.ParquetLoader(train_url, global_batch_size=GLOBAL_BATCH, shards=SHARDS, shuffle=True, seed=0)
     state = se.TorchState(model=model, optimizer=optimizer, loader=loader, rows=0, aucs=[])
 
     @se.elastic
@@ -131,13 +139,16 @@ def train(train_url: str, test_path: str, epochs: int, seconds: float) -> dict[s
         while state.loader.epoch < epochs:
             for batch in state.loader:
                 optimizer.zero_grad()
-                loss = loss_of(model(batch), batch["late"])
-                loss.backward()
+                parts = model.parts(batch)
+                for part in parts:
+                    loss = loss_of(model(part), part["late"])
+                    loss.backward()
+                    parts.note(loss=loss)
                 optimizer.step()
                 state.rows += sum(state.loader.batch_rows)
-                state.report(loss=loss)
-                if seconds:
-                    time.sleep(seconds)
+                state.report(loss=parts.means["loss"])
+                if se.size() < workers:
+                    time.sleep(SECONDS)
                 state.commit()
             with torch.no_grad():
                 state.aucs.append(auc(model.module(test), test["late"]))
@@ -182,7 +193,7 @@ def main() -> int:
     OUTPUT.mkdir(exist_ok=True)
     log = OUTPUT / "events.jsonl"
     with tempfile.TemporaryDirectory() as folder:
-        train_path, test_path = write_parquet(spark, folder)
+        paths = write_parquet(spark, folder)
         # Three workers start and a fourth joins; a worker dies in the second epoch, an executor in the third.
         faults = [
             kill(rank=1, step=400),
@@ -191,7 +202,7 @@ def main() -> int:
         with inject(*faults):
             results = spark_elastic.run(
                 train,
-                args=(train_path, test_path, EPOCHS, 0.005),
+                args=(*paths, EPOCHS, EXECUTORS),
                 spark=spark,
                 min_np=2,
                 num_proc=EXECUTORS - 1,
@@ -200,19 +211,39 @@ def main() -> int:
                 on_event=tell,
                 progress=True,
             )
+        print("\nThe same on one worker that nothing happens to:")
+        (quiet,) = spark_elastic.run(train, args=(*paths, EPOCHS, 1), spark=spark, max_np=1, progress=True)
     spark.stop()
+    return show(results, quiet, log)
+
+
+def show(results: list[dict[str, Any]], quiet: dict[str, Any], log: Path) -> int:
+    """Print what both runs came to, write the page, and return the exit code."""
     first = results[0]
-    equal = len({result["weights"] for result in results}) == 1
+    equal = {result["weights"] for result in results} == {quiet["weights"]}
     history = read_history(choose_run(read_events(log)))
     losses = [reset for reset in history.resets if reset.kind is Kind.LOSS]
-    page = OUTPUT / "timeline.html"
+    page = (OUTPUT / "timeline.html").resolve()
     page.write_text(html(history), encoding="utf-8")
     print(f"\n{summary_text(history)}\n")
-    print(f"{len(results)} ranks, weights {'equal' if equal else 'DIFFERENT'}; {first['rows']:,} rows trained")
-    print(f"held-out AUC by epoch: {', '.join(f'{value:.4f}' for value in first['aucs'])}")
-    print(f"what happened, as a page for the browser: {page.resolve()}")
-    healthy = equal and first["rows"] == EPOCHS * first["total"] and first["aucs"][-1] > 0.65 and len(losses) == 2
-    return 0 if healthy else 1
+    counted = "each row once an epoch" if all_rows(first) else f"NOT {EPOCHS} times {first['total']:,}"
+    print(f"{first['rows']:,} rows in {EPOCHS} epochs: {counted}")
+    for name, result in (
+        (f"{len(results)} workers, after {len(losses)} losses", first),
+        ("1 worker, undisturbed", quiet),
+    ):
+        print(f"{name + ':':<28} AUC {result['aucs'][-1]:.4f}, SHA-256 of the weights {result['weights'][:32]}…")
+    print("the same bits" if equal else "DIFFERENT weights")
+    print(f"what happened, as a page for the browser: {page}")
+    if sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(page.as_uri())
+    is_whole = len(results) == EXECUTORS
+    return 0 if equal and is_whole and all_rows(first) and first["aucs"][-1] > 0.65 and len(losses) == 2 else 1
+
+
+def all_rows(result: dict[str, Any]) -> bool:
+    """Whether each row counted once an epoch."""
+    return result["rows"] == EPOCHS * result["total"]
 
 
 if __name__ == "__main__":
