@@ -19,7 +19,7 @@ from descendants import descendants
 from processes import ports_of
 from standalone import executor_of
 from test_faults import check
-from training import count_steps, touch_and_grow, wait_for_a_file
+from training import MANY_STEPS, count_steps, touch_and_grow, wait_for_a_file
 
 import spark_elastic
 from spark_elastic import JobCancelledError, TrainingFailedError
@@ -115,18 +115,26 @@ def test_the_world_grows_when_a_core_becomes_free(spark: Any, run_on_spark: Any,
     assert result.sizes == [1, WORKERS]
 
 
-def test_a_worker_leaves_its_decommissioned_executor_ahead_of_it_and_costs_no_step(spark: Any) -> None:
-    train_through_a_decommission(spark, 150, driver="cluster")
+def test_a_worker_leaves_its_decommissioned_executor_ahead_of_it_and_costs_no_step(spark: Any, tmp_path: Path) -> None:
+    train_through_a_decommission(spark, tmp_path, driver="cluster")
 
 
 def test_a_job_with_a_checkpoint_outlives_its_drivers_executor_and_counts_every_step_once(
     run_on_spark: Any, tmp_path: Path
 ) -> None:
+    restored = tmp_path / "restored"
+    kill_once = once("checkpoint_written", kill_the_drivers_executor)
+
+    def watch(event: dict[str, Any]) -> None:
+        kill_once(event)
+        if event["event"] == "checkpoint_restored":
+            restored.touch()
+
     result = run_on_spark(
-        count_steps, 500, 0.02, driver="cluster", min_np=WORKERS, max_np=WORKERS, checkpoint=tmp_path, checkpoint_interval=0,
-        on_event=once("checkpoint_written", kill_the_drivers_executor),
+        count_steps, MANY_STEPS, 0.02, kwargs={"until": str(restored)}, driver="cluster", min_np=WORKERS, max_np=WORKERS,
+        checkpoint=tmp_path / "saved", checkpoint_interval=0, on_event=watch,
     )  # fmt: skip
-    check(result, 500)
+    check(result, result.steps)
     assert [event["attempt"] for event in result.of("job_started")] == [1, 2]
     assert result.of("checkpoint_restored")[0]["values"]["step"] > 0
     assert no_driver_is_left()

@@ -71,8 +71,10 @@ def test_a_killed_worker_and_a_killed_executor_cost_no_committed_step(session: A
     assert results[0]["generation"] >= 3
 
 
-def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(session: Any) -> None:
-    train_through_a_decommission(session, 150)
+def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(
+    session: Any, tmp_path: Path
+) -> None:
+    train_through_a_decommission(session, tmp_path)
 
 
 def test_a_job_may_ask_for_the_cores_of_its_tasks_and_for_gpus_where_executors_have_some(session: Any) -> None:

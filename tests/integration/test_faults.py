@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,13 +150,18 @@ def test_a_loss_while_all_ranks_evaluate_for_longer_than_ready_timeout_costs_nob
     assert [event["rank"] for event in result.of("worker_lost")] == [1]
 
 
-def test_newcomers_that_fail_every_time_hold_nobody_up_for_long(run: Any) -> None:
+def test_newcomers_that_fail_every_time_hold_nobody_up_for_long(run: Any, tmp_path: Path) -> None:
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "newcomers_paused":
+            (tmp_path / "paused").touch()
+
     faults = [kill(rank=1, step=10)]
-    steps = 160
     result = run(
-        train_with_what_newcomers_cannot_load, steps, 0.05, faults=faults, min_np=1, max_np=2, num_proc=2, reset_limit=1
-    )
-    assert result.results == [steps]
+        train_with_what_newcomers_cannot_load, STEPS, str(tmp_path / "paused"), faults=faults, on_event=watch,
+        min_np=1, max_np=2, num_proc=2, reset_limit=1,
+    )  # fmt: skip
+    (steps,) = result.results
+    assert steps >= 10 + STEPS
     paused = result.of("newcomers_paused")
     assert paused
     assert "does not fit into 1" in paused[0]["reason"]

@@ -28,9 +28,18 @@ from spark_elastic import (
 from spark_elastic.testing import inject, kill, local_cluster, take_away
 
 
-def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any) -> None:
-    result = run_on_spark(training.count_steps, 400, 0.05, min_np=1, max_np=3, num_proc=1)
-    check(result, 400)
+def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any, tmp_path: Path) -> None:
+    grown = tmp_path / "grown"
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "world_formed" and event["size"] == 3:
+            grown.touch()
+
+    result = run_on_spark(
+        training.count_steps, training.MANY_STEPS, 0.05, kwargs={"until": str(grown)}, on_event=watch,
+        min_np=1, max_np=3, num_proc=1,
+    )  # fmt: skip
+    check(result, result.steps)
     assert result.sizes[0] < 3
     assert result.sizes[-1] == 3
     # Newcomers boot while steps go on: the pause begins only when they are ready.
@@ -42,8 +51,9 @@ def test_the_world_grows_to_max_np_while_training_goes_on(run_on_spark: Any) -> 
 
 
 def test_workers_leave_ahead_of_decommissions_by_signal_and_by_the_driver_and_no_step_is_lost(
-    spark: Any, run_on_spark: Any
+    spark: Any, run_on_spark: Any, tmp_path: Path
 ) -> None:
+    left = tmp_path / "left"
     decommissioned: list[int] = []
     executors: dict[int, psutil.Process] = {}
     members: list[int] = []
@@ -60,9 +70,14 @@ def test_workers_leave_ahead_of_decommissions_by_signal_and_by_the_driver_and_no
                 executors[worker].send_signal(signal.SIGPWR)
             else:
                 decommission_by_driver(spark, executors[worker])
+        elif event["event"] == "world_formed" and not set(members) & set(decommissioned):
+            left.touch()
 
-    result = run_on_spark(training.count_steps, 200, 0.05, min_np=1, max_np=3, num_proc=3, on_event=decommission)
-    check(result, 200)
+    result = run_on_spark(
+        training.count_steps, training.MANY_STEPS, 0.05, kwargs={"until": str(left)}, on_event=decommission,
+        min_np=1, max_np=3, num_proc=3,
+    )  # fmt: skip
+    check(result, result.steps)
     assert [event["host"] for event in result.of("host_draining")] == [
         event["host"] for worker in decommissioned for event in result.of("worker_started") if event["worker"] == worker
     ]
@@ -80,7 +95,7 @@ def decommission_by_driver(spark: Any, executor: psutil.Process) -> None:
 
 
 def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:
-    listed, script = tmp_path / "listed", tmp_path / "hosts"
+    listed, script, alone = tmp_path / "listed", tmp_path / "hosts", tmp_path / "alone"
     script.write_text(f"#!/bin/sh\ncat {listed}\n")
     script.chmod(0o755)
     listed.write_text(f"{socket.gethostname()}:3")
@@ -88,11 +103,14 @@ def test_three_two_one_by_a_discovery_script(run: Any, tmp_path: Path) -> None:
     def shrink(event: dict[str, Any]) -> None:
         if event["event"] == "world_formed" and event["size"] > 1:
             listed.write_text(f"{socket.gethostname()}:{event['size'] - 1}")
+        elif event["event"] == "world_formed":
+            alone.touch()
 
     result = run(
-        training.count_steps, 100, 0.05, min_np=1, max_np=3, num_proc=3, on_event=shrink, host_discovery_script=script
-    )
-    check(result, 100)
+        training.count_steps, training.MANY_STEPS, 0.05, kwargs={"until": str(alone)}, on_event=shrink,
+        host_discovery_script=script, min_np=1, max_np=3, num_proc=3,
+    )  # fmt: skip
+    check(result, result.steps)
     assert result.sizes == [3, 2, 1]
     assert not result.of("world_broken")
 

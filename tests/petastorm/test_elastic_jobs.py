@@ -56,14 +56,20 @@ def test_every_row_counts_once_through_a_kill_with_petastorms_readers(spark: Any
 
 
 def test_training_lives_through_a_kill_of_worker_and_executor(spark: Any) -> None:
-    with inject(kill(rank=1, step=10), kill_executor(rank=0, generation=3)):
-        results = spark_elastic.run(training.count_steps, args=(200, 0.05), spark=spark, min_np=1, max_np=2, num_proc=2)
-    assert [result["counter"] for result in results] == [200.0] * len(results)
+    events: list[dict[str, Any]] = []
+    with inject(kill(rank=1, step=10), kill_executor(rank=0, step=20)):
+        results = spark_elastic.run(
+            training.count_steps, args=(30, 0.05), spark=spark, min_np=2, max_np=2, on_event=events.append
+        )
+    assert [event["event"] for event in events].count("fault_injected") == 2
+    assert [result["counter"] for result in results] == [30.0] * 2
     assert len({result["digest"] for result in results}) == 1
 
 
-def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(spark: Any) -> None:
-    train_through_a_decommission(spark, 100)
+def test_the_worker_of_a_decommissioned_executor_leaves_ahead_of_it_and_costs_no_step(
+    spark: Any, tmp_path: Path
+) -> None:
+    train_through_a_decommission(spark, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:loading")

@@ -170,6 +170,7 @@ def _look_for_the_key(spark: Any, folder: Path, driver: str) -> None:
         print("processes=", len(list(filter(None, found["environ"]))), sep="")
         for kind, contents in found.items():
             print(kind, sum(holds(content) for content in contents), sep="=")
+        (folder / "looked").touch()
 
     def read(path: Path) -> bytes:
         try:
@@ -182,8 +183,8 @@ def _look_for_the_key(spark: Any, folder: Path, driver: str) -> None:
 
     client_driver.create_credentials = cluster_driver.create_credentials = create
     results = spark_elastic.run(
-        training.count_steps, args=(150, 0.02), spark=spark, min_np=2, max_np=2, on_event=look, event_log=folder / "log",
-        driver=driver,
+        training.count_steps, args=(training.MANY_STEPS, 0.02), kwargs={"until": str(folder / "looked")}, spark=spark,
+        min_np=2, max_np=2, on_event=look, event_log=folder / "log", driver=driver,
     )  # fmt: skip
     print("equal", len({result["digest"] for result in results}), "of", len(results))
     executors = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId

@@ -29,6 +29,11 @@ class Run:
         return [event["size"] for event in self.of("world_formed")]
 
     @property
+    def steps(self) -> int:
+        """Those that rank 0 says it has made, where the function is ``count_steps``."""
+        return len(self.results[0]["history"])
+
+    @property
     def faults(self) -> int:
         return len(self.of("fault_injected"))
 

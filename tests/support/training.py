@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+# More than fit into the time of a test: such a job ends when what its test awaits has happened.
+MANY_STEPS = 10_000
+
 
 def count_steps(
-    steps: int, seconds: float = 0.0, loader_workers: int = 0, hidden: int = 64, commit: str = "copy"
+    steps: int,
+    seconds: float = 0.0,
+    loader_workers: int = 0,
+    hidden: int = 64,
+    commit: str = "copy",
+    until: str | None = None,
 ) -> dict[str, Any]:
+    """Make so many steps; fewer if there is the file ``until`` before: all ranks leave at the same step."""
     import hashlib
     import os
     import time
@@ -43,11 +52,16 @@ def count_steps(
     state.register_reset_callbacks([lambda old, new: resets.append((old, new))])
     feed = torch.utils.data.DataLoader(range(10**9), num_workers=loader_workers) if loader_workers else None
 
+    def is_enough() -> bool:
+        if until is None or state.step >= steps:
+            return bool(state.step >= steps)
+        return bool(se.allreduce(torch.tensor([float(os.path.exists(until))]), op="max"))
+
     @se.elastic
     def train(state: Any) -> str:
         entries.append((se.generation(), se.size()))
         rows = iter(feed) if feed is not None else None
-        while state.step < steps:
+        while not is_enough():
             if rows is not None:
                 next(rows)
             generator = torch.Generator().manual_seed(state.step * 64 + se.rank())
@@ -299,8 +313,9 @@ def evaluate_everywhere(seconds: float) -> list[int]:
     return [se.rank(), os.getpid()]
 
 
-def train_with_what_newcomers_cannot_load(steps: int, seconds: float) -> int:
-    """Every newcomer raises when it is given the state."""
+def train_with_what_newcomers_cannot_load(steps: int, path: str) -> int:
+    """Train until the file exists, and so many steps more. Every newcomer raises when it is given the state."""
+    import os
     import time
 
     import torch
@@ -320,16 +335,16 @@ def train_with_what_newcomers_cannot_load(steps: int, seconds: float) -> int:
                 raise ValueError(f"a size of {kept['size']} does not fit into {self.size}")
 
     grown = Grown()
-    state = se.ObjectState(step=0, grown=grown)
+    state = se.ObjectState(step=0, left=steps, grown=grown)
 
     @se.elastic
     def train(state: Any) -> None:
         if grown.size == 1:
             grown.size = 2
             state.commit()
-        while state.step < steps:
-            se.allreduce(torch.ones(1))
-            time.sleep(seconds)
+        while state.left:
+            state.left -= int(se.allreduce(torch.tensor([float(os.path.exists(path))]), op="max").item())
+            time.sleep(0.05)
             state.step += 1
             state.commit()
 
