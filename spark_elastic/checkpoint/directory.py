@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from spark_elastic.checkpoint.best import Metric, Score, best_first
 from spark_elastic.checkpoint.naming import (
     KEPT,
     MANIFEST,
+    SCORE,
     CheckpointName,
     Claim,
     Listing,
@@ -175,10 +177,39 @@ class CheckpointDirectory:
             raise
         return sum(entry.bytes for entry in entries.values())
 
-    def prune(self, attempt: int, damaged: Collection[CheckpointName] = (), keep: int = KEPT) -> None:
-        """Remove the checkpoints that ``choose_removals`` chooses. Raises the same errors as ``check_claim``."""
-        for name in choose_removals(self.check_claim(attempt), damaged, keep):
+    def prune(
+        self,
+        attempt: int,
+        damaged: Collection[CheckpointName] = (),
+        keep: int = KEPT,
+        metric: Metric | None = None,
+    ) -> None:
+        """Remove the checkpoints that ``choose_removals`` chooses. Raises the same errors as ``check_claim``.
+
+        metric: that by which the best undamaged checkpoint is kept, too.
+        """
+        listing = self.check_claim(attempt)
+        scored = () if metric is None else best_first(self.scores(listing.scored - set(damaged)), metric)
+        for name in choose_removals(listing, damaged, keep, scored[0] if scored else None):
             self.remove(name)
+
+    def write_score(self, name: CheckpointName, score: Score) -> None:
+        """Write the score of a complete checkpoint."""
+        self._write(f"{name}/{SCORE}", [msgspec.json.encode(score)])
+
+    def scores(self, names: Iterable[CheckpointName]) -> dict[CheckpointName, Score]:
+        """Read the scores of these checkpoints. One whose score is damaged counts as one without, with a warning."""
+        found = {}
+        for name in names:
+            try:
+                self._check_file(name, SCORE)
+                with self._open(f"{name}/{SCORE}") as stream:
+                    found[name] = msgspec.convert(load_json(stream.read(MOST_MANIFEST_BYTES)), Score)
+            except (_NotAFile, msgspec.MsgspecError, ValueError, RecursionError) as error:
+                logger.warning(
+                    "%s of checkpoint %s of %s is damaged and does not count: %s", SCORE, name, self.url, error
+                )
+        return found
 
     def remove(self, name: CheckpointName) -> None:
         """Remove a checkpoint, its manifest first, so that a partly removed one never counts as complete."""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
+# Beside the manifest of a checkpoint that was the best so far, once its metric was reported.
+SCORE = "score.json"
 # How many checkpoints are kept if the user does not say.
 KEPT = 2
 
@@ -44,6 +46,7 @@ class Listing:
     complete: frozenset[CheckpointName] = frozenset()
     partial: frozenset[CheckpointName] = frozenset()
     claims: frozenset[Claim] = frozenset()
+    scored: frozenset[CheckpointName] = frozenset()
 
     @property
     def newest_first(self) -> list[CheckpointName]:
@@ -59,7 +62,7 @@ class Listing:
 
 def read_listing(paths: Iterable[str]) -> Listing:
     """Interpret the paths of all files, relative to the directory. Other files than ours are ignored."""
-    begun, complete, claims = set(), set(), set()
+    begun, complete, scored, claims = set(), set(), set(), set()
     for path in paths:
         if match := _CHECKPOINT.fullmatch(path):
             name = CheckpointName(*map(int, match.group(1, 2, 3)))
@@ -68,20 +71,25 @@ def read_listing(paths: Iterable[str]) -> Listing:
             begun.add(name)
             if match.group(4) == MANIFEST:
                 complete.add(name)
+            elif match.group(4) == SCORE:
+                scored.add(name)
         elif match := _CLAIM.fullmatch(path):
             claims.add(Claim(int(match.group(1)), match.group(2)))
-    return Listing(frozenset(complete), frozenset(begun - complete), frozenset(claims))
+    return Listing(frozenset(complete), frozenset(begun - complete), frozenset(claims), frozenset(scored & complete))
 
 
 def choose_removals(
-    listing: Listing, damaged: Collection[CheckpointName] = (), keep: int = KEPT
+    listing: Listing,
+    damaged: Collection[CheckpointName] = (),
+    keep: int = KEPT,
+    best: CheckpointName | None = None,
 ) -> list[CheckpointName]:
-    """Choose what may be removed once a checkpoint has been written: all but the last ``keep`` undamaged ones.
+    """Choose what may be removed once a checkpoint has been written: all but the last ``keep`` undamaged ones and the best.
 
     Newer checkpoints stay, because another run may be writing them.
     """
     whole = [name for name in listing.newest_first if name not in damaged]
     if not whole:
         return []
-    kept = whole[:keep]
-    return sorted(name for name in listing.complete | listing.partial if name < kept[0] and name not in kept)
+    kept = {*whole[:keep], best}
+    return sorted(name for name in listing.complete | listing.partial if name < whole[0] and name not in kept)

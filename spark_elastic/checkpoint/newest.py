@@ -1,13 +1,14 @@
-"""Loads the newest undamaged checkpoint of a directory."""
+"""Loads the newest undamaged checkpoint of a directory, or the best."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spark_elastic.checkpoint.best import Metric, best_first
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
@@ -26,7 +27,7 @@ COMPILED = "_orig_mod"
 
 
 def load_checkpoint(
-    url: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
+    url: str | os.PathLike[str], *, best: bool = False, storage_options: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     """Return what the newest undamaged checkpoint of ``url`` holds, by the names that the State gave to its objects.
 
@@ -35,11 +36,16 @@ def load_checkpoint(
     checkpoint is run: an object that would need code is returned as an ``OpaqueObject`` that names its type. Checkpoints of
     earlier releases can be read, and damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged, and
     ``CheckpointError`` if there is none or the newest was written by a later release. ``storage_options`` are fsspec's.
+
+    best: load the best checkpoint instead, which a run with ``checkpoint_best=`` has kept. Raises ``CheckpointError`` if there is
+        none.
     """
     directory = CheckpointDirectory(os.fspath(url), storage_options)
-    saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
+    load = load_best if best else load_newest
+    saved = load(directory, lambda name: decode(directory, name, unpickle=False))
     if saved is None:
-        raise CheckpointError(f"{directory.url} holds no complete checkpoint")
+        how = " with a score; run(checkpoint_best=) keeps one" if best else ""
+        raise CheckpointError(f"{directory.url} holds no complete checkpoint{how}")
     return {name: _state_dicts(value) for name, value in saved.objects.items()}
 
 
@@ -48,15 +54,16 @@ def load_model(
     module: Module,
     name: str = "model",
     *,
+    best: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> Module:
     """Load the weights of the newest undamaged checkpoint of ``url`` into a plain module, and return the module.
 
     name: what the State calls the model. Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the
     errors of ``load_checkpoint``, and ``CheckpointError`` if the checkpoint has no model of this name, or it does not fit the
-    module, which then may have got a part of the weights. ``storage_options`` are fsspec's.
+    module, which then may have got a part of the weights. ``best`` and ``storage_options`` are those of ``load_checkpoint``.
     """
-    objects = load_checkpoint(url, storage_options=storage_options)
+    objects = load_checkpoint(url, best=best, storage_options=storage_options)
     models = [each for each, value in objects.items() if hasattr(value, "_metadata")]
     if name not in models:
         found = f"only {', '.join(map(repr, models))}" if models else "none"
@@ -77,7 +84,28 @@ def load_newest(
 
     Raises ``DamagedError`` if all are damaged, so that a job begins anew only if its user decides so.
     """
-    names = directory.list().newest_first
+    return _load_first(directory, directory.list().newest_first, load, skipped)
+
+
+def load_best(directory: CheckpointDirectory, load: Callable[[CheckpointName], SavedState]) -> SavedState | None:
+    """Load the best undamaged checkpoint by the metric of the newest one that has a score; None if none has.
+
+    Raises ``DamagedError`` if all that have a score are damaged.
+    """
+    scores = directory.scores(directory.list().scored)
+    if not scores:
+        return None
+    newest = scores[max(scores)]
+    return _load_first(directory, best_first(scores, Metric(newest.metric, newest.mode)), load)
+
+
+def _load_first(
+    directory: CheckpointDirectory,
+    names: Sequence[CheckpointName],
+    load: Callable[[CheckpointName], SavedState],
+    skipped: Callable[[CheckpointName], None] = lambda name: None,
+) -> SavedState | None:
+    """Load the first of these that is undamaged; None if there are none. Raises ``DamagedError`` if all are damaged."""
     reason = ""
     for name in names:
         try:
@@ -88,7 +116,7 @@ def load_newest(
             reason = str(error)
     if names:
         raise DamagedError(
-            f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to begin anew. The oldest: {reason}"
+            f"all {len(names)} checkpoints of {directory.url} are damaged; remove them to begin anew. The last tried: {reason}"
         )
     return None
 

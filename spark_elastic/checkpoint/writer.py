@@ -11,11 +11,13 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from spark_elastic.checkpoint.best import Metric, Score, best_first
 from spark_elastic.checkpoint.content import SavedState, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
 from spark_elastic.checkpoint.skeleton import Kept, Lender
+from spark_elastic.errors import CheckpointError
 from spark_elastic.protocol import records
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
@@ -44,6 +46,9 @@ class CheckpointWriter:
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
+        # The metric by which the best checkpoint is kept, and the best value so far; None before the directory has been read.
+        self.metric = None if plan.best is None else Metric(*plan.best)
+        self._best: Score | None = None
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
@@ -55,6 +60,7 @@ class CheckpointWriter:
         self._superseded = False
         self._pieces = 0
         self._durable_steps: int | None = None
+        self._begun: CheckpointName | None = None
         self._damaged: set[CheckpointName] = set()
 
     def __enter__(self) -> CheckpointWriter:
@@ -93,10 +99,41 @@ class CheckpointWriter:
 
     def begin(self, commit: CommitId, snapshots: Lender) -> None:
         """Begin to write the current snapshot, which is that of ``commit``. Blocks at most as long as a copy of it takes."""
-        name = CheckpointName(self.attempt, commit.generation, commit.index)
+        name = self._begun = CheckpointName(self.attempt, commit.generation, commit.index)
         self._asked = False
         self._due_at = time.monotonic() + self._interval
         self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
+
+    def score(self, commit: CommitId, value: float, snapshots: Lender, is_over: Callable[[], bool]) -> None:
+        """Have the current snapshot, which is that of ``commit``, written and kept if ``value`` is better than all before.
+
+        Blocks while an older commit is being written, as ``finish`` does.
+        """
+        assert self.metric is not None
+        try:
+            best = self._best_value()
+        except Exception as error:
+            logger.warning(
+                "the scores in %s could not be read; %s=%s is not compared: %s",
+                self._url,
+                self.metric.name,
+                value,
+                error,
+            )
+            return
+        if self._superseded or not self.metric.is_better(value, best):
+            return
+        name = CheckpointName(self.attempt, commit.generation, commit.index)
+        if name != self._begun:
+            self._wait(is_over)
+            if is_over():
+                return
+            if self._is_writing:
+                self._cannot_keep(name, value, "an older write has not ended")
+                return
+            self.begin(commit, snapshots)
+        self._best = Score(self.metric.name, self.metric.mode, value)
+        self._writing = self._pool.submit(self._write_score, name, self._best)
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
@@ -112,6 +149,12 @@ class CheckpointWriter:
                 else "finds none of this run"
             )
             logger.warning("the job's last commit could not be written to %s; the next run %s", self._url, then)
+        if self.metric is not None and self._best is None and not is_over():
+            logger.warning(
+                "no checkpoint of %s is kept as the best: rank 0 gave state.report no finite %s that could be compared",
+                self._url,
+                self.metric.name,
+            )
 
     # ------------------------------------------------------------------ inside
 
@@ -146,6 +189,7 @@ class CheckpointWriter:
             self._report(records.CheckpointSuperseded(str(name)))
             return
         except Exception as error:
+            self._begun = None
             self._failures += 1
             self._due_at = min(self._due_at, time.monotonic() + 2.0 ** (self._failures - 1))
             text = f"{type(error).__name__}: {error}"
@@ -160,8 +204,40 @@ class CheckpointWriter:
         self._durable_steps = steps
         seconds = round(time.monotonic() - started, 4)
         self._report(records.CheckpointWritten(str(name), steps, written, seconds))
+        self._prune()
+
+    def _best_value(self) -> float | None:
+        """Return the best value so far, that of an earlier run or rank 0 included; None if there is none."""
+        assert self.metric is not None
+        if self._best is None:
+            scores = self._directory.scores(self._directory.list().scored - self._damaged)
+            best = best_first(scores, self.metric)
+            self._best = scores[best[0]] if best else None
+        return None if self._best is None else self._best.value
+
+    def _write_score(self, name: CheckpointName, score: Score) -> None:
+        """Write the score of a checkpoint whose own write has just ended."""
+        if self._superseded:
+            return
         try:
-            self._directory.prune(self.attempt, self._damaged, self._keep)
+            if name not in self._directory.check_claim(self.attempt).complete:
+                raise CheckpointError("it could not be written")
+            self._directory.write_score(name, score)
+        except Exception as error:
+            self._best = None  # read again what the best is
+            self._cannot_keep(name, score.value, str(error))
+            return
+        self._prune()
+
+    def _cannot_keep(self, name: CheckpointName, value: float, why: str) -> None:
+        assert self.metric is not None
+        logger.warning(
+            "checkpoint %s with the best %s so far, %s, is not kept as the best: %s", name, self.metric.name, value, why
+        )
+
+    def _prune(self) -> None:
+        try:
+            self._directory.prune(self.attempt, self._damaged, self._keep, self.metric)
         except Exception as error:
             logger.warning(
                 "old checkpoints of %s could not be removed; the next write tries again: %s", self._url, error

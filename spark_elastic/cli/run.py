@@ -35,6 +35,7 @@ _SETTINGS = {
     "checkpoint": str,
     "checkpoint_interval": float,
     "checkpoint_keep": int,
+    "checkpoint_best": str,
     "host_discovery_script": str,
     "event_log": str,
 }

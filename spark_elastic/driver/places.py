@@ -10,6 +10,7 @@ from typing import Protocol
 import cloudpickle
 import msgspec
 
+from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.event_log import EventLog
@@ -33,6 +34,7 @@ class CheckpointWish:
     interval: float
     storage_options: Mapping[str, object] | None = None
     keep: int = KEPT
+    best: Metric | None = None
 
     def claim(self) -> CheckpointPlan:
         """Claim the next attempt in the checkpoint directory. Raises ``CheckpointError`` if it cannot be written."""
@@ -45,7 +47,8 @@ class CheckpointWish:
                 f"checkpoint={self.url!r} cannot be written: {type(error).__name__}: {error}"
             ) from error
         options = cloudpickle.dumps(dict(self.storage_options)) if self.storage_options else b""
-        return CheckpointPlan(self.url, attempt, float(self.interval), self.keep, options)
+        best = None if self.best is None else (self.best.name, self.best.mode)
+        return CheckpointPlan(self.url, attempt, float(self.interval), self.keep, options, best)
 
 
 class DriverPlace(Protocol):

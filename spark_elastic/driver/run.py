@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from spark_elastic import testing
+from spark_elastic.checkpoint.best import Metric, metric_of
 from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.client_driver import ClientDriver
 from spark_elastic.driver.cluster_driver import ClusterDriver
@@ -71,6 +72,7 @@ def run(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_interval: float = 60.0,
     checkpoint_keep: int = KEPT,
+    checkpoint_best: str | None = None,
     storage_options: Mapping[str, object] | None = None,
     host_discovery_script: str | os.PathLike[str] | None = None,
     event_log: str | os.PathLike[str] | None = None,
@@ -123,6 +125,10 @@ def run(
             ``checkpoint`` resumes from the newest complete one.
         checkpoint_interval: how many seconds pass between two such writes; 0 writes again as soon as the last write has ended.
         checkpoint_keep: how many of the newest undamaged checkpoints are kept; older ones are removed after each write.
+        checkpoint_best: the name of a metric that rank 0 gives to ``state.report``. The checkpoint with its best value is written
+            whatever ``checkpoint_interval`` says, and kept beside the newest; ``load_model(url, module, best=True)`` loads it.
+            Losses and errors are better when small, accuracies, AUCs and F1 when large; of other metrics say which:
+            ``"ndcg:max"``.
         storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
             cloudpickle.
         host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.
@@ -164,10 +170,11 @@ def run(
     if driver not in DRIVERS:
         raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
     launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
+    best = None if checkpoint_best is None else _check_best(checkpoint, checkpoint_best)
     wish = (
         None
         if checkpoint is None
-        else _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, storage_options)
+        else _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, best, storage_options)
     )
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
@@ -235,7 +242,11 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
 
 
 def _check_checkpoint(
-    checkpoint: str | os.PathLike[str], interval: float, keep: int, storage_options: Mapping[str, object] | None
+    checkpoint: str | os.PathLike[str],
+    interval: float,
+    keep: int,
+    best: Metric | None,
+    storage_options: Mapping[str, object] | None,
 ) -> CheckpointWish:
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
@@ -246,7 +257,15 @@ def _check_checkpoint(
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
     if "://" not in url and "::" not in url:
         url = os.path.abspath(url)  # workers have working directories of their own
-    return CheckpointWish(url, float(interval), storage_options, keep)
+    return CheckpointWish(url, float(interval), storage_options, keep, best)
+
+
+def _check_best(checkpoint: object, best: str) -> Metric:
+    if not isinstance(best, str) or not best:
+        raise ValueError(f"checkpoint_best must be the name of a metric, not {best!r}")
+    if checkpoint is None:
+        raise ValueError(f"checkpoint_best={best!r} needs checkpoint=, the place where checkpoints are written")
+    return metric_of(best)
 
 
 def _choose_launcher(

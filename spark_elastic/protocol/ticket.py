@@ -6,6 +6,7 @@ The ticket gets a task and its worker to the driver, which hands each worker the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -26,7 +27,7 @@ class Ticket:
 class CheckpointPlan(msgspec.Struct, frozen=True):
     """Where commits are written, as which attempt of the job, how many seconds apart, and how many of them are kept.
 
-    storage_options: a pickled dict, or nothing.
+    storage_options: a pickled dict, or nothing. best: the metric by which the best one is kept, too, and "min" or "max".
     """
 
     url: str
@@ -34,6 +35,7 @@ class CheckpointPlan(msgspec.Struct, frozen=True):
     interval: float
     keep: int
     storage_options: bytes = b""
+    best: tuple[str, Literal["min", "max"]] | None = None
 
 
 class Payload(msgspec.Struct, frozen=True):

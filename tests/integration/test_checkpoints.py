@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import training
 from test_clean_up import wait_until
 from test_data_jobs import EPOCHS, ROWS, STEPS
 from test_faults import check
 
-from spark_elastic import CheckpointError, load_checkpoint
+from spark_elastic import CheckpointError, load_checkpoint, load_model
 from spark_elastic.testing import kill
 
 
@@ -79,6 +80,30 @@ def test_a_job_whose_workers_are_all_lost_goes_on_from_its_checkpoint(run: Any, 
     check(result, 30)
     assert len(result.of("state_lost")) == 1
     assert result.of("checkpoint_restored")[0]["values"]["step"] == 1  # the interval is a minute
+
+
+def test_the_best_is_kept_through_a_kill_and_by_runs_that_go_on(run: Any, tmp_path: Path) -> None:
+    def best() -> float:
+        return load_model(str(tmp_path), torch.nn.Linear(1, 1, bias=False), best=True).weight.item()
+
+    settings = {
+        "checkpoint": tmp_path, "checkpoint_interval": 0, "checkpoint_keep": 1, "checkpoint_best": "val_loss",
+        "min_np": 1, "max_np": 2, "num_proc": 2,
+    }  # fmt: skip
+    losses = [5.0, 1.0, 4.0, 3.0]
+    result = run(training.keep_best, losses, str(tmp_path), faults=[kill(rank=0, step=3)], **settings)
+    assert len(result.of("world_broken")) == 1
+    assert {entry["weight"] for entry in result.results} == {4.0}
+    assert best() == 2.0
+    assert load_checkpoint(tmp_path)["epoch"] == 4
+    assert len(checkpoints(tmp_path)) == 2
+
+    for more, kept in ([2.0, 1.5], 2.0), ([0.5, 0.7], 7.0):
+        losses += more
+        run(training.keep_best, losses, str(tmp_path), **settings)
+        assert best() == kept
+        assert load_checkpoint(tmp_path)["epoch"] == len(losses)
+        assert len(checkpoints(tmp_path)) == 2
 
 
 def test_a_checkpoint_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_run_takes_what_the_contract_says() -> None:
         "checkpoint": None,
         "checkpoint_interval": 60.0,
         "checkpoint_keep": 2,
+        "checkpoint_best": None,
         "storage_options": None,
         "host_discovery_script": None,
         "event_log": None,

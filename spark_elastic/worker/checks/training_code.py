@@ -115,6 +115,11 @@ class TrainingChecks:
         if self._plain_loaders is not None and world is not None and world.size > 1:
             self._look_at_plain(self._plain_loaders, optimizer)
 
+    @property
+    def steps(self) -> int:
+        """How often optimizers have stepped in this generation."""
+        return self._steps
+
     def after_step(self) -> None:
         """Note that the gradients have been used; those that have not are another optimizer's and not checked."""
         self._is_pending = False

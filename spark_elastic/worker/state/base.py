@@ -116,10 +116,16 @@ class State(ABC):
         """Send metrics (numbers, one-element tensors, strings) to the job's event log and progress line. Never blocks.
 
         Call it as often as you like: at most a few reports a second are sent, each with the newest value of every name.
+
+        With ``run(checkpoint_best=)`` rank 0's value of that metric is about the last commit if no optimizer has stepped since,
+        else about the next one; with an ``ObjectState``, which watches no optimizers, always about the last one. If the value is
+        the best so far while an older commit is being written, rank 0 waits for that write. Report ahead of the commit that ends
+        the epoch: that commit may interrupt, and what follows it is not run then.
         """
         job = current_job()
         if job is not None:
             job.reporter.metrics(self._commits.steps, metrics)
+            self._commits.reported(self, metrics)
 
     # ------------------------------------------------------------------ for @elastic
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Countable, has_part
@@ -25,9 +25,11 @@ from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.state.pace import Pace
+from spark_elastic.worker.state.scores import Scores
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
 if TYPE_CHECKING:
+    from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.worker.state.base import State
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
@@ -59,6 +61,7 @@ class Commits:
         self._is_interrupted = False
         self._comparison: Comparison | None = None
         self._pace: Pace | None = None
+        self._scores = Scores()
         self._known_loader: tuple[object, Accountable | None] = (None, None)
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
@@ -82,6 +85,9 @@ class Commits:
         faults.reached(Point.RECORDED, **where)
         job.reporter.committed(self.steps, _progress_of(state, world))
         if job.checkpoints is not None and world.rank == 0:
+            score = self._scores.committed(_optimizer_steps(state))
+            if score is not None:
+                self._score(state, job.checkpoints, world, score)
             if durable:
                 job.checkpoints.ask()
             if job.checkpoints.is_due():
@@ -93,6 +99,25 @@ class Commits:
         deliveries.committed()
         for model in job.models:
             model.forget_rows()
+
+    def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
+        """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported on rank 0."""
+        job, world = current_job(), present_world()
+        if job is None or world is None or world.rank != 0 or job.checkpoints is None or job.state is not state:
+            return
+        metric = job.checkpoints.metric
+        if metric is None or metric.name not in metrics:
+            return
+        value = metrics[metric.name]
+        if isinstance(value, str):
+            raise TypeError(f"report({metric.name}=…) has to be a number, because of checkpoint_best={metric.name!r}")
+        if self._scores.reported(float(value), _optimizer_steps(state)):
+            self._score(state, job.checkpoints, world, float(value))
+
+    def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
+        """Give the last commit its score."""
+        self.settle()
+        checkpoints.score(CommitId(world.generation, self.index), value, state._lend(), world.is_broken)
 
     def record(self, save: Callable[[], None], has_met: bool = False) -> None:
         """Make the next commit by calling ``save``. ``has_met``: a reduction over all ranks has preceded it.
@@ -254,6 +279,7 @@ class Commits:
     def enter(self, state: State, job: Job, world: World) -> None:
         """Begin a generation, whose commits are made by this state."""
         self._is_interrupted = False
+        self._scores = Scores()
         job.state = state
         world.can_restore_if(self.can_restore)
         if job.checkpoints is not None and self.keeper is None:
@@ -295,6 +321,11 @@ class Commits:
         if state._checks is not None:
             state._checks.before_return()
             state._checks.end()
+
+
+def _optimizer_steps(state: State) -> int:
+    """How often optimizers have stepped in this generation; 0 for a state that does not watch them."""
+    return 0 if state._checks is None else state._checks.steps
 
 
 def _check_is_the_jobs(state: State, job: Job) -> None:

@@ -16,6 +16,7 @@ from worker_stage import Stage, on_stage
 
 import spark_elastic
 from spark_elastic import DistributedDataParallel, load_checkpoint, load_model
+from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.content import OpaqueObject, decode, encode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
@@ -243,6 +244,70 @@ def test_load_model_of_a_state_without_a_model_says_so(stage: Stage, url: str) -
         load_model(url, torch.nn.Linear(1, 1))
 
 
+def test_a_metric_is_about_the_last_commit_unless_an_optimizer_has_stepped_since(stage: Stage, url: str) -> None:
+    state = best_run(stage, url, trained())
+    DistributedDataParallel(state.model)
+    step(state)
+    state.commit()
+    at_commit = values(state)[0]
+    state.report(val_loss=3.0)
+    assert torch.equal(best_weight(stage, url), at_commit)
+
+    step(state)
+    state.report(val_loss=torch.tensor(2.0))
+    assert torch.equal(best_weight(stage, url), at_commit)
+    state.commit()
+    assert torch.equal(best_weight(stage, url), values(state)[0])
+
+    state.report(val_loss=9.0, loss=1.0)
+    step(state)
+    state.commit()
+    assert not torch.equal(best_weight(stage, url), values(state)[0])
+
+
+@pytest.mark.parametrize("kind", ["copy", "host", "in_place"])
+def test_the_best_is_kept_however_commits_are(stage: Stage, url: str, kind: str) -> None:
+    state = best_run(stage, url, trained(commit=kind))
+    DistributedDataParallel(state.model)
+    kept = []
+    for loss in (3.0, 1.0, 2.0):
+        step(state)
+        state.commit()
+        state.report(val_loss=loss)
+        kept.append(values(state)[0])
+    assert torch.equal(best_weight(stage, url), kept[1])
+
+
+def test_only_what_rank_0_reports_counts(stage: Stage, url: str) -> None:
+    state = best_run(stage, url, ObjectState(epoch=3), rank=1, others=[None])
+    state.commit()
+    state.report(val_loss=1.0)
+    stage.checkpoints._wait(lambda: False)
+    assert not CheckpointDirectory(url).list().complete
+
+
+def test_a_word_is_no_score(stage: Stage, url: str) -> None:
+    state = best_run(stage, url, ObjectState(epoch=3))
+    with pytest.raises(
+        TypeError, match=r"report\(val_loss=…\) has to be a number, because of checkpoint_best='val_loss'"
+    ):
+        state.report(val_loss="low")
+
+
+def best_run(stage: Stage, url: str, state: Any, **others: Any) -> Any:
+    """A run that writes only its first commit, and the best."""
+    plan = CheckpointWish(url, 1e9, best=Metric("val_loss", "min")).claim()
+    stage.checkpoints = CheckpointWriter(plan, stage.control.report, int)
+    stage.begin(state, **others)
+    return state
+
+
+def best_weight(stage: Stage, url: str) -> torch.Tensor:
+    stage.checkpoints._wait(lambda: False)
+    weight: torch.Tensor = load_checkpoint(url, best=True)["model"]["weight"]
+    return weight
+
+
 def test_storage_options_reach_all_who_open_the_directory(stage: Stage, tmp_path: Path) -> None:
     url, options = "dir://saved", {"path": str(tmp_path), "target_protocol": "file"}
     commit(stage, new_run(stage, url, ObjectState(epoch=3), storage_options=options))
@@ -355,3 +420,11 @@ def test_a_run_keeps_as_many_checkpoints_as_it_was_told_to(url: str) -> None:
 def test_a_number_of_checkpoints_that_makes_no_sense_is_refused(url: str, keep: Any) -> None:
     with pytest.raises(ValueError, match=f"checkpoint_keep must be a whole number from 1 on, not {keep}"):
         spark_elastic.run(int, local=True, checkpoint=url, checkpoint_keep=keep)
+
+
+def test_what_cannot_be_the_best_is_refused_before_anything_starts(url: str) -> None:
+    for best, message in (("ndcg", "write 'ndcg:min'"), ("", "must be the name of a metric"), (3, "not 3")):
+        with pytest.raises(ValueError, match=message):
+            spark_elastic.run(int, local=True, checkpoint=url, checkpoint_best=best)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="checkpoint_best='val_loss' needs checkpoint="):
+        spark_elastic.run(int, local=True, checkpoint_best="val_loss")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 import torch
@@ -16,12 +17,16 @@ from spark_elastic.checkpoint import writer as writer_module
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.checkpoint.writer import CheckpointWriter
+from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import CheckpointFailed, CheckpointSuperseded, CheckpointWritten, Report
 from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.snapshot import SnapshotPair
 
 R = TypeVar("R")
+Best = tuple[str, Literal["min", "max"]]
+
+LOSS: Best = ("val_loss", "min")
 
 
 def buffers(snapshots: SnapshotPair) -> set[int]:
@@ -38,9 +43,13 @@ class Job:
         self.writers: list[CheckpointWriter] = []
         self.writer = self.new_writer()
 
-    def new_writer(self, interval: float = 60.0, attempt: int | None = None, keep: int = 2) -> CheckpointWriter:
+    def new_writer(
+        self, interval: float = 60.0, attempt: int | None = None, keep: int = 2, best: Best | None = None
+    ) -> CheckpointWriter:
         number = CheckpointDirectory(self.url).claim() if attempt is None else attempt
-        self.writer = CheckpointWriter(CheckpointPlan(self.url, number, interval, keep), self.reports.append, int)
+        self.writer = CheckpointWriter(
+            CheckpointPlan(self.url, number, interval, keep, best=best), self.reports.append, int
+        )
         self.writers.append(self.writer)
         return self.writer
 
@@ -59,6 +68,16 @@ class Job:
         if settle:
             self.settle()
 
+    def score(self, step: int, value: float, settle: bool = True) -> None:
+        self.writer.score(CommitId(1, step), value, self.snapshots, lambda: False)
+        if settle:
+            self.settle()
+
+    def commit_and_score(self, values: dict[int, float]) -> None:
+        for step, value in values.items():
+            self.commit(step)
+            self.score(step, value)
+
     def finish(self, step: int, over: bool = False) -> None:
         self.writer.finish(CommitId(1, step), self.snapshots, lambda: over)
 
@@ -67,6 +86,14 @@ class Job:
 
     def of(self, kind: type[R]) -> list[R]:
         return [report for report in self.reports if isinstance(report, kind)]
+
+    @property
+    def kept(self) -> list[int]:
+        return [name.index for name in CheckpointDirectory(self.url).list().newest_first]
+
+    def score_file(self, step: int) -> Path:
+        (found,) = Path(self.url).glob(f"*-000001-{step:09d}/score.json")
+        return found
 
     @property
     def written(self) -> list[int]:
@@ -159,6 +186,151 @@ def test_as_many_are_kept_as_the_user_asks_for(job: Job, keep: int) -> None:
     for step in (1, 2, 3, 4, 5):
         job.commit(step, durable=True)
     assert [name.index for name in CheckpointDirectory(job.url).list().newest_first] == [5, 4, 3][:keep]
+
+
+# ---------------------------------------------------------------- the best
+
+
+def test_the_best_is_written_at_once_and_kept_beside_the_newest(job: Job) -> None:
+    job.new_writer(best=LOSS)
+    job.commit_and_score({1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0})
+    assert job.written == [1, 2]  # the interval is not over
+    for step in (5, 6, 7):
+        job.commit(step, durable=True)
+    assert job.kept == [7, 6, 2]
+    assert load_checkpoint(job.url, best=True)["step"] == 2
+    assert load_checkpoint(job.url)["step"] == 7
+    assert json.loads(job.score_file(2).read_text()) == {"metric": "val_loss", "mode": "min", "value": 1.0}
+
+
+def test_of_a_metric_that_should_be_large_the_largest_is_kept(job: Job) -> None:
+    job.new_writer(keep=1, best=("auc", "max"))
+    job.commit_and_score({1: 0.5, 2: 0.7, 3: 0.6})
+    job.commit(4, durable=True)
+    assert job.kept == [4, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_no_number_is_no_score(job: Job, value: float, caplog: pytest.LogCaptureFixture) -> None:
+    job.new_writer(best=LOSS)
+    job.commit_and_score({1: value})
+    assert not CheckpointDirectory(job.url).list().scored
+    job.finish(1)
+    assert "gave state.report no finite val_loss" in caplog.text
+
+
+def test_a_score_during_its_own_write_does_not_wait(job: Job, slow: SimpleNamespace) -> None:
+    job.new_writer(best=LOSS)
+    job.commit(1, settle=False)
+    slow.begun.wait()
+    job.score(1, 1.0, settle=False)
+    slow.go.set()
+    job.settle()
+    assert job.written == [1]
+    assert job.score_file(1).exists()
+
+
+def test_a_score_during_an_older_write_waits_for_it_and_is_of_its_own_commit(job: Job, slow: SimpleNamespace) -> None:
+    job.new_writer(best=LOSS)
+    job.commit(1, settle=False)
+    slow.begun.wait()
+    job.commit(2, settle=False)
+    scoring = threading.Thread(target=job.score, args=(2, 1.0))
+    scoring.start()
+    assert scoring.is_alive()
+    slow.go.set()
+    scoring.join()
+    assert job.written == [1, 2]
+    assert load_checkpoint(job.url, best=True)["step"] == 2
+
+
+def test_a_later_writer_goes_on_comparing_with_the_best_so_far(job: Job) -> None:
+    job.new_writer(keep=1, best=LOSS)
+    job.commit_and_score({1: 5.0, 2: 1.0, 3: 4.0})
+    job.new_writer(keep=1, best=LOSS)
+    job.commit_and_score({4: 2.0, 5: 3.0})
+    assert job.kept == [4, 2]
+    assert load_checkpoint(job.url, best=True)["step"] == 2
+    job.commit_and_score({6: 0.5})
+    job.commit(7, durable=True)
+    assert job.kept == [7, 6]
+
+
+def test_scores_of_another_metric_are_not_compared(job: Job) -> None:
+    job.new_writer(keep=1, best=("val_error", "min"))
+    job.commit_and_score({1: 0.1})
+    job.new_writer(keep=1, best=LOSS)
+    job.commit_and_score({2: 9.0})
+    job.commit(3, durable=True)
+    assert job.kept == [3, 2]
+    assert load_checkpoint(job.url, best=True)["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"metric": "val_loss", "mode"', b"[1]", b'{"metric": "val_loss", "value": NaN}', b"\xff"]
+)
+def test_a_damaged_score_is_none_with_a_warning(job: Job, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    job.new_writer(keep=2, best=LOSS)
+    job.commit_and_score({1: 2.0})
+    job.score_file(1).write_bytes(content)
+    job.new_writer(keep=2, best=LOSS)
+    job.commit_and_score({2: 3.0})
+    assert job.kept == [2, 1]  # still one of the newest two
+    assert "score.json of checkpoint 000002-000001-000000001" in caplog.text
+    job.commit(3, durable=True)
+    job.commit(4, durable=True)
+    assert job.kept == [4, 3, 2]
+    assert load_checkpoint(job.url, best=True)["step"] == 2
+
+
+def test_a_store_that_does_not_answer_costs_no_best_checkpoint(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.new_writer(keep=1, best=LOSS)
+    job.commit_and_score({1: 1.0})
+
+    def fail(*arguments: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(CheckpointDirectory, "scores", fail)
+        job.commit(2, durable=True)
+    assert job.kept == [2, 1]
+    assert "could not be removed" in caplog.text
+    job.commit(3, durable=True)
+    assert job.kept == [3, 1]
+
+
+def test_a_damaged_best_checkpoint_gives_way_to_the_next_best(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.new_writer(keep=2, best=LOSS)
+    job.commit_and_score({1: 2.0, 2: 1.0})
+    (job.score_file(2).parent / "tensors.safetensors").write_bytes(b"?")
+    assert load_checkpoint(job.url, best=True)["step"] == 1
+    assert "it is skipped" in caplog.text
+    (job.score_file(1).parent / "tensors.safetensors").write_bytes(b"?")
+    with pytest.raises(DamagedError, match="all 2 checkpoints"):
+        load_checkpoint(job.url, best=True)
+
+
+def test_a_best_that_cannot_be_written_is_a_warning_and_a_later_one_is_kept(
+    job: Job, full: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.new_writer(best=LOSS)
+    job.save(1)
+    job.score(1, 1.0)
+    assert "with the best val_loss so far, 1.0, is not kept as the best" in caplog.text
+    full.failing = False
+    job.save(2)
+    job.score(2, 3.0)
+    assert load_checkpoint(job.url, best=True)["step"] == 2
+
+
+def test_without_a_score_there_is_no_best_to_load(job: Job) -> None:
+    job.commit(1)
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint with a score; run\(checkpoint_best=\) keeps one"
+    ):
+        load_checkpoint(job.url, best=True)
 
 
 # ---------------------------------------------------------------- what

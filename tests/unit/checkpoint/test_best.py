@@ -1,0 +1,52 @@
+"""Which of several checkpoints is the best, and what a metric's name says about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_elastic.checkpoint.best import Metric, Score, best_first, metric_of
+from spark_elastic.checkpoint.naming import CheckpointName
+
+FIRST, SECOND, THIRD = (CheckpointName(1, 1, index) for index in (1, 2, 3))
+
+
+@pytest.mark.parametrize("name", ["loss", "val_loss", "val/loss", "Error", "valid.mae"])
+def test_losses_and_errors_are_better_when_small(name: str) -> None:
+    assert metric_of(name) == Metric(name, "min")
+
+
+@pytest.mark.parametrize("name", ["acc", "val_acc", "accuracy", "AUC", "val_f1"])
+def test_accuracies_are_better_when_large(name: str) -> None:
+    assert metric_of(name) == Metric(name, "max")
+
+
+def test_other_metrics_say_which() -> None:
+    assert metric_of("ndcg:max") == Metric("ndcg", "max")
+    assert metric_of("val_acc:min") == Metric("val_acc", "min")
+
+
+@pytest.mark.parametrize("name", ["ndcg", "glossary", "loss_acc", ":max", "x:most"])
+def test_a_name_that_says_nothing_is_an_error_with_what_to_write(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"checkpoint_best='{name}' does not tell .*; write '{name}:min' or '{name}:max'"
+    ):
+        metric_of(name)
+
+
+def test_better_is_strictly_better_and_finite() -> None:
+    loss, accuracy = Metric("loss", "min"), Metric("acc", "max")
+    assert loss.is_better(1.0, None)
+    assert loss.is_better(1.0, 2.0)
+    assert not loss.is_better(2.0, 2.0)
+    assert accuracy.is_better(3.0, 2.0)
+    assert not accuracy.is_better(float("inf"), None)
+    assert not loss.is_better(float("nan"), None)
+
+
+def test_the_best_come_first_and_of_equal_ones_the_older() -> None:
+    scores = {
+        SECOND: Score("loss", "min", 1.0), FIRST: Score("loss", "min", 1.0), THIRD: Score("loss", "min", 0.5),
+        CheckpointName(1, 1, 4): Score("acc", "max", 0.0),
+    }  # fmt: skip
+    assert best_first(scores, Metric("loss", "min")) == [THIRD, FIRST, SECOND]
+    assert best_first(scores, Metric("loss", "max")) == [FIRST, SECOND, THIRD]
