@@ -98,7 +98,7 @@ class Simulation(Universe):
     def _set_up(self) -> None:
         job = self.schedule.job
         plan = CheckpointPlan("memory://", 1, 0.5, KEPT) if job.durable else None
-        payload = msgspec.msgpack.encode(Payload(_CALL, self.settings.form_timeout, (), plan))
+        payload = msgspec.msgpack.encode(Payload(_CALL, self.settings.form_timeout, self.settings.max_np, (), plan))
         self.spark = Spark(self, job.machines, job.executors, job.cores, job.max_np)
         credentials: Any = None
         log: Any = _Log()

@@ -197,11 +197,6 @@ class PositionedLoader(Generic[T]):
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
-        if self.shards is not None and size > self.shards:
-            raise ValueError(
-                f"shards={self.shards} are too few for {size} workers, each of which computes whole shards; give shards= at "
-                "least max_np"
-            )
         self._end_iteration()
         self._in_state = True
         self._empty_iterations = 0

@@ -88,4 +88,6 @@ def begin_job(
             application=application,
         )
     )
-    return msgspec.msgpack.encode(Payload(call, settings.form_timeout, faults, checkpoint, settings.elastic))
+    return msgspec.msgpack.encode(
+        Payload(call, settings.form_timeout, settings.max_np, faults, checkpoint, settings.elastic)
+    )

@@ -84,7 +84,7 @@ class JobView:
                 self.doing = f"{len(self.gathering.ready)} of {self.num_proc} workers ready"
             case records.WorldForming(generation, size):
                 self.generation, self.size = generation, size
-                self.doing = f"{size} workers connect"
+                self.doing = "1 worker connects" if size == 1 else f"{size} workers connect"
             case records.WorldBroken(reason=reason):
                 self.resets += 1
                 self.doing = f"recovering: {reason}"

@@ -43,6 +43,7 @@ class Payload(msgspec.Struct, frozen=True):
 
     call: bytes
     form_timeout: float
+    max_np: int
     faults: tuple[Fault, ...] = ()
     checkpoint: CheckpointPlan | None = None
     elastic: bool = True

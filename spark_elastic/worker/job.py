@@ -32,6 +32,7 @@ class Job:
         worker: int,
         address: str,
         form_timeout: float,
+        max_np: int,
         checkpoints: CheckpointWriter | None = None,
         is_fixed: bool = False,
         runtime: Runtime = REAL_RUNTIME,
@@ -39,6 +40,8 @@ class Job:
         self.control = control
         # Whether one world spans the whole of the user's function, as under run(elastic=False).
         self.is_fixed = is_fixed
+        # As many ranks as a world of this job may come to have.
+        self.max_np = max_np
         self.reporter = Reporter(control.report, runtime.clock)
         self.checkpoints = checkpoints
         self.world: World | None = None

@@ -44,7 +44,9 @@ def _join_job(
     if payload.checkpoint is not None:
         checkpoints = stack.enter_context(runtime.checkpoints(payload.checkpoint, control.report, control.beat))
     address = _group_address(ticket, control)
-    enter_job(Job(control, number, address, payload.form_timeout, checkpoints, not payload.elastic, runtime))
+    enter_job(
+        Job(control, number, address, payload.form_timeout, payload.max_np, checkpoints, not payload.elastic, runtime)
+    )
     runtime.set_pin(lambda key, make: _pin(control, key, make))
 
 

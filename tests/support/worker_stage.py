@@ -31,6 +31,7 @@ class Stage:
         self.checkpoints: Any = None
         self.finished = False
         self.is_fixed = False
+        self.max_np = 1
         self.broken = self.aborted = False
         # Whether gradients are reduced ahead of each commit.
         self.has_met = False

@@ -130,14 +130,19 @@ class TorchState(ObjectState):
         models = wrapped if job is None else job.models
         shards = shards_of_loader(loader)
         if shards is not None:
-            self._refuse_with_shards(shards)
+            self._refuse_with_shards(shards, size if job is None else job.max_np)
         sharding = None if shards is None else Sharding(models, shards, None if job is None else job.world)
         for model in models:
             model.follow_rows(loader if has_part(loader, RowSource) else None)
             model.shard(sharding)
 
-    def _refuse_with_shards(self, shards: int) -> None:
-        """Refuse callbacks that make the training depend on the size of the world."""
+    def _refuse_with_shards(self, shards: int, max_np: int) -> None:
+        """Refuse sizes that the world may not come to have, and callbacks that make the training depend on its size."""
+        if shards < max_np:
+            raise SparkElasticError(
+                f"shards={shards} are too few for max_np={max_np} workers, each of which computes whole shards; give shards= at "
+                "least max_np"
+            )
         if any(getattr(callback, "looks_at_size", False) for callback in self._reset_callbacks):
             raise SparkElasticError(
                 f"scale_learning_rate has the learning rate follow the size of the world, on which nothing depends with "

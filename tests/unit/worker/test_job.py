@@ -25,7 +25,7 @@ def test_a_closed_group_is_kept_for_one_more_generation(monkeypatch: pytest.Monk
     monkeypatch.setattr(job_module, "World", make_world)
     orders = iter(range(1, 4))
     control: Any = SimpleNamespace(ready=lambda reason: next(orders), report=None)
-    job = Job(control, worker=0, address="127.0.0.1", form_timeout=1.0)
+    job = Job(control, worker=0, address="127.0.0.1", form_timeout=1.0, max_np=1)
     for _ in range(3):
         job.next_world("")
     assert calls == [("form", 1), ("close", 1), ("form", 2), ("close", 2), ("drop", 1), ("form", 3)]

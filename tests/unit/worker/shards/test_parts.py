@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from worker_stage import on_stage
 
 import spark_elastic as se
 from spark_elastic.data.deliveries import deliveries
@@ -315,10 +316,12 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], words:
         se.data.ElasticDataLoader(Rows(40), **arguments)
 
 
-def test_more_workers_than_shards_are_refused() -> None:
-    loader = se.data.ElasticDataLoader(Rows(40), global_batch_size=8, shards=4)
-    with pytest.raises(ValueError, match="shards=4 are too few for 5 workers"):
-        loader.set_world(0, 5)
+def test_fewer_shards_than_workers_that_may_come_are_refused_before_they_have_come() -> None:
+    state = training(begin=False)
+    with on_stage() as stage:
+        stage.max_np = 5
+        with pytest.raises(SparkElasticError, match="shards=4 are too few for max_np=5 workers"):
+            stage.begin(state)
 
 
 def test_another_number_of_shards_does_not_go_on_from_a_position() -> None:
