@@ -14,6 +14,7 @@ import pytest
 import shard_training
 import torch
 import torchmetrics
+from test_clean_up import wait_until
 from torch import nn
 
 from spark_elastic import TrainingFailedError
@@ -83,6 +84,18 @@ def test_a_job_goes_on_from_a_durable_checkpoint_in_a_world_of_another_size(run:
             shard_training.train_on_shards, steps, checkpoint=tmp_path.as_uri(), checkpoint_interval=0, num_proc=size,
             min_np=size, max_np=size,
         )  # fmt: skip
+    assert {each["digest"] for each in result.results} == {alone(run, None)}
+
+
+def test_a_job_whose_driver_died_leaves_the_bits_of_one_that_nothing_happened_to(
+    run: Any, script: Any, tmp_path: Path
+) -> None:
+    first, log = script("local[2]", "on shards"), tmp_path / "on shards" / "log"
+    wait_until(lambda: log.exists() and log.read_text().count("fault_injected") == 2, "two faults", first)
+    first.kill()
+    saved = tmp_path / "on shards" / "saved"
+    result = run(shard_training.train_on_shards, STEPS, checkpoint=saved, num_proc=3, min_np=3, max_np=3)
+    assert 4 <= result.of("checkpoint_restored")[0]["values"]["step"] < STEPS
     assert {each["digest"] for each in result.results} == {alone(run, None)}
 
 

@@ -16,6 +16,7 @@ import cloudpickle
 import networks
 import psutil
 import pyspark
+import shard_training
 import training
 
 import spark_elastic
@@ -33,7 +34,7 @@ SECURED = {
 
 
 def main(master: str, folder: str, *acts: str) -> None:
-    for module in (networks, training):
+    for module in (networks, shard_training, training):
         cloudpickle.register_pickle_by_value(module)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if master.startswith("local["):
@@ -114,6 +115,12 @@ def main(master: str, folder: str, *acts: str) -> None:
         elif act == "fitting":
             with inject(hang(rank=1, step=18)):  # in the second epoch
                 fit_counting(spark, own, numProc=2, maxNp=2)
+        elif act == "on shards":
+            with inject(kill(rank=0, step=4), hang(rank=1, step=10)):
+                spark_elastic.run(
+                    shard_training.train_on_shards, args=(16,), spark=spark, min_np=2, max_np=2, event_log=own / "log",
+                    checkpoint=own / "saved", checkpoint_interval=0,
+                )  # fmt: skip
         elif act == "checkpointed":
             arguments = (Path(folder, "dataset").read_text(), 1000, 2, {"global_batch_size": 64})
             with inject(hang(rank=1, step=10)):  # in the first epoch
