@@ -7,6 +7,7 @@ since. So equal weights mean equal histories, and the rows of a job can be count
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,14 +48,23 @@ class Dataset:
 
     def tracker(self) -> Tracker:
         spec = OrderSpec(seed=1, shuffle=self.lanes > 1, lanes=self.lanes, window=8, mix=self.lanes > 1)
-        return Tracker(self, np.array(self.rows, np.int64), spec, BatchPlan(self.per_worker, self.overall))
+        return Tracker(
+            self,
+            np.array(self.rows, np.int64),
+            spec,
+            BatchPlan(self.per_worker, self.overall, balance="auto" if self.overall else None),
+        )
 
 
 @functools.lru_cache(maxsize=100_000)
-def deliveries(data: Dataset, epoch: int, position: int, size: int, rank: int) -> tuple[tuple[Step, int, Tickets], ...]:
+def deliveries(
+    data: Dataset, epoch: int, position: int, size: int, rank: int, shares: tuple[int, ...]
+) -> tuple[tuple[Step, int, Tickets], ...]:
     """What a rank gets from a position to the end of the epoch: steps, sums of tickets, and the tickets that count."""
     tracker = data.tracker()
     tracker.set_world(rank, size)
+    if shares:
+        tracker.divide(shares)
     steps = tracker.upcoming(position, data.total)
     drawn = draw(_order(data, epoch), steps, rank)
     tickets = (drawn.positions * data.lanes + drawn.lanes).tolist()
@@ -87,11 +97,16 @@ class Loader(PositionedLoader[Tickets]):
     def __init__(self, data: Dataset) -> None:
         super().__init__(data.tracker(), {"kind": "simulated"}, None)
         self._data = data
+        self._chance = random.Random(threads.current().process.number)
 
     @contextmanager
     def _open(self) -> Iterator[Iterator[tuple[Step, int, Tickets]]]:
         tracker = self._tracker
-        yield iter(deliveries(self._data, tracker.epoch, tracker.position, tracker.size, tracker.rank))
+        yield iter(deliveries(self._data, tracker.epoch, tracker.position, tracker.size, tracker.rank, tracker.shares))
+
+    def measured(self) -> int:
+        """Say at random how long a step takes, so that shares change often."""
+        return self._chance.choice([0, 1000, 1000, 1000, 5000, 5000]) if self._is_balanced else 0
 
 
 class Model(torch.nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 # A change costs each rank that it reads ahead anew. It is made where steps are predicted to take at least so much less time.
 LEAST_GAIN = 0.05
@@ -17,6 +18,15 @@ DAMPING = 0.75
 MOST = 2.0
 # A rank with at least so many units of an even share keeps as many: batch normalization refuses a single row.
 LEAST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of shares, and the microseconds that each rank needed for the shares before it."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    microseconds: tuple[int, ...]
 
 
 def even(units: int, size: int) -> tuple[int, ...]:

@@ -41,6 +41,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
             depends on `seed`, the epoch and the item, so items are fetched one by one.
         shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
+        balance: "auto" has each rank's rows of the global batch follow how fast it computes them, on CPUs in a State with wrapped
+            models; None keeps shares even.
         shuffle: visit the items in a random order that depends on `seed` and the epoch only.
         drop_last: drop the items that do not fill a last global batch.
         shard: see `PositionedLoader`.
@@ -61,13 +63,14 @@ class ElasticDataLoader(PositionedLoader[Any]):
         global_batch_size: int | None = None,
         shards: int | None = None,
         shards_strict: bool = True,
+        balance: str | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
         shard: tuple[int, int] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
-        plan = BatchPlan(batch_size, global_batch_size, drop_last, shards)
+        plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(f"{type(dataset).__name__} is no map-style dataset: it needs __getitem__ and __len__")
         for name in _OURS:

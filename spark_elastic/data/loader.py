@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
+from spark_elastic.data.balance import Change, balanced, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.kernels import difference, kernels_here
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
 from spark_elastic.data.shards import Cut
+from spark_elastic.data.stopwatch import Stopwatch
 from spark_elastic.data.tracker import Report, RowGroupTracker
 from spark_elastic.errors import DataError
 
@@ -51,6 +53,18 @@ class Accountable(Protocol):
 
     def confirm(self, reports: Sequence[Report]) -> None:
         """Check what all ranks reported at one commit, in rank order. Raises DataError if it does not add up."""
+        ...
+
+
+class Balanced(Protocol):
+    """Lets the shares of a global batch follow the speeds of ranks, which these tell each other at commits."""
+
+    def measured(self) -> int:
+        """Return the microseconds that this rank needs for its share of a full step; 0 if nothing is to change yet."""
+        ...
+
+    def balance(self, everybody: Sequence[int]) -> Change | None:
+        """Take what all ranks measured, in rank order, all at the same commit; return what changes from the next step on."""
         ...
 
 
@@ -137,6 +151,7 @@ class PositionedLoader(Generic[T]):
         self._in_state = False
         self._restored = False
         self._empty_iterations = 0
+        self._stopwatch = Stopwatch()
         # Weak, so that an iterator which its user drops is closed at once, and its reader stopped.
         self._iterator: weakref.ref[Generator[T, None, None]] | None = None
         if shard is not None:
@@ -154,6 +169,11 @@ class PositionedLoader(Generic[T]):
         their ticket sum, by which all ranks check at a commit that every row was given once. Batches are yielded as they are.
         """
         raise NotImplementedError
+
+    @property
+    def tracker(self) -> RowGroupTracker:
+        """What has been processed, and who reads the rest."""
+        return self._tracker
 
     @property
     def shards(self) -> int | None:
@@ -201,6 +221,7 @@ class PositionedLoader(Generic[T]):
         self._in_state = True
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
+        self._stopwatch.clear()
         self.batch_rows = (0,) * size
         deliveries.forget(self)
 
@@ -267,6 +288,27 @@ class PositionedLoader(Generic[T]):
         """Check that all ranks' reports of one commit add up to the rows assigned; see `ElasticLoader`."""
         self._tracker.confirm(reports)
 
+    def measured(self) -> int:
+        """Return how long this rank needs for a full step; see `Balanced`."""
+        return self._stopwatch.microseconds() if self._is_balanced else 0
+
+    def balance(self, everybody: Sequence[int]) -> Change | None:
+        """Change the shares of the steps from here on if that makes steps faster; see `Balanced`."""
+        if not (self._is_balanced and all(everybody)):
+            return None
+        tracker = self._tracker
+        before = tracker.shares or even(tracker.plan.smallest, tracker.size)
+        after = balanced(before, everybody)
+        self._stopwatch.clear()
+        if after == before:
+            return None
+        tracker.divide(after)
+        return Change(before, after, tuple(everybody))
+
+    @property
+    def _is_balanced(self) -> bool:
+        return self._in_state and self._tracker.size > 1 and self._tracker.plan.balance is not None
+
     def __iter__(self) -> Iterator[T]:
         self._end_iteration()
         if not self._in_state:
@@ -297,16 +339,27 @@ class PositionedLoader(Generic[T]):
         if not self._in_state:
             iterated_alone.add(self)
         try:
-            with self._open() as opened:
-                for step, ticket_sum, batch in opened:
-                    expected -= 1
-                    tracker.delivered(step, ticket_sum)
-                    self.batch_rows = step.rank_rows
-                    if self._in_state and (tracker.size > 1 or self.shards is not None):
-                        deliveries.note(self, batch, step.rank_rows, tracker.rank, self._cut(step))
-                    if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
-                        yield batch
+            shares = None
+            # Shares may change at a commit, after which some of what was read ahead is for other ranks.
+            while shares != tracker.shares and not tracker.exhausted:
+                shares = tracker.shares
+                with self._open() as opened:
+                    for step, ticket_sum, batch in opened:
+                        expected -= 1
+                        tracker.delivered(step, ticket_sum)
+                        self.batch_rows = step.rank_rows
+                        if self._in_state and (tracker.size > 1 or self.shards is not None):
+                            deliveries.note(self, batch, step.rank_rows, tracker.rank, self._cut(step))
+                        if self._is_balanced and step.rows != tracker.plan.smallest:
+                            self._stopwatch.drop()
+                        if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
+                            yield batch
+                        if shares != tracker.shares:
+                            break
+                        if self._is_balanced:
+                            self._stopwatch.start()
         finally:
+            self._stopwatch.drop()
             iterated_alone.discard(self)
             deliveries.end(self)
         if expected or not tracker.exhausted:

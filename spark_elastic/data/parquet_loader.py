@@ -45,6 +45,8 @@ class ParquetLoader(PositionedLoader[Batch]):
         columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
         shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
+        balance: "auto" has each rank's rows of the global batch follow how fast it computes them, on CPUs in a State with wrapped
+            models; None keeps shares even.
         shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
             Unshuffled, rows come in the order of the files, and every rank reads all of them.
         seed: of everything that is random; the order depends on it and on the epoch only.
@@ -70,6 +72,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         global_batch_size: int | None = None,
         shards: int | None = None,
         shards_strict: bool = True,
+        balance: str | None = None,
         columns: Sequence[str] | None = None,
         shuffle: bool = True,
         shuffle_rows: int | None = None,
@@ -85,7 +88,7 @@ class ParquetLoader(PositionedLoader[Batch]):
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        plan = BatchPlan(batch_size, global_batch_size, drop_last, shards)
+        plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
         if engine not in tuple(ENGINES):  # what a user has given need not be hashable
@@ -142,11 +145,6 @@ class ParquetLoader(PositionedLoader[Batch]):
         self._prefetch = prefetch
         self._pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._store: WindowStore | None = None
-
-    @property
-    def tracker(self) -> RowGroupTracker:
-        """What has been processed, and who reads the rest."""
-        return self._tracker
 
     def close(self) -> None:
         """End the iteration under way and let go of files and rows held."""

@@ -25,18 +25,33 @@ GLOBAL_JOIN = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The batch size as the user gave it (exactly one of the two), what happens to the tail, and the number of shards."""
+    """The batch size as the user gave it (exactly one of the two), what happens to the tail, and the number of shards.
+
+    balance: "auto" if ranks' shares of a global batch follow their speeds, None if they stay even.
+    """
 
     per_worker: int | None
     overall: int | None
     drop_last: bool = False
     shards: int | None = None
+    balance: str | None = None
 
     def __post_init__(self) -> None:
         if self.shards is not None and self.per_worker is not None:
             raise ValueError(
                 f"shards={self.shards} needs global_batch_size=: with batch_size={self.per_worker} per worker, steps would hold "
                 "other rows in another world"
+            )
+        if self.balance not in (None, "auto"):
+            raise ValueError(f'balance must be "auto" or None, not {self.balance!r}')
+        if self.balance is not None and self.per_worker is not None:
+            raise ValueError(
+                f'balance="{self.balance}" needs global_batch_size=, of which ranks take unequal shares: with '
+                f"batch_size={self.per_worker} each takes as many rows as the others"
+            )
+        if self.balance is not None and self.shards is not None:
+            raise ValueError(
+                f'give balance="{self.balance}" or shards={self.shards}, not both: a rank computes the same shards at any speed'
             )
         if (self.per_worker is None) == (self.overall is None):
             raise ValueError(

@@ -19,7 +19,7 @@ from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
 # The numbers of int64 that every rank adds to the control collective of a commit: the world's own, then those of the loader.
-OWN_FIELDS = 6
+OWN_FIELDS = 7
 LOADER_FIELDS = 4
 
 

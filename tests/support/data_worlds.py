@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,17 @@ class World:
         return list(rank_rows)
 
     same_steps = False
+    # Changes the shares of a global batch after each commit, where there is one.
+    chance: random.Random | None = None
+
+    def _change_shares(self, chance: random.Random) -> None:
+        batch = self.loaders[0]._tracker.plan.overall or 0
+        if batch < self.size:
+            return
+        cuts = sorted(chance.sample(range(1, batch), self.size - 1))
+        shares = tuple(stop - start for start, stop in itertools.pairwise([0, *cuts, batch]))
+        for loader in self.loaders:
+            loader._tracker.divide(shares)
 
     def commit(self) -> None:
         """Commit on every rank, and check the reports as a state does."""
@@ -112,6 +125,8 @@ class World:
         reports = [loader.report() for loader in self.loaders]
         for loader in self.loaders:
             loader.confirm(reports)
+        if self.chance is not None:
+            self._change_shares(self.chance)
 
     def close(self) -> None:
         """End all iterations."""

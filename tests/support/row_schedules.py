@@ -72,7 +72,11 @@ def draw_case(chance: random.Random, folder: Path, world: int) -> dict[str, Any]
     }[shape]
     rows = sum(sizes)
     batch = chance.choice([1, 3, 8, 16]) if rows < 300 else chance.choice([12, 16])
-    options = {"batch_size": batch} if chance.random() < 0.5 else {"global_batch_size": batch * min(world, 4)}
+    options: dict[str, Any] = (
+        {"batch_size": batch} if chance.random() < 0.5 else {"global_batch_size": batch * min(world, 4)}
+    )
+    if "global_batch_size" in options and chance.random() < 0.5:
+        options["balance"] = "auto"
     options = {**options, "shuffle": chance.random() < 0.8, "seed": chance.randrange(1000)}
     # Half of the cases wait at their first row until all have come back, the others begin with whoever is there.
     case = {"shape": shape, "rows": rows, "options": options, "gather": chance.choice([1, world])}

@@ -632,11 +632,77 @@ def count_rows(
     return {"rank": se.rank(), "seen": model.module.seen.detach().tolist(), "val": state.val, "resets": sizes}
 
 
+def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int, shares_seen: int) -> dict[str, Any]:
+    """Count rows as `count_rows` does, while what was rank 1 first takes three times as long for each row as others do.
+
+    Each generation of all three workers goes on until the slow rank has less than half the rows of others. In the first one the
+    last rank then dies; the job ends with the epoch in which that has come about `shares_seen` times.
+    """
+    import os
+    import signal
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float64))
+            self.seconds_a_row = 0.001
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            time.sleep(len(ids) * self.seconds_a_row)
+            return self.seen[ids]
+
+    model = se.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = se.data.ParquetLoader(url, global_batch_size=30, balance="auto")
+    state = se.TorchState(
+        model=model, optimizer=optimizer, loader=loader, epoch=0, shares=[], local="is_slow", is_slow=None
+    )
+
+    @se.elastic
+    def train(state: Any) -> None:
+        if state.is_slow is None:
+            state.is_slow = se.generation() == 1 and se.rank() == 1
+        model.module.seconds_a_row = 0.003 if state.is_slow else 0.001
+        slow = se.allgather_object(state.is_slow).index(True)
+        has_seen = False
+        while state.epoch < epochs or len(state.shares) < shares_seen:
+            for batch in state.loader:
+                shares = state.loader.batch_rows
+                optimizer.param_groups[0]["lr"] = float(sum(shares))
+                optimizer.zero_grad()
+                (-state.model(batch["id"]).mean()).backward()
+                optimizer.step()
+                if (
+                    not has_seen
+                    and se.size() == 3
+                    and sum(shares) == 30
+                    and 2 * shares[slow] < min(shares[:slow] + shares[slow + 1 :])
+                ):
+                    has_seen = True
+                    state.shares.append((shares, slow))
+                state.commit()
+                if has_seen and len(state.shares) == 1 and se.rank() == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            state.epoch += 1
+            state.loader.set_epoch(state.epoch)
+            state.commit()
+
+    train(state)
+    return {"seen": model.module.seen.detach().tolist(), "epochs": state.epoch, "shares": state.shares}
+
+
 def count_cases(cases: list[dict[str, Any]], epochs: int) -> dict[str, Any]:
     """Go through several datasets in one job, with a weight per row of them all that goes up by one when the row counts."""
     import collections
+    import random
     import time
 
+    import numpy as np
     import torch
 
     import spark_elastic as se
@@ -717,6 +783,15 @@ def count_cases(cases: list[dict[str, Any]], epochs: int) -> dict[str, Any]:
     state = se.TorchState(model=model, optimizer=optimizer, loader=Cases(), resets=[])
     state.register_reset_callbacks([lambda old, new: state.resets.append((state.loader.case, old, new))])
 
+    def change_shares(loader: Any) -> None:
+        """Change shares as at the commit of a job, but at random, the same on all ranks."""
+        tracker = loader.inner.tracker
+        if tracker.plan.balance is None or tracker.plan.overall < se.size():
+            return
+        chance = random.Random(f"{loader.case} {tracker.epoch} {tracker.position}")
+        cuts = sorted(chance.sample(range(1, tracker.plan.overall), se.size() - 1))
+        tracker.divide(tuple(np.diff([0, *cuts, tracker.plan.overall]).tolist()))
+
     @se.elastic
     def train(state: Any) -> None:
         while True:
@@ -730,6 +805,7 @@ def count_cases(cases: list[dict[str, Any]], epochs: int) -> dict[str, Any]:
                 (-state.model(batch["id"] + first[loader.case]).mean()).backward()
                 optimizer.step()
                 state.commit()
+                change_shares(loader)
             if loader.done:
                 return
             loader.go_on()

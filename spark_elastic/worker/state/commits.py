@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from spark_elastic.data.deliveries import deliveries
-from spark_elastic.data.loader import Accountable, Countable, has_part
+from spark_elastic.data.loader import Accountable, Balanced, Countable, has_part
 from spark_elastic.data.tracker import Report
 from spark_elastic.errors import (
     CheckpointError,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
 _NO_LOADER = (0,) * LOADER_FIELDS
+# Where among the numbers of a commit a rank says how long a step takes it.
+MEASURED = 6
 # The commits of a generation up to this index are waited for at once: the driver takes them as signs that it makes progress.
 FIRST_COMMIT = 1
 
@@ -62,7 +64,7 @@ class Commits:
         self._comparison: Comparison | None = None
         self._pace: Pace | None = None
         self._scores = Scores()
-        self._known_loader: tuple[object, Accountable | None] = (None, None)
+        self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
 
@@ -201,11 +203,13 @@ class Commits:
             return True
         commit = CommitId(world.generation, self.index)
         if not has_met or self._pace.is_due() or (is_commit and self._comparison.wants(commit)):
-            loader = self._accountable(state)
+            loader, balancing = self._parts_of_loader(state)
             fingerprint = self._comparison.report(commit, state._compared, is_commit)
             report = _NO_LOADER if loader is None else loader.report()
             pace = self._pace.begin(getattr(loader, "steps_left", 0))
-            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace]
+            # Where the host runs ahead of its device it cannot tell how long a step takes there.
+            measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
+            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured]
             world.start_exchange([*mine, *report])
         return False
 
@@ -219,9 +223,11 @@ class Commits:
                 f"ranks have committed {indexes} times in generation {world.generation}; all have to call commit() and "
                 "check_host_updates() equally often"
             )
-        loader = self._accountable(state)
+        loader, balancing = self._parts_of_loader(state)
         if loader is not None:
             loader.confirm([_report_in(values) for values in everybody])
+        if balancing is not None:
+            balancing.balance([values[MEASURED] for values in everybody])
         self._is_interrupted = any(values[0] for values in everybody)
         assert self._comparison is not None
         assert self._pace is not None
@@ -230,12 +236,13 @@ class Commits:
         if state._checks is not None:
             state._checks.inputs_compared([values[4] for values in everybody])
 
-    def _accountable(self, state: State) -> Accountable | None:
-        """The state's loader if it reports rows. Each loader is asked only once, because that takes a microsecond."""
+    def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
+        """The state's loader, if it reports rows, and if its shares follow speeds. It is asked only once, as that takes time."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
-            self._known_loader = loader, loader if has_part(loader, Accountable) else None
-        return self._known_loader[1]
+            accountable = loader if has_part(loader, Accountable) else None
+            self._known_loader = loader, accountable, loader if has_part(loader, Balanced) else None
+        return self._known_loader[1:]
 
     # ------------------------------------------------------------------ between commits
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -91,15 +92,16 @@ def test_what_workers_prefetched_does_not_count() -> None:
     count=st.integers(0, 200),
     batch=st.integers(1, 40),
     fixed=st.booleans(),
+    balanced=st.booleans(),
     size=st.integers(1, 8),
     schedule=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(1, 8), st.integers(0, 8)), max_size=5),
 )
 def test_every_item_counts_once_through_any_schedule_of_resets(
-    count: int, batch: int, fixed: bool, size: int, schedule: list[tuple[int, bool, int, int]]
+    count: int, batch: int, fixed: bool, balanced: bool, size: int, schedule: list[tuple[int, bool, int, int]]
 ) -> None:
     sizes = {"global_batch_size": batch} if fixed else {"batch_size": batch}
     world = World(lambda: ElasticDataLoader(Numbers(count), seed=7, **sizes), size)
-    world.same_steps = fixed
+    world.same_steps, world.chance = fixed, random.Random(batch) if balanced else None
     for steps, commit, new_size, survivors in [*schedule, (count + 1, True, 1, 0)]:
         for _ in range(steps):
             if world.step() is None:

@@ -4,6 +4,7 @@ import collections
 import math
 import os
 import pickle
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from data_worlds import BRIEF, World, make_table, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_elastic.data import ParquetLoader, read_manifest
-from spark_elastic.data.loader import ElasticLoader
+from spark_elastic.data import ElasticDataLoader, ParquetLoader, read_manifest
+from spark_elastic.data.balance import Change
+from spark_elastic.data.loader import ElasticLoader, PositionedLoader
 from spark_elastic.errors import DataError
 
 
@@ -128,7 +130,7 @@ schedules = st.lists(
 group_sizes = st.lists(st.one_of(st.sampled_from([0, 1, 1]), st.integers(2, 40), st.just(120)), min_size=1, max_size=7)
 
 
-@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize(("fixed", "balanced"), [(True, False), (True, True), (False, False)])
 @BRIEF
 @given(
     groups=group_sizes,
@@ -141,6 +143,7 @@ group_sizes = st.lists(st.one_of(st.sampled_from([0, 1, 1]), st.integers(2, 40),
 def test_every_row_counts_once_an_epoch_through_any_schedule_of_resets(
     tmp_path_factory: pytest.TempPathFactory,
     fixed: bool,
+    balanced: bool,
     groups: list[int],
     batch: int,
     size: int,
@@ -155,7 +158,7 @@ def test_every_row_counts_once_an_epoch_through_any_schedule_of_resets(
         return ParquetLoader(root, shuffle_rows=window, shuffle=shuffle, seed=batch, prefetch=4, **sizes)
 
     world = World(make, size)
-    world.same_steps = fixed
+    world.same_steps, world.chance = fixed, random.Random(batch) if balanced else None
     total = sum(groups)
     resets = collections.deque(schedule)
     for epoch in range(2):
@@ -188,6 +191,40 @@ def test_the_same_steps_hold_the_same_rows_at_every_world_size(dataset: Path) ->
         steps.append(world.steps)
     assert all(found == steps[0] for found in steps)
     assert [len(step) for step in steps[0].values()] == [24] * 7 + [35]
+
+
+@pytest.mark.parametrize("is_parquet", [True, False])
+def test_shares_change_between_two_steps_and_every_row_counts_once(dataset: Path, is_parquet: bool) -> None:
+    def make() -> PositionedLoader[Any]:
+        if is_parquet:
+            return ParquetLoader(dataset, global_batch_size=24, balance="auto")
+        return ElasticDataLoader(range(203), global_batch_size=24, balance="auto")
+
+    world = World(make, 3)
+    world.same_steps = True
+    assert world.step() == [8, 8, 8]
+    world.commit()
+    changes = [loader.balance([1000, 1000, 3000]) for loader in world.loaders]
+    assert changes == [Change((8, 8, 8), (10, 10, 4), (1000, 1000, 3000))] * 3
+    assert world.step() == [10, 10, 4]
+    assert [loader.balance([1000, 0, 3000]) for loader in world.loaders] == [None] * 3, "one was not timed"
+    assert world.step() == [10, 10, 4]
+    while world.step() is not None:
+        pass
+    world.commit()
+    world.form(2, keep=1)
+    assert world.loaders[0].tracker.shares == (), "a new world begins with even shares"
+    world.close()
+    assert world.counted == collections.Counter((0, row) for row in range(203))
+
+
+def test_what_cannot_be_balanced_is_refused(dataset: Path) -> None:
+    with pytest.raises(ValueError, match='balance must be "auto" or None, not True'):
+        ParquetLoader(dataset, global_batch_size=8, balance=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='balance="auto" needs global_batch_size='):
+        ParquetLoader(dataset, 8, balance="auto")
+    with pytest.raises(ValueError, match='balance="auto" or shards=4, not both'):
+        ParquetLoader(dataset, global_batch_size=8, shards=4, balance="auto")
 
 
 def test_fewer_rows_than_ranks_leave_some_with_a_repeated_batch_of_weight_zero(tmp_path: Path) -> None:

@@ -89,6 +89,15 @@ def a_plain_loop(s: Setting) -> None:
         s.step()
 
 
+def shares_that_change(s: Setting) -> None:
+    size = s.place[1]
+    for number, (x, y) in enumerate(s.a):
+        mse_loss(s.models[0](x), y).backward()
+        s.step()
+        shares = [7 - (size - 1)] + [1] * (size - 1)
+        s.a._tracker.divide(tuple(shares[-number % size :] + shares[: -number % size]))
+
+
 def a_rank_without_rows(s: Setting) -> None:
     s.a = s.loader(7, 2)
     s.a.set_world(*s.place)
@@ -287,6 +296,7 @@ LOOPS: dict[str, tuple[Loop, Callable[[], Setting]]] = {
     for made, loops in {
         lambda: Setting(Net()): [
             a_plain_loop,
+            shares_that_change,
             a_rank_without_rows,
             a_model_on_its_own_output,
             two_batches_in_one_loss,

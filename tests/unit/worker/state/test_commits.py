@@ -8,9 +8,11 @@ import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.records import Entered, Metrics, Progress, Stepped
+from spark_elastic.worker.state.commits import MEASURED
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -118,6 +120,32 @@ def test_the_rows_of_an_epoch_are_proved_at_its_last_step() -> None:
             loader.steps_left -= 1
             state.commit()
         assert [index for _, index, *_ in stage.exchanged] == [*range(1, 18), 20]
+
+
+def test_shares_follow_the_speeds_that_all_ranks_have_told_at_one_commit() -> None:
+    with on_stage() as stage:
+        loader = ElasticDataLoader(range(1000), global_batch_size=20, balance="auto")
+        state = TorchState(loader=loader)
+        stage.begin(state, others=[None])
+        stage.world.group.runs_ahead = False
+        loader.measured = lambda: 1000  # type: ignore[method-assign]
+        stage.peers = lambda mine: [mine, [*mine[:MEASURED], 3000, *mine[MEASURED + 1 :]]]
+        state.commit()
+        assert loader.tracker.shares == ()
+        state.commit()
+        assert loader.tracker.shares == (14, 6)
+        stage.begin(state, others=[None])
+        assert loader.tracker.shares == ()
+
+
+def test_nothing_is_timed_where_the_host_runs_ahead_of_its_device() -> None:
+    with on_stage() as stage:
+        loader = ElasticDataLoader(range(1000), global_batch_size=20, balance="auto")
+        state = TorchState(loader=loader)
+        stage.begin(state, others=[None])
+        loader.measured = lambda: 1000  # type: ignore[method-assign]
+        state.commit()
+        assert stage.exchanged[-1][MEASURED] == 0
 
 
 def test_a_failed_reduction_does_not_take_a_step_back_that_has_no_copy() -> None:

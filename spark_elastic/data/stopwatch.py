@@ -1,0 +1,61 @@
+"""Stopwatch: how long this rank needs for its share of a step, without the time in which it waits for other ranks.
+
+A step is timed from where its batch is asked for, so that reading counts, to where its gradients are computed and ranks begin to
+wait for each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+# So many steps, and so many seconds, have to be timed before they say something: single steps differ by chance.
+LEAST_STEPS = 8
+LEAST_SECONDS = 1.0
+
+# Those that time a step now.
+_running: set[Stopwatch] = set()
+
+
+class Stopwatch:
+    """Times the steps of one loader. Used by the user's thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that was timed: from here on other steps are."""
+        self._steps: list[float] = []
+        self._cleared_at = self._clock()
+        self.drop()
+
+    def drop(self) -> None:
+        """Leave out the step under way, which is not like others."""
+        self._started_at: float | None = None
+        self._stopped_at: float | None = None
+        _running.discard(self)
+
+    def start(self) -> None:
+        """Note that a batch is asked for. The step before it ends here, and counts if it has had gradients."""
+        if self._started_at is not None and self._stopped_at is not None:
+            self._steps.append(self._stopped_at - self._started_at)
+        self._started_at, self._stopped_at = self._clock(), None
+        _running.add(self)
+
+    def stop(self) -> None:
+        """Note that gradients are computed. In a step that computes some more than once the last time counts."""
+        self._stopped_at = self._clock()
+
+    def microseconds(self) -> int:
+        """Return the median of the steps since ``clear``, at least 1; 0 as long as there are too few."""
+        if len(self._steps) < LEAST_STEPS or self._clock() - self._cleared_at < LEAST_SECONDS:
+            return 0
+        return max(1, round(statistics.median(self._steps) * 1e6))
+
+
+def computed() -> None:
+    """Note for the loaders that are timed in this process that gradients are computed."""
+    for stopwatch in _running:
+        stopwatch.stop()

@@ -1,0 +1,82 @@
+"""Timing a rank's steps without the time in which it waits for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, computed
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def stopwatch(clock: Clock) -> Iterator[Stopwatch]:
+    made = Stopwatch(clock)
+    yield made
+    made.drop()
+
+
+def step(stopwatch: Stopwatch, clock: Clock, seconds: float, waiting: float = 0.0) -> None:
+    stopwatch.start()
+    clock.now += seconds
+    computed()
+    clock.now += waiting
+
+
+def test_a_steps_time_ends_where_gradients_are_computed_and_others_are_waited_for(
+    stopwatch: Stopwatch, clock: Clock
+) -> None:
+    for _ in range(LEAST_STEPS + 1):
+        step(stopwatch, clock, 0.02, waiting=0.5)
+    assert stopwatch.microseconds() == 20_000
+
+
+def test_the_last_gradients_of_a_step_count(stopwatch: Stopwatch, clock: Clock) -> None:
+    for _ in range(LEAST_STEPS + 1):
+        step(stopwatch, clock, 1.0)
+        clock.now += 1.0
+        computed()
+    assert stopwatch.microseconds() == 2_000_000
+
+
+def test_a_few_steps_that_took_long_by_chance_do_not_count(stopwatch: Stopwatch, clock: Clock) -> None:
+    for number in range(2 * LEAST_STEPS):
+        step(stopwatch, clock, 30.0 if number % 5 == 0 else 0.5)
+    assert stopwatch.microseconds() == 500_000
+
+
+def test_nothing_is_known_before_some_steps_and_some_time(stopwatch: Stopwatch, clock: Clock) -> None:
+    for _ in range(LEAST_STEPS):
+        step(stopwatch, clock, 10.0)
+    assert stopwatch.microseconds() == 0, "the last step has not ended"
+    step(stopwatch, clock, 10.0)
+    assert stopwatch.microseconds() == 10_000_000
+    stopwatch.clear()
+    assert stopwatch.microseconds() == 0
+    for _ in range(20 * LEAST_STEPS):
+        step(stopwatch, clock, 0.001)
+    assert stopwatch.microseconds() == 0, "a fifth of a second says little"
+
+
+def test_a_step_that_is_dropped_or_has_no_gradients_does_not_count(stopwatch: Stopwatch, clock: Clock) -> None:
+    for _ in range(LEAST_STEPS + 1):
+        step(stopwatch, clock, 1.0)
+        stopwatch.start()
+        clock.now += 100.0  # evaluated only
+        step(stopwatch, clock, 50.0)
+        stopwatch.drop()
+    step(stopwatch, clock, 1.0)
+    assert stopwatch.microseconds() == 1_000_000
