@@ -15,6 +15,10 @@ TYPES = {
     "boolean": ("bool", "bool"),
     "callback_list": ("list[object]", "object"),
     "logger_list": ("list[Logger]", "Logger | Sequence[Logger]"),
+    "class_weights": (
+        "str | list[float] | dict[int, float]",
+        "str | Sequence[float] | Mapping[int, float]",
+    ),
     "class_thresholds": ("list[float]", "Sequence[float]"),
     "function": ("Function", "Function"),
     "functions": ("Function | list[Function]", "Function | Sequence[Function]"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -15,10 +15,13 @@ from pyspark.ml.param.shared import HasProbabilityCol, HasRawPredictionCol, HasT
 from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
+from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
 from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.model import ElasticModel
 from spark_elastic.estimator.objective import Loss
-from spark_elastic.estimator.params import class_thresholds, param, whole
+from spark_elastic.estimator.params import class_thresholds, class_weights, param, whole
+from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss
 from spark_elastic.estimator.transform import Finish
@@ -46,8 +49,19 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, Pr
 
     numClasses = param("numClasses", "number of classes; default as many as the model has outputs", whole(2))
 
+    classWeights = param(
+        "classWeights", "a factor for the weight of each class's rows: list, dict or balanced", class_weights
+    )
+
     def _default_loss(self) -> Loss:
         return ClassificationLoss()
+
+    def _class_weights(self, model: ElasticModel, data: DataPlan) -> tuple[float, ...]:
+        wanted = self.value("classWeights")
+        if wanted is None:
+            return ()
+        classes = cast("TorchClassificationModel", model).numClasses
+        return weights_of_classes(wanted, classes, lambda: count_classes(self.value("labelCol"), data, classes))
 
     def _make_model(self, layout: Layout) -> TorchClassificationModel:
         loss = self.value("loss")

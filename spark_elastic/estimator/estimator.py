@@ -80,6 +80,10 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Make a model without a network."""
         raise NotImplementedError
 
+    def _class_weights(self, model: ElasticModel, data: DataPlan) -> tuple[float, ...]:
+        """Return the weights of the classes; nothing if all weigh the same."""
+        return ()
+
     # ------------------------------------------------------------------ fit
 
     def _fit(self, dataset: DataFrame) -> ElasticModel:
@@ -196,6 +200,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             class_labels=class_labels,
             terminate_on_nan=self.value("terminateOnNaN"),
             commit_steps=self.value("commitSteps"),
+            class_weights=self._class_weights(model, data),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
         checkpoint = {

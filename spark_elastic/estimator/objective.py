@@ -166,7 +166,7 @@ def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight
     else:
         values = loss(output, label)
     if values.shape[:1] != weight.shape:
-        raise ValueError("weightCol needs a loss for each row: one with reduction=, or a function that returns [rows]")
+        raise ValueError("weights need a loss for each row: one with reduction=, or a function that returns [rows]")
     values = values.reshape(len(weight), -1).mean(1)
     return (values * weight).sum() / weight.sum().clamp(min=TINY)
 

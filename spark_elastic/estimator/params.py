@@ -185,6 +185,25 @@ def class_thresholds(value: object) -> list[float]:
     return listed
 
 
+def class_weights(value: object) -> str | list[float] | dict[int, float]:
+    """Convert "balanced", one number for each class, or a dict from classes to numbers."""
+    if isinstance(value, str):
+        return one_of("balanced")(value)
+    weight = number(0.0)
+    found: list[float] | dict[int, float]
+    if isinstance(value, Mapping):
+        found = {whole(0)(label): weight(entry) for label, entry in value.items()}
+    elif isinstance(value, (list, tuple)):
+        found = [weight(entry) for entry in value]
+    elif hasattr(value, "tolist"):  # an array, as scikit-learn computes it
+        found = [weight(entry) for entry in value.tolist()]
+    else:
+        raise TypeError(f"must be 'balanced', or a list or dict of numbers, not {value!r}")
+    if not any(found.values() if isinstance(found, dict) else found):
+        raise ValueError(f"must have a number above 0, not {value!r}")
+    return found
+
+
 def json_dict(value: object) -> dict[str, Json]:
     """Convert keyword arguments that JSON can represent."""
     if not isinstance(value, Mapping):

@@ -86,7 +86,8 @@ class TrainingPlan:
 
     callbacks: the pickled callbacks. callbacks_given: a description of them, by which a run that continues with other callbacks
     notices that. class_labels: columns that have to hold whole numbers. terminate_on_nan: whether a loss that is not a finite
-    number ends the fit. commit_steps: the steps between two commits.
+    number ends the fit. commit_steps: the steps between two commits. class_weights: for each class that the label may be, the
+    factor of its rows' weights; empty if there are none.
     """
 
     run_id: str
@@ -106,6 +107,7 @@ class TrainingPlan:
     class_labels: tuple[str, ...] = ()
     terminate_on_nan: bool = True
     commit_steps: int = 1
+    class_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

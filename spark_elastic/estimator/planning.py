@@ -94,11 +94,19 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
     if everywhere is not None and params.isSet("batchSize"):
         raise ValueError(f"give batchSize={size} or globalBatchSize={everywhere}, not both")
     plan_shards(params)
-    if params.value("deterministic") and layout.weight is not None:
+    weighting = _weighting(params, layout)
+    if params.value("deterministic") and weighting:
         raise ValueError(
-            f"deterministic=True weights the shards of a batch by their rows, and weightCol={layout.weight!r} by something else; "
-            "multiply the loss of each row in a trainStep"
+            f"deterministic=True weights the shards of a batch by their rows, and {weighting} by something else; multiply the "
+            "loss of each row in a trainStep"
         )
+    if _has_class_weights(params):
+        if params.value("trainStep") is not None:
+            raise ValueError("classWeights are for the loss, and a trainStep computes its own: weight the rows there")
+        if params.value("transform") is not None and params.value("classWeights") == "balanced":
+            raise ValueError(
+                "classWeights='balanced' counts the labels of the data, which the transform may change; give a list or a dict"
+            )
     network, optimizer = cloudpickle.loads(cloudpickle.dumps((_network(params), params.value("optimizer"))))
     steps = _steps(params, optimizer)
     objective = _objective(params, layout, params.value("loss") or default_loss)
@@ -268,9 +276,21 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
         raise ValueError(
             f"lossWeights must have one number for each label of {list(layout.labels)}, not {list(weights)}"
         )
-    if layout.weight is not None and params.value("trainStep") is None:
+    weighting = _weighting(params, layout)
+    if weighting and params.value("trainStep") is None:
         for one in losses:
             if not can_weight(one):
                 name = getattr(one, "__name__", type(one).__name__)
-                raise ValueError(f"weightCol needs a loss for each row: {name} takes no reduction=")
+                raise ValueError(f"{weighting} needs a loss for each row: {name} takes no reduction=")
     return Objective(losses, weights, params.value("metrics") or {}, labels)
+
+
+def _has_class_weights(params: Parameterized) -> bool:
+    return params.hasParam("classWeights") and params.value("classWeights") is not None
+
+
+def _weighting(params: Parameterized, layout: Layout) -> str:
+    """Return the Param by which rows weigh differently in the loss; nothing if they do not."""
+    if layout.weight is not None:
+        return f"weightCol={layout.weight!r}"
+    return f"classWeights={params.value('classWeights')!r}" if _has_class_weights(params) else ""

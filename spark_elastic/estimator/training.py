@@ -22,6 +22,7 @@ from spark_elastic import _saved_names
 from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError, SparkElasticError
 from spark_elastic.estimator.callbacks import Callback, EpochContext, Metrics
+from spark_elastic.estimator.class_weights import class_of_rows
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
@@ -102,6 +103,7 @@ class Trainer:
         half = plan.steps.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
         self.objective = plan.objective.to(self.device)
+        self._class_weights = torch.tensor(plan.class_weights, device=self.device) if plan.class_weights else None
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self._callbacks: tuple[bytes, list[Callback]] = (b"", [])
         # Says where a loss was not a finite number, which ends the fit; and the last epoch for which that was logged.
@@ -192,7 +194,7 @@ class Trainer:
         """Run forward and backward on one batch. Return loss, metrics and weight, each summed over all ranks."""
         batch = self._prepare(columns)
         rows = self.loader.batch_rows[se.rank()]
-        weight = batch[self.plan.layout.weight].float() if self.plan.layout.weight else None
+        weight = self._weights(batch)
         if weight is not None and not rows:
             # A repeated batch adds nothing, even if the rows of all other ranks have no weight.
             weight = torch.zeros_like(weight)
@@ -215,6 +217,15 @@ class Trainer:
             work.wait()
         self._look(state, "loss", self._losses.see(sums[0]))
         return sums
+
+    def _weights(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return the weight of each row [rows]; None if all rows weigh the same."""
+        layout, factors = self.plan.layout, self._class_weights
+        weight = batch[layout.weight].float() if layout.weight else None
+        if factors is None:
+            return weight
+        of_class = factors[class_of_rows(batch[layout.labels[0]], layout.labels[0], len(factors))]
+        return of_class if weight is None else of_class * weight
 
     def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
         """Do the same as ``_backward``, shard by shard, so that all bits are those of any other world."""
@@ -250,9 +261,11 @@ class Trainer:
         """
         if total:
             return
-        sentence = (
-            f"weightCol: all weights of column {self.plan.layout.weight!r} are 0 in the rows of this epoch's {purpose}"
-        )
+        column = self.plan.layout.weight
+        what = f"weightCol: all weights of column {column!r}" if column else "classWeights: the weights of all classes"
+        if column and self.plan.class_weights:
+            what += ", multiplied by classWeights,"
+        sentence = f"{what} are 0 in the rows of this epoch's {purpose}"
         if self.plan.terminate_on_nan:
             raise DataError(f"{sentence}, so its loss is NaN; give some of these rows a weight above 0")
         if se.rank() == 0:
@@ -373,7 +386,7 @@ class Trainer:
         with torch.no_grad():
             for columns in loader:
                 batch = self._prepare(columns, loader)
-                weight = batch[layout.weight].float() if layout.weight else None
+                weight = self._weights(batch)
                 rows = len(next(iter(columns.values())))
                 with self._precision():
                     loss, pairs = self._forward(self.model.module, state, batch, rows, weight)

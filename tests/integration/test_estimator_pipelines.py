@@ -16,6 +16,7 @@ import cloudpickle
 import networks
 import numpy as np
 import pytest
+import torch
 from driver_script import fit_counting
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import OneVsRest
@@ -103,6 +104,26 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     assert set(model.evaluate(plain)) >= {"accuracy", "f1", "logLoss"}
     with pytest.raises(ValueError, match=r"column 'a' has the label 0\.99\d*; the loss takes class indexes"):
         classifier.copy({classifier.labelCol: "a"}).fit(plain)
+
+
+def test_balanced_classes_weigh_the_same_on_all_workers_together(spark: Any) -> None:
+    x, label = np.linspace(-1, 1, 90), np.repeat([0, 1, 2], [60, 25, 5])
+    values = [(Vectors.dense(one), float(each)) for one, each in zip(x, label, strict=True)]
+    rows = spark.createDataFrame(
+        values, StructType([StructField("features", VectorUDT()), StructField("label", DoubleType())])
+    )
+    classifier = TorchClassifier(
+        modelFn=networks.dense, modelParams={"width": 1, "outputs": 3}, learningRate=1e-9, batchSize=7, classWeights="balanced",
+        minNp=2, numProc=2, maxNp=2, verbose=0,
+    )  # fmt: skip
+    model = classifier.fit(rows)
+    weight = torch.tensor(90 / (3 * np.array([60, 25, 5])), dtype=torch.float32)
+    output = model.model(torch.tensor(x, dtype=torch.float32).unsqueeze(1))
+    expected = torch.nn.functional.cross_entropy(output, torch.tensor(label), weight=weight)
+    assert model.history[0]["sizes"] == [2]
+    assert model.history[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    with pytest.raises(ValueError, match="there is no class 3; the network has the 3 classes"):
+        classifier.copy({classifier.classWeights: {3: 1.0}}).fit(rows)
 
 
 def test_sparks_one_vs_rest_takes_the_classifier(frame: Any) -> None:

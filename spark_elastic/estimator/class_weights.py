@@ -1,0 +1,71 @@
+"""The weights of classes: what the Param ``classWeights`` means for the classes of a network, and for the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from spark_elastic.data import ParquetLoader
+from spark_elastic.errors import DataError
+from spark_elastic.estimator.plan import DataPlan
+from spark_elastic.estimator.row_checks import check_classes
+
+# How many labels are read at a time to count them.
+ROWS = 65_536
+
+
+def weights_of_classes(
+    wanted: str | Sequence[float] | Mapping[int, float], classes: int, count: Callable[[], Sequence[int]]
+) -> tuple[float, ...]:
+    """Return the weight of each class from 0 on. ``count`` returns how many rows each class has, for "balanced".
+
+    A dict leaves classes that it does not name at 1. "balanced" gives all classes that occur the same weight in total, and all
+    rows the weight 1 on average, as scikit-learn does. Raises ValueError if the weights are not those of so many classes.
+    """
+    if isinstance(wanted, str):
+        counts = count()
+        present = sum(bool(rows) for rows in counts)
+        return tuple(sum(counts) / (present * rows) if rows else 1.0 for rows in counts)
+    if isinstance(wanted, Mapping):
+        unknown = sorted(label for label in wanted if label >= classes)
+        if unknown:
+            raise ValueError(f"classWeights: there is no class {unknown[0]}; {_known(classes)}")
+        return tuple(wanted.get(label, 1.0) for label in range(classes))
+    if len(wanted) != classes:
+        raise ValueError(f"classWeights must have one number for each of {classes} classes, not {list(wanted)}")
+    return tuple(wanted)
+
+
+def count_classes(column: str, data: DataPlan, classes: int) -> list[int]:
+    """Count the training rows of each class, by reading the column of labels. Raises ``DataError`` for other labels."""
+    counts = torch.zeros(classes, dtype=torch.int64)
+    loader = ParquetLoader(
+        data.training_url,
+        ROWS,
+        columns=[column],
+        shuffle=False,
+        pin_memory=False,
+        **{**data.reading, "with_row_ids": False},
+    )
+    try:
+        for batch in loader:
+            check_classes(batch, [column])
+            counts += torch.bincount(class_of_rows(batch[column], column, classes), minlength=classes)
+    finally:
+        loader.close()
+    found: list[int] = counts.tolist()
+    return found
+
+
+def class_of_rows(labels: torch.Tensor, column: str, classes: int) -> torch.Tensor:
+    """Return the labels as class indexes [rows]. Raises ``DataError`` for a label that is not one of the classes."""
+    found = labels.flatten()
+    strange = found[(found < 0) | (found >= classes)]
+    if len(strange):
+        raise DataError(f"classWeights: column {column!r} has the label {strange[0].item():g}; {_known(classes)}")
+    return found.long()
+
+
+def _known(classes: int) -> str:
+    return f"the network has the {classes} classes from 0 to {classes - 1}"
