@@ -137,3 +137,16 @@ def test_the_readme_has_three_examples_that_run_as_they_stand(
         assert rows == 40_000
         assert weight == pytest.approx(3, abs=0.2)
     assert estimator["model"].history[-1]["loss"] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "course", "rounds"),
+    [("local_sgd", ["--rows", "8000", "--every", "8"], 8), ("diloco", ["--windows", "8000", "--every", "16"], 8)],
+)
+def test_rounds_of_local_steps_end_with_equal_weights_and_every_row_counted(
+    run_example: Any, name: str, course: list[str], rounds: int
+) -> None:
+    results = run_example(name, *course, "--epochs", "3", "--workers", "2", faults=[kill(rank=0, step=rounds)])
+    assert len({result["weights"] for result in results}) == 1
+    assert {result["rows"] for result in results} == {3 * 8000}
+    assert all(result["right"] > 0.9 for result in results)
