@@ -33,7 +33,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
 
 from spark_elastic.data.loader import PositionedLoader, RowSource, has_part, shards_of_loader
-from spark_elastic.data.stopwatch import computed
+from spark_elastic.data.stopwatch import note_gradients
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.collectives import allreduce
 from spark_elastic.worker.job import present_world
@@ -128,7 +128,7 @@ class KerasState(TorchState):
         self, grads: Sequence[torch.Tensor | None], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
         world = present_world()
-        computed()
+        note_gradients()
         if world is not None and world.size > 1:
             averaged = _averaged([*grads, *(variable.value for variable in self._moving)], self._weight(world))
             grads, moving = averaged[: len(grads)], averaged[len(grads) :]

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from spark_elastic.data.balance import Change, balanced, even
+from spark_elastic.data.balance import LEAST, Change, balanced, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.kernels import difference, kernels_here
 from spark_elastic.data.order import as_described, describe
@@ -297,8 +297,9 @@ class PositionedLoader(Generic[T]):
         if not (self._is_balanced and all(everybody)):
             return None
         tracker = self._tracker
-        before = tracker.shares or even(tracker.plan.smallest, tracker.size)
-        after = balanced(before, everybody)
+        plan = tracker.plan
+        before = tracker.shares or even(plan.units, tracker.size)
+        after = balanced(before, everybody, least=LEAST if plan.shards is None else 1)
         self._stopwatch.clear()
         if after == before:
             return None
@@ -372,7 +373,7 @@ class PositionedLoader(Generic[T]):
         if self.shards is None or not self._in_state:
             return None
         place = (self._own_spec.seed, self.epoch, step.start)
-        return Cut(self.shards, step.rows, place, self._delivers_parts)
+        return Cut(self.shards, step.rows, place, self._delivers_parts, self._tracker.shares)
 
     def _end_iteration(self) -> None:
         iterator = self._iterator() if self._iterator is not None else None

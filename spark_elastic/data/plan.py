@@ -49,10 +49,6 @@ class BatchPlan:
                 f'balance="{self.balance}" needs global_batch_size=, of which ranks take unequal shares: with '
                 f"batch_size={self.per_worker} each takes as many rows as the others"
             )
-        if self.balance is not None and self.shards is not None:
-            raise ValueError(
-                f'give balance="{self.balance}" or shards={self.shards}, not both: a rank computes the same shards at any speed'
-            )
         if (self.per_worker is None) == (self.overall is None):
             raise ValueError(
                 f"give exactly one of batch_size and global_batch_size, not batch_size={self.per_worker} and "
@@ -73,6 +69,11 @@ class BatchPlan:
     def smallest(self) -> int:
         """Rows of a global batch in a world of one."""
         return self.overall or self.per_worker or 1
+
+    @property
+    def units(self) -> int:
+        """What ranks' shares of a global batch consist of: how many shards, or else rows, there are."""
+        return self.shards or self.smallest
 
     def batch(self, size: int) -> int:
         """Rows of a full global batch in a world of `size`."""
@@ -131,11 +132,11 @@ class Step:
 def make_step(plan: BatchPlan, start: int, rows: int, size: int, shares: tuple[int, ...] = ()) -> Step:
     """Describe the global step of `rows` rows at position `start` in a world of `size`.
 
-    shares: the rows of a full global batch that each rank takes; empty for even ones. A tail of which a rank would get a single
-    row is shared out evenly.
+    shares: the units of a full global batch that each rank takes, rows or shards; empty for even shares. A tail of which a rank
+    would get a single row is shared out evenly.
     """
     if plan.shards is not None:
-        return Step(start, rows, Cut(plan.shards, rows).rank_rows(size))
+        return Step(start, rows, Cut(plan.shards, rows, shares=shares).rank_rows(size))
     if shares:
         rank_rows = cut(rows, shares)
         if min(rank_rows) >= min(2, *shares):

@@ -10,8 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-def shards_of(shards: int, rank: int, size: int) -> range:
-    """Return the shards that a rank computes: consecutive ones, their numbers on two ranks differing by 1 at most."""
+def shards_of(shards: int, rank: int, size: int, shares: tuple[int, ...] = ()) -> range:
+    """Return the shards that a rank computes: consecutive ones.
+
+    shares: how many each rank computes; empty for numbers that differ by 1 at most.
+    """
+    if shares:
+        first = sum(shares[:rank])
+        return range(first, first + shares[rank])
     return range(rank * shards // size, (rank + 1) * shards // size)
 
 
@@ -30,16 +36,22 @@ class Cut:
     """How a global batch is cut. ``place`` (seed, epoch, first row) is what tells the batch from all others of a training.
 
     ``is_divided``: whether the loader delivers the batch as a list of parts; if not, its tensors have yet to be cut.
+    ``shares``: how many shards each rank computes; empty for even shares.
     """
 
     shards: int
     rows: int
     place: tuple[int, ...] = ()
     is_divided: bool = False
+    shares: tuple[int, ...] = ()
+
+    def shards_of(self, rank: int, size: int) -> range:
+        """Return the shards that a rank computes in a world of ``size``."""
+        return shards_of(self.shards, rank, size, self.shares)
 
     def rank_rows(self, size: int) -> tuple[int, ...]:
         """Return how many rows each rank has in a world of ``size``."""
-        ranges = [shards_of(self.shards, rank, size) for rank in range(size)]
+        ranges = [self.shards_of(rank, size) for rank in range(size)]
         return tuple(self._bound(mine.stop) - self._bound(mine.start) for mine in ranges)
 
     def parts(self, rank: int, size: int) -> list[Part]:
@@ -47,7 +59,7 @@ class Cut:
 
         A rank without rows gets up to two of another's, as a part of weight 0, so that what comes after the loop finds it run.
         """
-        mine = shards_of(self.shards, rank, size)
+        mine = self.shards_of(rank, size)
         first = self._bound(mine.start)
         bounds = [(shard, self._bound(shard), self._bound(shard + 1)) for shard in mine]
         parts = [

@@ -55,7 +55,7 @@ class Stopwatch:
         return max(1, round(statistics.median(self._steps) * 1e6))
 
 
-def computed() -> None:
+def note_gradients() -> None:
     """Note for the loaders that are timed in this process that gradients are computed."""
     for stopwatch in _running:
         stopwatch.stop()

@@ -53,7 +53,7 @@ class RowGroupTracker:
         self.plan = plan
         self.total = int(self.rows.sum())
         self.rank, self.size = 0, 1
-        # The rows of a full global batch that each rank takes, in rank order; empty for even shares.
+        # The units of a full global batch, rows or shards, that each rank takes, in rank order; empty for even shares.
         self.shares: tuple[int, ...] = ()
         self.epoch, self.position = 0, 0
         self._order: EpochOrder | None = None
@@ -88,7 +88,7 @@ class RowGroupTracker:
     def divide(self, shares: tuple[int, ...]) -> None:
         """Divide the steps from the present position on by these shares of a full global batch. All ranks have to do so there."""
         assert len(shares) == self.size, (shares, self.size)
-        assert sum(shares) == self.plan.overall, (shares, self.plan)
+        assert sum(shares) == self.plan.units, (shares, self.plan)
         self.shares = shares
 
     def seek(self, epoch: int, position: int) -> None:

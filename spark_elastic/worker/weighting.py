@@ -19,7 +19,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.data.deliveries import deliveries
-from spark_elastic.data.stopwatch import computed
+from spark_elastic.data.stopwatch import note_gradients
 
 # Stands for a weight of zero, by which nothing can be divided. The gradient of a repeated batch vanishes beside the others.
 TINY = 2.0**-60
@@ -85,7 +85,7 @@ class Weighting:
             latest = self._latest or deliveries.newest()
             self._weight = (1.0 if latest is None else latest.weight) or TINY
         self.accumulated = torch._C._current_graph_task_id()
-        computed()
+        note_gradients()
         return None if self._weight == 1.0 else gradient * self._weight
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from spark_elastic.data.shards import Cut
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.shards.tree import Node, nodes_of, total
 from spark_elastic.worker.world import World
@@ -41,9 +42,9 @@ def add(left: Values, right: Values) -> Values:
 
 
 def add_over_ranks(
-    shards: int, nodes: dict[Node, Values], like: Sequence[torch.Tensor], world: World | None
+    cut: Cut, nodes: dict[Node, Values], like: Sequence[torch.Tensor], world: World | None
 ) -> list[torch.Tensor]:
-    """Return the sum over all shards of each item, shaped as in ``like``. A collective; raises ``WorkerLostError``.
+    """Return the sum over all shards of a batch of each item, shaped as in ``like``. A collective; raises ``WorkerLostError``.
 
     ``nodes``: what this rank's shards contribute, which is not used again.
     """
@@ -58,7 +59,7 @@ def add_over_ranks(
         for kind in kinds:
             places = [place for place, model in enumerate(like) if (model.device, model.dtype) == kind]
             chosen = {node: [values[place] for place in places] for node, values in nodes.items()}
-            found = _add_flat(shards, chosen, [like[place] for place in places], world)
+            found = _add_flat(cut, chosen, [like[place] for place in places], world)
             for place, value in zip(places, found, strict=True):
                 sums[place] = value
     except RuntimeError as error:
@@ -68,11 +69,11 @@ def add_over_ranks(
     return sums
 
 
-def _add_flat(shards: int, nodes: dict[Node, Values], like: Sequence[torch.Tensor], world: World) -> list[torch.Tensor]:
+def _add_flat(cut: Cut, nodes: dict[Node, Values], like: Sequence[torch.Tensor], world: World) -> list[torch.Tensor]:
     rank, size = world.rank, world.size
     lengths = [model.numel() for model in like]
     chunk = -(-sum(lengths) // size)
-    sent = [nodes_of(shards, each, size) for each in range(size)]
+    sent = [nodes_of(cut.shards, cut.shards_of(each, size)) for each in range(size)]
     assert tuple(nodes) == sent[rank], (tuple(nodes), sent[rank])
     # Gloo has no all-to-all for the memory of GPUs.
     wire = like[0].device if world.backend != "gloo" else torch.device("cpu")
@@ -85,7 +86,7 @@ def _add_flat(shards: int, nodes: dict[Node, Values], like: Sequence[torch.Tenso
     received = flat.new_empty(sum(map(len, sent)) * chunk)
     dist.all_to_all_single(received, given, [len(each) * chunk for each in sent], [len(nodes) * chunk] * size)
     everything = dict(zip((node for each in sent for node in each), received.split(chunk), strict=True))
-    own = total(shards, everything, torch.Tensor.add_)
+    own = total(cut.shards, everything, torch.Tensor.add_)
     gathered = flat.new_empty(size * chunk)
     _all_gather(gathered, own)
     parts = gathered.split([*lengths, size * chunk - sum(lengths)])

@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 from spark_elastic.data.deliveries import Delivery, deliveries
 from spark_elastic.data.randomness import seed_all
-from spark_elastic.data.shards import Cut, Part, shards_of
+from spark_elastic.data.shards import Cut, Part
+from spark_elastic.data.stopwatch import note_gradients
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.shards.exchange import Values, add, add_over_ranks
 from spark_elastic.worker.shards.loops import HOW, loops
@@ -89,13 +90,14 @@ class Parts:
             running: RunningSum[Values] = RunningSum(self._cut.shards, add)
             computed = {part.shard: values for part, values in zip(self._parts, self._batches, strict=True)}
             weights = {part.shard: part.weight for part in self._parts}
-            for shard in shards_of(self._cut.shards, self._rank, self._size):
+            for shard in self._cut.shards_of(self._rank, self._size):
                 contribution = self._nothing()
                 if shard in computed:
                     self._enter(shard)
                     yield computed.pop(shard)
                     contribution = self._take(weights[shard])
                 running.push(shard, contribution)
+            note_gradients()
             self._finish(running)
             loops.end(self)
         finally:
@@ -199,7 +201,7 @@ class Parts:
         self, running: RunningSum[Values], like: Sequence[torch.Tensor], places: Sequence[int]
     ) -> dict[int, torch.Tensor]:
         nodes = {node: [values[place] for place in places] for node, values in running.nodes.items()}
-        sums = add_over_ranks(self._cut.shards, nodes, [like[place] for place in places], self._world)
+        sums = add_over_ranks(self._cut, nodes, [like[place] for place in places], self._world)
         return dict(zip(places, sums, strict=True))
 
     def _set_gradients(self, touched: Sequence[int], sums: Mapping[int, torch.Tensor]) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from spark_elastic.data.shards import shards_of
-
 T = TypeVar("T")
 
 
@@ -32,9 +30,8 @@ def halves(node: Node, shards: int) -> tuple[Node, Node] | None:
     return Node(start, middle), Node(middle, stop)
 
 
-def nodes_of(shards: int, rank: int, size: int) -> tuple[Node, ...]:
-    """Return the largest nodes whose shards a rank computes all, in order. Only these leave the rank."""
-    mine = shards_of(shards, rank, size)
+def nodes_of(shards: int, mine: range) -> tuple[Node, ...]:
+    """Return the largest nodes whose shards are all ``mine``, those of one rank, in order. Only these leave the rank."""
 
     def cover(node: Node) -> Iterator[Node]:
         if mine.start <= node.start and node.stop <= mine.stop:

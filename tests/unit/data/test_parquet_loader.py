@@ -223,8 +223,6 @@ def test_what_cannot_be_balanced_is_refused(dataset: Path) -> None:
         ParquetLoader(dataset, global_batch_size=8, balance=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='balance="auto" needs global_batch_size='):
         ParquetLoader(dataset, 8, balance="auto")
-    with pytest.raises(ValueError, match='balance="auto" or shards=4, not both'):
-        ParquetLoader(dataset, global_batch_size=8, shards=4, balance="auto")
 
 
 def test_fewer_rows_than_ranks_leave_some_with_a_repeated_batch_of_weight_zero(tmp_path: Path) -> None:

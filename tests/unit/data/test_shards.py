@@ -55,6 +55,28 @@ def test_a_shard_has_the_same_rows_in_every_world(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_parquet", [True, False])
+def test_whole_shards_move_to_the_fast_rank(tmp_path: Path, is_parquet: bool) -> None:
+    root = write_dataset(tmp_path / "rows", [50, 13, 7, 41])
+
+    def make() -> Any:
+        if is_parquet:
+            return ParquetLoader(root, global_batch_size=24, shards=8, balance="auto")
+        return _Flat(list(range(111)), global_batch_size=24, shards=8, balance="auto", collate_fn=list)
+
+    world = World(make, 2)
+    world.same_steps = True
+    assert world.step() == [12, 12]
+    world.commit()
+    assert [loader.balance([1000, 3000]).after for loader in world.loaders] == [(6, 2), (6, 2)]
+    assert world.step() == [18, 6]
+    while world.step() is not None:
+        pass
+    world.commit()
+    world.close()
+    assert dict(world.counted) == {(0, row): 1 for row in range(111)}
+
+
+@pytest.mark.parametrize("is_parquet", [True, False])
 def test_every_row_counts_once_through_resets_to_worlds_of_other_sizes(tmp_path: Path, is_parquet: bool) -> None:
     root = write_dataset(tmp_path / "rows", [50, 13, 7, 41])
 

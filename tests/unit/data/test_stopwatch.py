@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, computed
+from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch, note_gradients
 
 
 class Clock:
@@ -32,7 +32,7 @@ def stopwatch(clock: Clock) -> Iterator[Stopwatch]:
 def step(stopwatch: Stopwatch, clock: Clock, seconds: float, waiting: float = 0.0) -> None:
     stopwatch.start()
     clock.now += seconds
-    computed()
+    note_gradients()
     clock.now += waiting
 
 
@@ -48,7 +48,7 @@ def test_the_last_gradients_of_a_step_count(stopwatch: Stopwatch, clock: Clock) 
     for _ in range(LEAST_STEPS + 1):
         step(stopwatch, clock, 1.0)
         clock.now += 1.0
-        computed()
+        note_gradients()
     assert stopwatch.microseconds() == 2_000_000
 
 

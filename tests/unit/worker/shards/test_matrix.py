@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,12 @@ def cut_elsewhere(rank: int) -> None:
 MUTANTS = [add_in_the_order_of_ranks, draw_by_rank, cut_elsewhere]
 
 
+def drawn_shares(seed: int, size: int) -> tuple[int, ...]:
+    """Draw how many shards each rank computes."""
+    bounds = sorted(random.Random(seed).sample(range(1, shard_networks.SHARDS), size - 1))
+    return tuple(stop - start for start, stop in itertools.pairwise([0, *bounds, shard_networks.SHARDS]))
+
+
 def train(name: str, folder: Path, rank: int, size: int, generation: int) -> tuple[str, list[float]]:
     training = shard_networks.cases()[name]()
     models = list(training.models.values())
@@ -56,6 +64,8 @@ def train(name: str, folder: Path, rank: int, size: int, generation: int) -> tup
         losses: list[float] = []
         for batch, _ in zip(loader, range(STEPS), strict=False):
             losses += training.step(batch)
+            if size > 1:  # the next step is divided otherwise
+                loader.tracker.divide(drawn_shares(len(losses), size))
         loader.close()
     return shard_networks.digest(training, losses), losses
 

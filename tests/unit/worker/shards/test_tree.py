@@ -17,14 +17,14 @@ def pair(left: Sum, right: Sum) -> Sum:
     return (left, right)
 
 
-def association(shards: int, size: int) -> Sum:
+def association(shards: int, size: int, shares: tuple[int, ...] = ()) -> Sum:
     """How a world of this size adds up the shards."""
     sent: dict[Node, Sum] = {}
     for rank in range(size):
         running: RunningSum[Sum] = RunningSum(shards, pair)
-        for shard in shards_of(shards, rank, size):
+        for shard in shards_of(shards, rank, size, shares):
             running.push(shard, shard)
-        assert tuple(running.nodes) == nodes_of(shards, rank, size)
+        assert tuple(running.nodes) == nodes_of(shards, shards_of(shards, rank, size, shares))
         sent |= running.nodes
     return total(shards, sent, pair)
 
@@ -33,6 +33,11 @@ def association(shards: int, size: int) -> Sum:
 def test_worlds_of_all_sizes_add_in_one_order(shards: int) -> None:
     alone = association(shards, 1)
     assert all(association(shards, size) == alone for size in range(2, shards + 1))
+
+
+@pytest.mark.parametrize("shares", [(1, 23), (23, 1), (5, 13, 6), (7, 1, 1, 15), (11, 2, 2, 2, 7)])
+def test_shares_of_any_size_add_in_that_order(shares: tuple[int, ...]) -> None:
+    assert association(24, len(shares), shares) == association(24, 1)
 
 
 def test_a_number_of_shards_that_three_divides_is_cut_into_thirds_first() -> None:
@@ -51,7 +56,7 @@ def test_every_shard_is_computed_once_and_ranks_have_equally_many_up_to_one() ->
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
 def test_ranks_of_common_worlds_send_two_nodes_of_24_shards_at_most(size: int) -> None:
-    assert max(len(nodes_of(24, rank, size)) for rank in range(size)) <= 2
+    assert max(len(nodes_of(24, shards_of(24, rank, size))) for rank in range(size)) <= 2
     assert {len(shards_of(24, rank, size)) for rank in range(size)} == {24 // size}
 
 
