@@ -41,8 +41,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
             depends on `seed`, the epoch and the item, so items are fetched one by one.
         shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
-        balance: "auto" has each rank's rows of the global batch, or shards, follow how fast it computes them, on CPUs in a State with
-            wrapped models; None keeps shares even.
+        balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
+            State with wrapped models; None keeps shares even.
         shuffle: visit the items in a random order that depends on `seed` and the epoch only.
         drop_last: drop the items that do not fill a last global batch.
         shard: see `PositionedLoader`.

@@ -45,8 +45,8 @@ class ParquetLoader(PositionedLoader[Batch]):
         columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
         shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
-        balance: "auto" has each rank's rows of the global batch, or shards, follow how fast it computes them, on CPUs in a State with
-            wrapped models; None keeps shares even.
+        balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
+            State with wrapped models; None keeps shares even.
         shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
             Unshuffled, rows come in the order of the files, and every rank reads all of them.
         seed: of everything that is random; the order depends on it and on the epoch only.

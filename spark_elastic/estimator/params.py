@@ -341,6 +341,11 @@ class FitParams(Parameterized, FitParamsAccessors):
         "with deterministic, into how many parts a batch is cut, at least maxNp; None: 24, or globalBatchSize if that is less",
         whole(1),
     )
+    balance = param(
+        "balance",
+        "auto: workers' rows of a batch follow how fast they compute them; needs globalBatchSize. None: all have equally many",
+        one_of("auto"),
+    )
     valBatchSize = param(
         "valBatchSize",
         "rows of a validation batch on each worker; default as many as a training batch has there",

@@ -19,7 +19,8 @@ class DataPlan:
     """Where the rows come from and how many form a batch: the arguments of ``ParquetLoader``.
 
     check: whether values still have to be checked for being finite numbers. validation_batch_size: None for as many rows as a
-    training batch has on one worker. shards: into how many parts training batches are cut; None if they are not.
+    training batch has on one worker. shards: into how many parts training batches are cut; None if they are not. balance:
+    "auto" if workers' rows of a training batch follow their speeds.
     """
 
     training_url: str
@@ -30,6 +31,7 @@ class DataPlan:
     shuffle: bool
     seed: int
     shards: int | None = None
+    balance: str | None = None
     engine: str = "arrow"
     readers: int | None = None
     storage_options: Mapping[str, object] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class DataPlan:
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,
             "shards": self.shards,
+            "balance": self.balance,
             "shuffle": self.shuffle,
             "seed": self.seed,
             **self.reading,

@@ -93,6 +93,11 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
     size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
     if everywhere is not None and params.isSet("batchSize"):
         raise ValueError(f"give batchSize={size} or globalBatchSize={everywhere}, not both")
+    if params.value("balance") is not None and everywhere is None:
+        raise ValueError(
+            f'balance="{params.value("balance")}" needs globalBatchSize, of which workers take unequal shares: with '
+            f"batchSize={size} each takes as many rows as the others"
+        )
     plan_shards(params)
     weighting = _weighting(params, layout)
     if params.value("deterministic") and weighting:
@@ -188,6 +193,7 @@ def plan_data(
         shuffle=params.value("shuffle"),
         seed=params.value("seed"),
         shards=plan_shards(params),
+        balance=params.value("balance"),
         engine=params.value("engine"),
         readers=params.value("readers"),
         storage_options=storage_options,

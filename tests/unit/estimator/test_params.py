@@ -80,7 +80,7 @@ SETTINGS = {
     "labelCols": ["y"], "outputCols": ["score"], "weightCol": "n", "validationIndicatorCol": "n", "featuresCol": "f",
     "labelCol": "l", "predictionCol": "p", "rawPredictionCol": "r", "probabilityCol": "pr", "thresholds": [0.4, 0.6],
     "numClasses": 3, "classWeights": [1.0, 0.0, 2.5],
-    "batchSize": 7, "globalBatchSize": 8, "deterministic": True, "shards": 4, "valBatchSize": 9,
+    "batchSize": 7, "globalBatchSize": 8, "deterministic": True, "shards": 4, "balance": "auto", "valBatchSize": 9,
     "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
     "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "store": Store.create("/x"), "runId": "run",
@@ -147,6 +147,8 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"modelParams": {"n": 2}}, "modelParams={'n': 2} are for modelFn"),
         ({"schedulerParams": {"a": 1}}, "schedulerParams={'a': 1} need a scheduler"),
         ({"loss": None}, "give a loss, or a trainStep"),
+        ({"balance": "auto"}, 'balance="auto" needs globalBatchSize'),
+        ({"balance": "yes"}, "balance"),
         ({"shards": 4}, "shards=4 are for deterministic=True"),
         ({"deterministic": True}, "deterministic=True needs globalBatchSize"),
         ({"deterministic": True, "globalBatchSize": 8, "shards": 9}, "shards=9 must be .* at most globalBatchSize=8"),
@@ -249,6 +251,13 @@ def test_labels_that_a_loss_takes_as_classes_have_no_fractions() -> None:
 def test_both_batch_sizes_are_an_error() -> None:
     with pytest.raises(ValueError, match="batchSize=8 or globalBatchSize=16, not both"):
         recipe(make(batchSize=8, globalBatchSize=16))
+
+
+def test_the_training_loader_is_balanced_and_no_other() -> None:
+    data = plan_data(make(globalBatchSize=16, balance="auto"), ("train", None), {}, True)
+    assert data.training["balance"] == "auto"
+    assert "balance" not in data.reading
+    assert plan_data(make(), ("train", None), {}, True).training["balance"] is None
 
 
 def test_relative_paths_are_those_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
