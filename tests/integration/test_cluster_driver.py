@@ -23,9 +23,11 @@ from training import MANY_STEPS, count_steps, touch_and_grow, wait_for_a_file
 
 import spark_elastic
 from spark_elastic import JobCancelledError, TrainingFailedError
+from spark_elastic.estimator import slots
 from spark_elastic.testing import kill
 
 cloudpickle.register_pickle_by_value(networks)
+EXECUTORS = 4
 WORKERS = 2
 SETTLE_SECONDS = 20.0
 
@@ -131,7 +133,7 @@ def test_a_job_with_a_checkpoint_outlives_its_drivers_executor_and_counts_every_
             restored.touch()
 
     result = run_on_spark(
-        count_steps, MANY_STEPS, 0.02, kwargs={"until": str(restored)}, driver="cluster", min_np=WORKERS, max_np=WORKERS,
+        count_steps, MANY_STEPS, 0.05, kwargs={"until": str(restored)}, driver="cluster", min_np=WORKERS, max_np=WORKERS,
         checkpoint=tmp_path / "saved", checkpoint_interval=0, on_event=watch,
     )  # fmt: skip
     check(result, result.steps)
@@ -165,13 +167,21 @@ def test_cancelled_spark_jobs_cancel_the_job_and_leave_nothing(spark: Any, run_o
 def test_the_driver_of_a_fit_runs_in_a_slot_and_its_workers_have_the_slots_that_are_left(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[dict[str, Any]] = []
-    run = spark_elastic.run
-    monkeypatch.setattr(
-        spark_elastic, "run", lambda *args, **settings: given.append(settings) or run(*args, **settings)
-    )
+    run, before = spark_elastic.run, ports_of(psutil.Process())
+    ports, free = [], []
+
+    def look(event: dict[str, Any]) -> None:
+        ports.append(ports_of(psutil.Process()))
+        free.append(slots.ledger._free(EXECUTORS))
+
+    def run_and_look(*args: Any, **settings: Any) -> Any:
+        assert settings["max_np"] == WORKERS
+        return run(*args, **{**settings, "on_event": look})
+
+    monkeypatch.setattr(spark_elastic, "run", run_and_look)
     model = networks.row_counter(200, driver="cluster").fit(spark.range(200, numPartitions=2))
-    assert [(settings["driver"], settings["max_np"]) for settings in given] == [("cluster", WORKERS)]
+    assert all(each == before for each in ports), "the driver listens here"
+    assert set(free) == {0}, "other fits may take the driver's slots"
     assert model.model.seen.tolist() == pytest.approx([1.0] * 200)
 
 

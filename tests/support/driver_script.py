@@ -190,7 +190,7 @@ def _look_for_the_key(spark: Any, folder: Path, driver: str) -> None:
 
     client_driver.create_credentials = cluster_driver.create_credentials = create
     results = spark_elastic.run(
-        training.count_steps, args=(training.MANY_STEPS, 0.02), kwargs={"until": str(folder / "looked")}, spark=spark,
+        training.count_steps, args=(training.MANY_STEPS, 0.05), kwargs={"until": str(folder / "looked")}, spark=spark,
         min_np=2, max_np=2, on_event=look, event_log=folder / "log", driver=driver,
     )  # fmt: skip
     print("equal", len({result["digest"] for result in results}), "of", len(results))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# More than fit into the time of a test: such a job ends when what its test awaits has happened.
-MANY_STEPS = 10_000
+# Nobody waits for so many: such a job ends when what its test awaits has happened, and with these if that never happens.
+MANY_STEPS = 2_000
 
 
 def count_steps(
