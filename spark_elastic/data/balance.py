@@ -22,11 +22,12 @@ LEAST = 2
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of shares, and the microseconds that each rank needed for the shares before it."""
+    """A change of shares, and the microseconds that each rank needed for the shares before it. unit: "rows" or "shards"."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
     microseconds: tuple[int, ...]
+    unit: str
 
 
 def even(units: int, size: int) -> tuple[int, ...]:

@@ -304,7 +304,7 @@ class PositionedLoader(Generic[T]):
         if after == before:
             return None
         tracker.divide(after)
-        return Change(before, after, tuple(everybody))
+        return Change(before, after, tuple(everybody), "rows" if plan.shards is None else "shards")
 
     @property
     def _is_balanced(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class Narrator:
         self._elastic = elastic
         self._is_broken = False
         self._commit = "None"
+        # The host of every worker, and the workers of every generation in rank order.
+        self._hosts: dict[int, str] = {}
+        self._members: dict[int, list[int]] = {}
         self._waiting: list[_Loss] = []
         # How the job goes on after these losses, as soon as that is known.
         self._sequel = ""
@@ -79,7 +83,7 @@ class Narrator:
         """Tell no more of the losses that wait, because the job's error does."""
         self._waiting, self._sequel = [], ""
 
-    def tell(self, record: Record) -> list[Line]:
+    def tell(self, record: Record) -> list[Line]:  # noqa: C901  # a case for each record
         """Return what is to be logged now."""
         match record:
             case records.WorkerLost(worker, rank, host, cause):
@@ -92,8 +96,14 @@ class Narrator:
                 return self._go_on(f"all of generation {generation} runs again, in new processes")
             case records.WorldInterrupted(generation, reason):
                 return [(logging.INFO, f"generation {generation} ends at its next commit: {reason}")]
-            case records.WorldForming(newest_commit=commit):
+            case records.WorkerStarting(worker, name=name):
+                self._hosts[worker] = name
+            case records.WorldForming(generation, workers=workers, newest_commit=commit):
                 self._commit = commit
+                self._members[generation] = workers
+            case records.WorkerReported(generation=generation, report=records.SharesChanged() as change):
+                level = logging.INFO if change.slow_rank is None else logging.WARNING
+                return [(level, change.describe(functools.partial(self._name, generation)))]
             case records.WorldFormed(generation, size):
                 begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
                 return self._go_on(f"generation {generation} of size {size} {begins}")
@@ -106,6 +116,12 @@ class Narrator:
             case records.HostDraining(host, name):
                 return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
         return []
+
+    def _name(self, generation: int, rank: int) -> str:
+        members = self._members.get(generation, [])
+        if rank >= len(members):
+            return f"rank {rank}"
+        return f"{name_worker(members[rank], rank)} on {self._hosts[members[rank]]}"
 
     @property
     def _consequence(self) -> str:

@@ -319,7 +319,9 @@ class SparkDriverService:
             case m.Chunk() if link.elastic_result is not None:
                 self._take_result(link, message, link.elastic_result)
             case m.Reported(generation, report):
-                self._log.record(records.WorkerReported(worker, self._ranks.get(worker), generation, report))
+                record = records.WorkerReported(worker, self._ranks.get(worker), generation, report)
+                self._narration.tell(record)
+                self._log.record(record)
             case m.ClaimFault():
                 strikes = self._strike(worker, message.fault)
                 link.connection.send(m.StoreReply(message.number, amount=int(strikes)))

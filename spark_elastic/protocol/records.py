@@ -11,9 +11,13 @@ default, which logs from before are read with.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
+
+# A rank that needs so many times as long for a row as the fastest one is called slow.
+SLOW = 1.25
 
 
 def _kind(name: str) -> str:
@@ -354,6 +358,51 @@ class Metrics(_OfWorker, frozen=True):
     values: dict[str, float | int | str]
 
 
+class SharesChanged(_OfWorker, frozen=True):
+    """Ranks take other parts of a global batch, because some compute faster than others. Lists are in rank order.
+
+    step: commits of the job so far
+    before: rows of each rank in a step so far
+    after: those from the next step on
+    seconds: what each rank has needed for its part of a step, without the time that it waited for others
+    unit: what is counted, rows or shards
+    """
+
+    step: int
+    before: list[int]
+    after: list[int]
+    seconds: list[float]
+    unit: str = "rows"
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.before) == len(self.after) == len(self.seconds):
+            raise ValueError("before, after and seconds have a number for each rank")
+        if min(*self.before, *self.after) < 0 or min(self.seconds) <= 0:
+            raise ValueError("parts of a step and seconds are positive")
+
+    @property
+    def slowness(self) -> list[float]:
+        """How many times as long as the fastest rank each has needed for a row."""
+        each = [seconds / max(share, 1) for seconds, share in zip(self.seconds, self.before, strict=True)]
+        return [seconds / min(each) for seconds in each]
+
+    @property
+    def slow_rank(self) -> int | None:
+        """The slowest rank, if it is slow and has been relieved."""
+        rank = self.slowness.index(max(self.slowness))
+        return rank if self.slowness[rank] >= SLOW and self.after[rank] < self.before[rank] else None
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        """Say who is slow and what was done. ``name`` tells what a rank is called."""
+        whole, rank = sum(self.after), self.slow_rank
+        if rank is None:
+            return f"parts of a step follow speeds: of {whole} {self.unit} ranks take {', '.join(map(str, self.after))}"
+        return (
+            f"{name(rank)} is slow: a row takes it {self.slowness[rank]:.1f} times as long as the fastest rank, and of the "
+            f"{whole} {self.unit} of a step it takes {self.after[rank]} instead of {self.before[rank]}"
+        )
+
+
 class CheckpointWritten(_OfWorker, frozen=True):
     """A commit has been written to the durable checkpoint."""
 
@@ -395,6 +444,7 @@ Report = (
     | Stepped
     | Progress
     | Metrics
+    | SharesChanged
     | CheckpointWritten
     | CheckpointFailed
     | CheckpointRestored

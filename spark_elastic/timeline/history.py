@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
+from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records
 from spark_elastic.protocol.records import Entry, WorkerReported
 from spark_elastic.timeline.resets import Reset, find_resets
@@ -52,6 +53,30 @@ class WorkerLine:
 
 
 @dataclass(frozen=True)
+class SlowWorker:
+    """A worker that has computed more slowly than others, as it was when its part of a step last became smaller.
+
+    times: how many times as long as the fastest rank it has needed for a row. part, of: its rows, or shards, of those of a step
+    from then on.
+    """
+
+    worker: int
+    rank: int
+    host: str
+    at: float
+    times: float
+    part: int
+    of: int
+    unit: str
+
+    def __str__(self) -> str:
+        return (
+            f"{name_worker(self.worker, self.rank)} on {self.host} was slow: {self.times:.1f} times as long for a row as the "
+            f"fastest; it came to take {self.part} of {self.of} {self.unit} a step"
+        )
+
+
+@dataclass(frozen=True)
 class Generation:
     """One world, from its first step to its end."""
 
@@ -86,6 +111,7 @@ class History:
     work: int
     steps: int
     metrics: dict[str, list[tuple[float, float]]]
+    slow: list[SlowWorker] = field(default_factory=list)
 
     @property
     def trained_from(self) -> float:
@@ -118,14 +144,14 @@ def read_history(entries: Sequence[Entry]) -> History:
         raise ValueError(f"a run begins with a job_started, not with {begun}")
     moved = [Entry(entry.time - entries[0].time, entry.record) for entry in entries]
     seconds = moved[-1].time
-    progress = _progress(moved)
+    progress, lines = _progress(moved), _worker_lines(moved)
     unit, done = _work(progress)
     return History(
         run_id=begun.run_id,
         seconds=seconds,
         max_np=begun.max_np,
         outcome=_outcome(moved),
-        workers=_worker_lines(moved),
+        workers=lines,
         generations=_generations(moved),
         resets=find_resets(moved),
         speeds=_speeds(done, max(SPEED_SECONDS, seconds / SPEEDS)),
@@ -133,6 +159,7 @@ def read_history(entries: Sequence[Entry]) -> History:
         work=max(done[-1][1] - done[0][1], 0) if done else 0,
         steps=max((report.step for _, report in progress), default=0),
         metrics=_metrics(moved),
+        slow=_slow_workers(moved, lines),
     )
 
 
@@ -225,6 +252,23 @@ def _generations(entries: Sequence[Entry]) -> list[Generation]:
             end = next(later, entries[-1].time)
             found.append(Generation(entry.record.generation, entry.record.size, entry.time, end))
     return found
+
+
+def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list[SlowWorker]:
+    """Return the workers whose parts of a step became smaller because they were slow, in the order in which that was found."""
+    ranks = {(generation, rank): line for line in lines for generation, rank in line.ranks.items()}
+    found: dict[int, SlowWorker] = {}
+    for entry in entries:
+        match entry.record:
+            case WorkerReported(generation=generation, report=records.SharesChanged() as change):
+                for rank, times in enumerate(change.slowness):
+                    part, line = change.after[rank], ranks.get((generation, rank))
+                    if line is not None and times >= records.SLOW and part < change.before[rank]:
+                        slow = SlowWorker(
+                            line.worker, rank, line.host, entry.time, times, part, sum(change.after), change.unit
+                        )
+                        found[line.worker] = slow
+    return list(found.values())
 
 
 def _progress(entries: Sequence[Entry]) -> list[tuple[float, records.Progress]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_elastic._json import Json
-from spark_elastic.timeline.history import History
+from spark_elastic.timeline.history import History, SlowWorker
 from spark_elastic.timeline.resets import Kind, Part, Reset
 
 
@@ -23,7 +23,20 @@ def summarize(history: History) -> dict[str, Json]:
         "generations": len(history.generations),
         "workers": len(history.workers),
         "workers_lost": sum(bool(line.cause) for line in history.workers),
+        "slow_workers": [_slow_facts(slow) for slow in history.slow],
         "resets": [reset_facts(reset) for reset in history.resets],
+    }
+
+
+def _slow_facts(slow: SlowWorker) -> dict[str, Json]:
+    return {
+        "worker": slow.worker,
+        "rank": slow.rank,
+        "host": slow.host,
+        "at": round(slow.at, 3),
+        "times_as_long": round(slow.times, 2),
+        f"{slow.unit}_a_step": slow.part,
+        "of": slow.of,
     }
 
 
@@ -54,6 +67,7 @@ def summary_text(history: History) -> str:
         f"{len(history.resets)} resets, {sum(reset.steps_lost for reset in history.resets)} committed steps lost",
         f"  {history.work:,} {unit}, {history.per_second:,.{0 if history.per_second >= 10 else 1}f} {unit}/s",
     ]
+    lines += [f"  {slow}" for slow in history.slow]
     if history.resets:
         rows = [("at", "what", "workers", "seconds lost", "of which")]
         rows += [_reset_row(reset) for reset in history.resets]
@@ -75,7 +89,8 @@ def headline(history: History) -> str:
     trained = f" It trained {history.availability:.1%} of the time from its first step on" + (
         f", through {through}." if through else "."
     )
-    return f"The run {history.outcome.rstrip('.')}." + (trained if history.generations else "")
+    slow = "".join(f" {str(slow)[0].upper()}{str(slow)[1:]}." for slow in history.slow)
+    return f"The run {history.outcome.rstrip('.')}." + (trained if history.generations else "") + slow
 
 
 def _count(number: int, noun: str) -> str:

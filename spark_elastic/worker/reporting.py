@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, Stepped
+from spark_elastic.data.balance import Change
+from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, SharesChanged, Stepped
 
 # Rank 0 reports the progress of the job at most this often.
 PROGRESS_SECONDS = 0.5
@@ -54,6 +55,11 @@ class Reporter:
             self._send(progress(step))
         if self._waiting:
             self.metrics(self._given_at, {})
+
+    def balanced(self, step: int, change: Change) -> None:
+        """Send a change of shares, which is the same on all ranks; one of them reports it."""
+        seconds = [microseconds / 1e6 for microseconds in change.microseconds]
+        self._send(SharesChanged(step, list(change.before), list(change.after), seconds, change.unit))
 
     def finished(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Send the last reports: this rank has left the user's function."""

@@ -227,7 +227,7 @@ class Commits:
         if loader is not None:
             loader.confirm([_report_in(values) for values in everybody])
         if balancing is not None:
-            balancing.balance([values[MEASURED] for values in everybody])
+            self._balance(balancing, [values[MEASURED] for values in everybody], world)
         self._is_interrupted = any(values[0] for values in everybody)
         assert self._comparison is not None
         assert self._pace is not None
@@ -235,6 +235,11 @@ class Commits:
         self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
         if state._checks is not None:
             state._checks.inputs_compared([values[4] for values in everybody])
+
+    def _balance(self, loader: Balanced, measured: list[int], world: World) -> None:
+        change, job = loader.balance(measured), current_job()
+        if change is not None and job is not None and world.rank == 0:
+            job.reporter.balanced(self.steps, change)
 
     def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
         """The state's loader, if it reports rows, and if its shares follow speeds. It is asked only once, as that takes time."""

@@ -9,7 +9,14 @@ import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
-from spark_elastic.protocol.records import DriverPaused, NewcomersPaused, WorkerLost, WorldBroken
+from spark_elastic.protocol.records import (
+    DriverPaused,
+    NewcomersPaused,
+    SharesChanged,
+    WorkerLost,
+    WorkerReported,
+    WorldBroken,
+)
 
 
 def told(script: Script) -> list[tuple[int, str]]:
@@ -33,6 +40,26 @@ def test_a_loss_is_one_line_with_its_cause_and_how_the_job_goes_on() -> None:
     assert warnings(script) == [
         f"rank 1 (worker 1) on b was lost: {KILLED}. Generation 2 of size 1 goes on from commit 1.1"
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seconds", "level", "text"),
+    [
+        ([50, 50], [75, 25], [0.1, 0.3], logging.WARNING,
+         "rank 1 (worker 1) on b is slow: a row takes it 3.0 times as long as the fastest rank, and of the 100 rows of a step it "
+         "takes 25 instead of 50"),
+        ([75, 25], [55, 45], [0.15, 0.05], logging.INFO,
+         "parts of a step follow speeds: of 100 rows ranks take 55, 45"),
+    ],
+)  # fmt: skip
+def test_a_slow_rank_is_named_with_its_host_and_what_was_done(
+    before: list[int], after: list[int], seconds: list[float], level: int, text: str
+) -> None:
+    narrator = Narrator()
+    for record in running("a", "b").records:
+        narrator.tell(record)
+    change = SharesChanged(7, before, after, seconds)
+    assert narrator.tell(WorkerReported(0, 0, 1, change)) == [(level, text)]
 
 
 def test_what_is_not_known_in_time_is_told_when_it_is() -> None:

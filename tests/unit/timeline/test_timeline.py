@@ -283,3 +283,28 @@ def test_logs_from_before_an_exit_said_what_it_explains_are_read_as_then() -> No
     assert [line.cause for line in read_history(entries(old)).workers] == [
         line.cause for line in read_history(entries(story.killed())).workers
     ]
+
+
+# ---------------------------------------------------------------- slow workers
+
+
+def test_the_summary_names_the_slow_host_and_what_it_came_to_take() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "fault_injected")
+    changes = [
+        story.told("shares_changed", 4.0, 0, 0, 1, step=9, before=[50, 50], after=[69, 31], seconds=[0.1, 0.3]),
+        story.told("shares_changed", 6.0, 0, 0, 1, step=99, before=[69, 31], after=[74, 26], seconds=[0.14, 0.19]),
+    ]
+    found = read_history(entries([*events[:place], *changes, *events[place:]]))
+    sentence = "rank 1 (worker 1) on west was slow: 3.0 times as long for a row as the fastest; "
+    sentence += "it came to take 26 of 100 rows a step"
+    assert sentence in summary_text(found)
+    assert sentence[0].upper() + sentence[1:] in headline(found)
+    assert summarize(found)["slow_workers"] == [
+        {"worker": 1, "rank": 1, "host": "west", "at": 6.0, "times_as_long": 3.02, "rows_a_step": 26, "of": 100}
+    ]
+
+
+def test_nobody_is_slow_where_shares_have_not_changed(history: History) -> None:
+    assert history.slow == []
+    assert "slow" not in summary_text(history)

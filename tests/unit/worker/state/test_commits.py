@@ -11,7 +11,7 @@ from worker_stage import on_stage
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.protocol.records import Entered, Metrics, Progress, Stepped
+from spark_elastic.protocol.records import Entered, Metrics, Progress, SharesChanged, Stepped
 from spark_elastic.worker.state.commits import MEASURED
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
@@ -134,6 +134,7 @@ def test_shares_follow_the_speeds_that_all_ranks_have_told_at_one_commit() -> No
         assert loader.tracker.shares == ()
         state.commit()
         assert loader.tracker.shares == (14, 6)
+        assert stage.control.reported[-1] == SharesChanged(2, [10, 10], [14, 6], [0.001, 0.003])
         stage.begin(state, others=[None])
         assert loader.tracker.shares == ()
 
