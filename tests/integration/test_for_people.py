@@ -21,15 +21,19 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run_on_spark: Any, tmp_path: Path, capfd: Any) -> None:
     names: set[tuple[str, str]] = set()
+    pools: set[str] = set()
 
     def look(event: dict[str, Any]) -> None:
         if event["event"] == "world_formed":
             store = spark.sparkContext._jsc.sc().statusStore()
             for job in spark.sparkContext.statusTracker().getActiveJobsIds():
                 names.add((store.job(job).jobGroup().get(), store.job(job).description().get()))
+                for stage in spark.sparkContext.statusTracker().getJobInfo(job).stageIds:
+                    pools.add(store.lastStageAttempt(stage).schedulingPool())
 
     log = tmp_path / "events.jsonl"
     faults = [kill(rank=1, step=40)]
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "training")
     run_on_spark(
         training.count_steps,
         80,
@@ -41,6 +45,10 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run_on_spark: Any
         event_log=log,
         on_event=look,
         progress=True,
+    )
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)
+    assert pools == {"training"}, (
+        "Spark jobs of ours have threads of their own, which know nothing of the caller's pool"
     )
     history = read_history(choose_run(read_events(log)))
     run_id = history.run_id

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import training
+from environments import environment_without
 from test_clean_up import assert_gone, finish, wait_for, wait_until
 
 import spark_elastic
@@ -71,16 +70,12 @@ class Environment:
 @pytest.fixture
 def without_spark(tmp_path: Path) -> Iterator[Environment]:
     """An environment with the packages of this one but for those of Spark, and without Java. In the end nobody may have asked."""
-    folder, asked = tmp_path / "environment", tmp_path / "asked"
-    venv.create(folder, symlinks=True)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    for package in Path(sysconfig.get_path("purelib")).iterdir():
-        if not package.name.startswith(("pyspark", "py4j")):
-            (packages / package.name).symlink_to(package)
+    asked = tmp_path / "asked"
+    python, packages = environment_without(tmp_path / "environment", "pyspark", "py4j")
     (packages / "sitecustomize.py").write_text(NOTE_WHO_ASKS.format(asked=str(asked)))
     hidden = ("JAVA_HOME", "SPARK_HOME", "PYTHONPATH")
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
-    made = Environment(f"{folder}/bin/python", {**variables, "PATH": f"{folder}/bin"}, asked)
+    made = Environment(python, {**variables, "PATH": str(Path(python).parent)}, asked)
     yield made
     assert made.who_asked() == ""
 

@@ -16,9 +16,9 @@ START_SECONDS = 120.0
 
 
 class ConnectServer:
-    """Serves at ``url`` once it is made. ``end`` kills it, and its executors end with it."""
+    """Serves at ``url`` once it is made. ``end`` kills it, and its executors end with it, which run ``python``."""
 
-    def __init__(self, folder: Path, executors: int) -> None:
+    def __init__(self, folder: Path, executors: int, python: str = sys.executable) -> None:
         home = Path(pyspark.__file__).parent
         port = free_port()
         self.url = f"sc://127.0.0.1:{port}"
@@ -34,7 +34,7 @@ class ConnectServer:
         environment = {
             **os.environ,
             "SPARK_HOME": str(home),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": python,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         with open(folder / "connect.log", "w") as log:

@@ -46,6 +46,24 @@ def test_dynamic_allocation_without_a_maximum_asks_for_max_np() -> None:
         default_sizes(session(**DYNAMIC), None, None, None)
 
 
+def test_a_session_of_spark_connect_that_does_not_tell_its_cores_asks_for_max_np(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class ConnectSession:
+        def __init__(self) -> None:
+            self.conf: dict[str, str] = {}
+
+        def range(self, rows: int) -> Any:
+            return SimpleNamespace(_explain_string=lambda: "a plan of another version of Spark")
+
+    module = SimpleNamespace(SparkSession=ConnectSession)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", module)  # type: ignore[arg-type]
+    spark: Any = ConnectSession()
+    with pytest.raises(ValueError, match="give max_np: this session of Spark Connect does not tell"):
+        default_sizes(spark, None, None, None)
+    assert default_sizes(spark, None, 2, 3) == (2, 2, 3)
+
+
 def test_the_initial_executors_are_waited_for() -> None:
     limits = {"spark_dynamicAllocation_initialExecutors": "3", "spark_dynamicAllocation_maxExecutors": "5"}
     assert default_sizes(session(**limits, **DYNAMIC), None, None, None) == (1, 6, 10)
