@@ -1,4 +1,4 @@
-"""The scripts of docs/recipes, each run as a user would, in a folder of its own; they print what the pages say."""
+"""The scripts of docs/recipes and docs/coming-from, each run as a user would, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 LIMIT_SECONDS = 300
 # What each script prints, by its page and its place there.
 PRINTED = {
+    "coming-from/lightning.md:0": r"loss: 0\.0|loss: \d\.\d+e-",
+    "coming-from/petastorm.md:0": "6000 rows in 3 epochs",
+    "coming-from/ray.md:0": r"largest error of a weight: 0\.0",
+    "coming-from/torchdistributor.md:0": r"loss: 0\.0|loss: \d\.\d+e-",
+    "coming-from/torchrun.md:0": r"loss: 0\.0|loss: \d\.\d+e-",
     "recipes/accumulation.md:0": r"loss of the last batch: (0\.0|\d\.\d+e-)",
     "recipes/columns.md:0": r"right: (0\.9|1\.0)",
     "recipes/early-stopping.md:0": r"\d+ epochs; best (\d+\.\d+), and the kept network has \1$",
@@ -36,7 +41,7 @@ PRINTED = {
 def scripts() -> dict[str, str]:
     """Return the complete scripts of the pages, by page and place."""
     found = {}
-    for page in sorted((DOCS / "recipes").glob("*.md")):
+    for page in [*(DOCS / "coming-from").glob("*.md"), *(DOCS / "recipes").glob("*.md")]:
         blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         found |= {f"{page.relative_to(DOCS)}:{place}": block for place, block in enumerate(blocks)}
     return found
@@ -49,8 +54,9 @@ def test_every_script_of_a_page_is_run() -> None:
 @pytest.mark.parametrize("place", PRINTED)
 def test_a_recipe_does_what_its_page_says(place: str, tmp_path: Path) -> None:
     script = scripts()[place]
-    if "import optuna" in script and importlib.util.find_spec("optuna") is None:
-        pytest.skip("optuna is not installed")
+    for library in ("lightning", "optuna"):
+        if f"import {library}" in script and importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False

@@ -72,7 +72,7 @@ def install(wheel: Path, folder: Path, lowest: bool) -> Path:
     constraints = [torch, *(lower_bounds(output(python, "-c", program).splitlines()) if lowest else ())]
     path = folder / "constraints.txt"
     path.write_text("\n".join(constraints))
-    wanted = [f"{wheel}[{EXTRAS}]", "nbconvert", "ipykernel", "ipywidgets", "optuna"]
+    wanted = [f"{wheel}[{EXTRAS}]", "nbconvert", "ipykernel", "ipywidgets", "lightning", "optuna"]
     call(python, "-m", "pip", "install", "--quiet", "--constraint", str(path), *wanted)
     call(python, "-m", "pip", "check")
     call(python, "-m", "pip", "freeze")
