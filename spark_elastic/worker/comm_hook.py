@@ -6,9 +6,18 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
+
+# Hooks of torch's that send a bucket once, as soon as they are called.
+_SEND_ONCE = (allreduce_hook, fp16_compress_hook, bf16_compress_hook)
 
 # The attribute of a state that changes with the generation. If it is None, torch's hooks look the present group up.
 _GROUP = "process_group"
@@ -20,9 +29,16 @@ class CommHook:
     ``state`` is passed to the hook. If it is a function (or a class, or a ``functools.partial``), it is called in each world and
     returns the state. A state of torch's own hooks, such as ``PowerSGDState``, is set back in each world to what it was when it
     was given, so that survivors and newcomers hold the same. Any other state is passed on unchanged.
+
+    Hooks such as PowerSGD's send a bucket in several collectives, each when the one before has arrived. For Gloo that is on
+    threads of its own, at other moments on each rank, and collectives of two buckets would be taken for each other. So a bucket
+    waits until the one before, of whichever model, is reduced. NCCL's futures are done when their kernels are in the stream.
     """
 
-    def __init__(self, state: Any, hook: Callable[..., object]) -> None:
+    # What the last call of a hook in this process has returned.
+    _last: ClassVar[torch.futures.Future[Any] | None] = None
+
+    def __init__(self, state: Any, hook: Callable[..., Any]) -> None:
         if not callable(hook):
             raise TypeError(f"hook must be callable, not {hook!r}")
         self.state, self.hook = state, hook
@@ -42,13 +58,18 @@ class CommHook:
         for name, value in self._beginning.items():
             setattr(self.state, name, copy.deepcopy(value))
         state = self.state() if self._is_made else self.state
+        CommHook._last = None
         nn.parallel.DistributedDataParallel.register_comm_hook(ddp, state, self._as_torch_takes_it())
 
     def _as_torch_takes_it(self) -> Callable[..., Any]:
         """Return a function that calls the hook, because torch accepts neither partials nor annotations that are strings."""
 
         def call(state, bucket):  # type: ignore[no-untyped-def]
-            return self.hook(state, bucket)
+            if CommHook._last is not None and not CommHook._last.done():
+                CommHook._last.wait()
+            future = self.hook(state, bucket)
+            CommHook._last = None if self.hook in _SEND_ONCE else future
+            return future
 
         name = getattr(self.hook, "__name__", type(self.hook).__name__)
         call.__name__ = call.__qualname__ = name

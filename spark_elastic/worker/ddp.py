@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -81,7 +82,8 @@ class _Call:
     def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
         by_hand = model._by_hand
         self._model = model
-        self._ddp = model._ddp
+        # Not kept alive by a loss that somebody keeps: it would reduce the gradients of later passes, too.
+        self._ddp = None if model._ddp is None else weakref.ref(model._ddp)
         self._syncs = model._syncs
         self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
         self._share = 1.0
@@ -104,7 +106,8 @@ class _Call:
 
     def enter_backward(self) -> None:
         """Have torch reduce gradients in this pass. By itself, torch does so only in the first pass after a forward."""
-        model, ddp, task = self._model, self._ddp, torch._C._current_graph_task_id()
+        model, task = self._model, torch._C._current_graph_task_id()
+        ddp = None if self._ddp is None else self._ddp()
         if not self._syncs or model._pass == task or ddp is None or ddp is not model._ddp:
             return
         if -1 < model._pass <= weighting.accumulated and not ddp.static_graph:

@@ -23,3 +23,11 @@ def test_models_compiled_and_in_containers_train_on_two_loaders_as_in_one_proces
         assert rank["trains"]
         assert all(was_called == (size > 1) for size, was_called in rank["hooked"])
     assert any(size > 1 for rank in result.results for size, _ in rank["hooked"])
+
+
+def test_power_sgd_compresses_the_buckets_of_a_model_through_a_loss_and_a_join(run: Any) -> None:
+    result = run(training.compress_by_power_sgd, 30, faults=[kill(rank=1, step=10)], min_np=1, max_np=3, num_proc=3)
+    assert len(result.of("world_broken")) == 1
+    assert len({rank["weights"] for rank in result.results}) == 1
+    assert {rank["step"] for rank in result.results} == {30}
+    assert set(result.results[0]["sizes"]) == {2, 3}

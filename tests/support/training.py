@@ -1042,6 +1042,40 @@ def many_models(steps: int) -> dict[str, Any]:
     }
 
 
+def compress_by_power_sgd(steps: int) -> dict[str, Any]:
+    """Train a model of several buckets; in the last third all wait for a third worker."""
+    import hashlib
+
+    import torch
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    import spark_elastic as se
+
+    torch.manual_seed(0)
+    model = se.DistributedDataParallel(nn.Sequential(*(nn.Linear(400, 400) for _ in range(4))))
+    model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2), powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    state = se.TorchState(model=model, optimizer=optimizer, step=0)
+    sizes: list[int] = []
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < steps:
+            while se.size() < 3 and state.step == 2 * steps // 3:
+                state.check_host_updates()
+            sizes.append(se.size())
+            optimizer.zero_grad()
+            model(torch.randn(8, 400)).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    found = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.module.state_dict().values()))
+    return {"weights": found.hexdigest(), "sizes": sizes, "step": state.step}
+
+
 def wait_for_a_file(path: str) -> str:
     """Train until a file is there."""
     import os

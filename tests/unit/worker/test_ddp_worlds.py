@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,63 @@ def use_hook(folder: Path, rank: int, name: str) -> list[str]:
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_comm_hook_is_registered_in_every_generation_and_newcomers_have_it(name: str) -> None:
     assert on_ranks(3, use_hook, name) == [[]] * 3
+
+
+def reduce_in_two_parts(seen: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Send a bucket's second half once the first has arrived, as PowerSGD does; ranks come to that in another order."""
+    seen.append(bucket.index())
+    gradient, late = bucket.buffer().div_(dist.get_world_size()), bucket.index() % 2 == dist.get_rank()
+    first, second = gradient[: bucket.index() + 1], gradient[bucket.index() + 1 :]
+
+    def rest(future: torch.futures.Future[Any]) -> torch.Tensor:
+        future.wait()
+        time.sleep(0.2 * late)
+        dist.all_reduce(second)
+        return gradient
+
+    return dist.all_reduce(first, async_op=True).get_future().then(rest)  # type: ignore[no-any-return]
+
+
+def use_hooks_of_two_models(folder: Path, rank: int) -> list[int]:
+    torch.manual_seed(0)
+    seen: list[int] = []
+    both = [DistributedDataParallel(nn.Sequential(nn.Linear(8, 600), *layers(2))) for _ in range(2)]
+    for model in both:
+        model.register_comm_hook(seen, reduce_in_two_parts)
+    with world(folder, rank, 2, list(both)):
+        for number in range(2):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * number + rank))
+            (both[0](x) - both[1](x)).square().mean().backward()
+            for parameter in (parameter for model in both for parameter in model.parameters()):
+                everybody = [torch.zeros_like(parameter) for _ in range(2)]
+                dist.all_gather(everybody, parameter.grad)
+                assert torch.equal(*everybody), "ranks have other gradients"
+    return seen
+
+
+def layers(count: int) -> list[nn.Module]:
+    """Return layers of more than one bucket each."""
+    return [nn.Linear(600, 600) for _ in range(count)]
+
+
+def test_hooks_that_send_several_times_send_in_one_order_on_all_ranks() -> None:
+    """Else Gloo adds up what does not belong together, or ends the process."""
+    one, other = on_ranks(2, use_hooks_of_two_models)
+    assert one == other
+    assert {0, 1} <= set(one), "the models have one bucket"
+
+
+def keep_a_loss(folder: Path, rank: int) -> bool:
+    model = DistributedDataParallel(net())
+    with world(folder, rank, 2, [model], 0):
+        loss = model(torch.ones(4, 8)).sum()
+        torchs = weakref.ref(model._ddp)
+    return torchs() is None and loss.requires_grad
+
+
+def test_a_loss_that_is_kept_does_not_keep_torchs_wrapper_of_a_world_that_is_over() -> None:
+    """It would reduce the gradients of later passes, too, in a group that is gone."""
+    assert on_ranks(2, keep_a_loss) == [True] * 2
 
 
 def register_late_and_within(folder: Path, rank: int) -> None:
