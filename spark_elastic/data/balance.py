@@ -16,6 +16,9 @@ LEAST_GAIN = 0.05
 DAMPING = 0.75
 # No rank has more than so many times the units of an even share: batches have to fit into memory.
 MOST = 2.0
+# After a change that has disappointed, so many decisions are left out at most, and a step that is so many times slower ends that.
+LONGEST_PAUSE = 64
+PATIENCE = 1.25
 # A rank with at least so many units of an even share keeps as many: batch normalization refuses a single row.
 LEAST = 2
 
@@ -28,6 +31,46 @@ class Change:
     after: tuple[int, ...]
     microseconds: tuple[int, ...]
     unit: str
+
+
+class Balancer:
+    """Decides on the shares of one world. It learns from what changes have brought, and all ranks learn the same.
+
+    A change that has not made steps faster by half of what was predicted is followed by a pause, twice as long as the last one:
+    times differ by chance, and not all of a step is in proportion to rows. One that has makes the next pause shorter. A step that
+    takes much longer than before ends a pause.
+    """
+
+    def __init__(self) -> None:
+        # The seconds of a step before the last change, and those predicted; None once they were compared with what came.
+        self._promise: tuple[float, float] | None = None
+        # How many decisions are left out from now on, and after the next change that disappoints.
+        self._left_out, self._pause = 0, 1
+        self._paused_at = 0.0
+
+    def decide(self, shares: tuple[int, ...], seconds: Sequence[float], least: int = LEAST) -> tuple[int, ...]:
+        """Return the shares for the next steps, as ``balanced`` does, or the same ones during a pause."""
+        now = max(seconds)
+        self._judge(now)
+        if self._left_out and now < PATIENCE * self._paused_at:
+            self._left_out -= 1
+            return shares
+        chosen = balanced(shares, seconds, least)
+        if chosen != shares:
+            self._promise = now, max(_predicted(shares, seconds, chosen))
+        return chosen
+
+    def _judge(self, now: float) -> None:
+        """Compare the time of a step with what the last change had promised."""
+        if self._promise is None:
+            return
+        before, predicted = self._promise
+        self._promise = None
+        if now > (before + predicted) / 2:
+            self._left_out, self._paused_at = self._pause, now
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        else:
+            self._left_out, self._pause = 0, max(1, self._pause // 2)
 
 
 def even(units: int, size: int) -> tuple[int, ...]:
@@ -51,7 +94,7 @@ def balanced(shares: Sequence[int], seconds: Sequence[float], least: int = LEAST
     wanted = _in_proportion(units, speeds, low, high)
     damped = [share + DAMPING * (want - share) for share, want in zip(shares, wanted, strict=True)]
     chosen = _whole(units, damped, speeds, high)
-    then = max(share / speed for share, speed in zip(chosen, speeds, strict=True))
+    then = max(_predicted(shares, seconds, chosen))
     return chosen if then <= (1 - LEAST_GAIN) * max(seconds) else tuple(shares)
 
 
@@ -59,6 +102,11 @@ def cut(rows: int, shares: Sequence[int]) -> tuple[int, ...]:
     """Cut the rows of a step in proportion to shares. Of as many rows as there are units, each rank gets its share."""
     bounds = [taken * rows // sum(shares) for taken in itertools.accumulate(shares, initial=0)]
     return tuple(stop - start for start, stop in itertools.pairwise(bounds))
+
+
+def _predicted(shares: Sequence[int], seconds: Sequence[float], chosen: Sequence[int]) -> list[float]:
+    """Return the seconds that each rank will need for other shares if all of them are in proportion to its units."""
+    return [needed * after / before for before, needed, after in zip(shares, seconds, chosen, strict=True)]
 
 
 def _in_proportion(units: int, speeds: Sequence[float], low: float, high: float) -> list[float]:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from spark_elastic.data.balance import LEAST, Change, balanced, even
+from spark_elastic.data.balance import LEAST, Balancer, Change, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.kernels import difference, kernels_here
 from spark_elastic.data.order import as_described, describe
@@ -151,7 +151,7 @@ class PositionedLoader(Generic[T]):
         self._in_state = False
         self._restored = False
         self._empty_iterations = 0
-        self._stopwatch = Stopwatch()
+        self._stopwatch, self._balancer = Stopwatch(), Balancer()
         # Weak, so that an iterator which its user drops is closed at once, and its reader stopped.
         self._iterator: weakref.ref[Generator[T, None, None]] | None = None
         if shard is not None:
@@ -222,6 +222,7 @@ class PositionedLoader(Generic[T]):
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
         self._stopwatch.clear()
+        self._balancer = Balancer()
         self.batch_rows = (0,) * size
         deliveries.forget(self)
 
@@ -299,7 +300,7 @@ class PositionedLoader(Generic[T]):
         tracker = self._tracker
         plan = tracker.plan
         before = tracker.shares or even(plan.units, tracker.size)
-        after = balanced(before, everybody, least=LEAST if plan.shards is None else 1)
+        after = self._balancer.decide(before, everybody, least=LEAST if plan.shards is None else 1)
         self._stopwatch.clear()
         if after == before:
             return None

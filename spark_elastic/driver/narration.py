@@ -46,6 +46,8 @@ class Narrator:
         # The host of every worker, and the workers of every generation in rank order.
         self._hosts: dict[int, str] = {}
         self._members: dict[int, list[int]] = {}
+        # The generations and ranks that were called slow.
+        self._slow: set[tuple[int, int]] = set()
         self._waiting: list[_Loss] = []
         # How the job goes on after these losses, as soon as that is known.
         self._sequel = ""
@@ -102,8 +104,7 @@ class Narrator:
                 self._commit = commit
                 self._members[generation] = workers
             case records.WorkerReported(generation=generation, report=records.SharesChanged() as change):
-                level = logging.INFO if change.slow_rank is None else logging.WARNING
-                return [(level, change.describe(functools.partial(self._name, generation)))]
+                return self._tell_shares(generation, change)
             case records.WorldFormed(generation, size):
                 begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
                 return self._go_on(f"generation {generation} of size {size} {begins}")
@@ -116,6 +117,14 @@ class Narrator:
             case records.HostDraining(host, name):
                 return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
         return []
+
+    def _tell_shares(self, generation: int, change: records.SharesChanged) -> list[Line]:
+        """Warn of a slow rank once in a generation; what follows are corrections."""
+        is_new = change.slow_rank is not None and (generation, change.slow_rank) not in self._slow
+        if change.slow_rank is not None:
+            self._slow.add((generation, change.slow_rank))
+        level = logging.WARNING if is_new else logging.INFO
+        return [(level, change.describe(functools.partial(self._name, generation)))]
 
     def _name(self, generation: int, rank: int) -> str:
         members = self._members.get(generation, [])

@@ -54,10 +54,10 @@ class WorkerLine:
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """A worker that has computed more slowly than others, as it was when its part of a step last became smaller.
+    """A worker that has computed more slowly than others.
 
-    times: how many times as long as the fastest rank it has needed for a row. part, of: its rows, or shards, of those of a step
-    from then on.
+    times: how many times as long as the fastest rank it needed for a row when that was first found. at: when its part of a step
+    last became smaller. part, of: its rows, or shards, of those of a step from then on.
     """
 
     worker: int
@@ -264,6 +264,10 @@ def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list
                 for rank, times in enumerate(change.slowness):
                     part, line = change.after[rank], ranks.get((generation, rank))
                     if line is not None and times >= records.SLOW and part < change.before[rank]:
+                        first = found.get(
+                            line.worker
+                        )  # with a small part, what is not in proportion to rows weighs more
+                        times = times if first is None else first.times
                         slow = SlowWorker(
                             line.worker, rank, line.host, entry.time, times, part, sum(change.after), change.unit
                         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from data_worlds import THOROUGH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_elastic.data.balance import LEAST_GAIN, MOST, balanced, cut, even
+from spark_elastic.data.balance import LEAST_GAIN, MOST, Balancer, balanced, cut, even
 from spark_elastic.data.plan import BatchPlan, make_step
 
 speeds = st.lists(st.floats(0.05, 20), min_size=1, max_size=9)
@@ -60,6 +62,37 @@ def test_a_rank_that_has_become_fast_again_gets_its_rows_back() -> None:
     for _ in range(3):
         shares = balanced(shares, [share / 1.0 for share in shares])
     assert abs(shares[0] - shares[1]) <= 5
+
+
+def test_what_is_not_in_proportion_to_rows_does_not_drain_a_slow_rank_for_nothing() -> None:
+    shares, balancer, changes = (64, 64, 64, 64), Balancer(), 0
+    for _ in range(64):
+        # The slow one needs half a second for any step, a row more or less changes little.
+        seconds = [0.1 + 0.004 * share for share in shares[:3]] + [0.5 + 0.0001 * shares[3]]
+        after = balancer.decide(shares, seconds)
+        changes += after != shares
+        shares = after
+    assert changes <= 6
+    assert sum(shares) == 256
+
+
+def test_equal_ranks_whose_times_differ_by_chance_are_left_alone_more_and_more() -> None:
+    chance, shares, balancer, changes = random.Random(0), (64, 64, 64, 64), Balancer(), 0
+    for _ in range(1000):
+        after = balancer.decide(shares, [share * chance.uniform(0.8, 1.0) for share in shares])
+        changes += after != shares
+        shares = after
+    assert changes < 50
+
+
+def test_a_pause_ends_when_a_rank_becomes_much_slower() -> None:
+    balancer = Balancer()
+    after = balancer.decide((50, 50), [1.0, 1.2])
+    assert after != (50, 50)
+    assert balancer.decide(after, [1.0, 1.2]) == after, "it has brought nothing"
+    assert balancer.decide(after, [1.0, 1.2]) != after
+    balancer.decide(after, [1.0, 1.2])
+    assert balancer.decide(after, [1.0, 3.0]) != after
 
 
 @THOROUGH

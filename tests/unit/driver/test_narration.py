@@ -60,6 +60,7 @@ def test_a_slow_rank_is_named_with_its_host_and_what_was_done(
         narrator.tell(record)
     change = SharesChanged(7, before, after, seconds)
     assert narrator.tell(WorkerReported(0, 0, 1, change)) == [(level, text)]
+    assert narrator.tell(WorkerReported(0, 0, 1, change)) == [(logging.INFO, text)], "a warning is given once"
 
 
 def test_what_is_not_known_in_time_is_told_when_it_is() -> None:

@@ -301,7 +301,7 @@ def test_the_summary_names_the_slow_host_and_what_it_came_to_take() -> None:
     assert sentence in summary_text(found)
     assert sentence[0].upper() + sentence[1:] in headline(found)
     assert summarize(found)["slow_workers"] == [
-        {"worker": 1, "rank": 1, "host": "west", "at": 6.0, "times_as_long": 3.02, "rows_a_step": 26, "of": 100}
+        {"worker": 1, "rank": 1, "host": "west", "at": 6.0, "times_as_long": 3.0, "rows_a_step": 26, "of": 100}
     ]
 
 
