@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spark_elastic.estimator.model import TorchModel as TorchModel
     from spark_elastic.estimator.regressor import TorchRegressionModel as TorchRegressionModel
     from spark_elastic.estimator.regressor import TorchRegressor as TorchRegressor
+    from spark_elastic.estimator.saved_network import load_network as load_network
     from spark_elastic.estimator.store import Store as Store
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "TorchModel": "model",
     "TorchRegressionModel": "regressor",
     "TorchRegressor": "regressor",
+    "load_network": "saved_network",
 }
 
 __all__ = sorted(_HOMES)

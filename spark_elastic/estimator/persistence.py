@@ -12,52 +12,34 @@ whatever earlier releases saved can still be read.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
-import torch
 from pyspark.ml.param import Params
 from pyspark.ml.util import BaseReadWrite, DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
 from spark_elastic import _saved_names
 from spark_elastic._json import Json
-from spark_elastic.checkpoint.tensors import file_pieces, load_file
-from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.files import Files
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, Parameterized
+from spark_elastic.estimator.saved_objects import FACTS, FORMAT, SavedObjects, check_format, load_objects, write_objects
 from spark_elastic.estimator.sessions import open_files
 from spark_elastic.launchers.java import starting_spark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-    from typing_extensions import Buffer
 
     from spark_elastic.estimator.estimator import ElasticEstimator
     from spark_elastic.estimator.model import ElasticModel
 
 P = TypeVar("P", "ElasticEstimator", "ElasticModel")
-
-# The format that this release writes. Every format from the first to this one can be read.
-FORMAT = 2
-_WEIGHTS, _CODE = "weights.safetensors", "code.pkl"
-_FACTS = "sparkElastic"
-
-
-class SavedObjects(TypedDict, total=False):
-    """The content of ``code.pkl``: Params that JSON cannot represent, and the network of a model."""
-
-    params: dict[str, object]
-    model: torch.nn.Module | None
 
 
 class EstimatorWriter(MLWriter):
@@ -71,8 +53,8 @@ class EstimatorWriter(MLWriter):
         """Write metadata, Params, tensors and everything else into the folder."""
         plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
-            written = _write_objects(folder, {"params": other, **self._objects()})
-            facts = {_FACTS: {"format": FORMAT, "files": written, **self._facts()}}
+            written = write_objects(folder, {"params": other, **self._objects()})
+            facts = {FACTS: {"format": FORMAT, "files": written, **self._facts()}}
             DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), facts, plain)
             files = _files_beside_metadata(path)
             for name in written:
@@ -132,13 +114,13 @@ class EstimatorReader(MLReader[P]):
         found, own = _class_name(metadata["class"]), f"{self.cls.__module__}.{self.cls.__name__}"
         if found != own:
             raise ValueError(f"{path} holds a {found}, not a {own}; load it by that class")
-        facts = metadata.get(_FACTS, {})
+        facts = metadata.get(FACTS, {})
         written = check_format(path, facts)
         warnings.warn(f"loading {path} runs the code that is saved in it; load only what you trust", stacklevel=3)
         instance = self.cls()
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
-        objects = _load_objects(path, written)
+        objects = load_objects(_files_beside_metadata(path), path, written)
         try:
             instance._set(**objects["params"])
             self._restore(instance, facts, objects)
@@ -194,21 +176,6 @@ def _context(base: BaseReadWrite) -> SparkContext | SparkSession:
     return session if int(session.version.split(".")[0]) >= 4 else session.sparkContext
 
 
-def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
-    """Take format and files out of the facts, and return length and checksum of each file; the first format had none.
-
-    Raises ``CheckpointError`` for a format of a later release.
-    """
-    version = facts.pop("format", 1)
-    if version not in range(1, FORMAT + 1):
-        raise CheckpointError(
-            f"{path} has format {version}, and this release of spark_elastic reads formats 1 to {FORMAT}: a later release "
-            "wrote it; load it with that one"
-        )
-    files: Mapping[str, object] = facts.pop("files", {})
-    return files
-
-
 def _class_name(saved: str) -> str:
     """Return the present name of a class that any release has saved."""
     module, _, name = saved.rpartition(".")
@@ -225,106 +192,3 @@ def _read_metadata(path: str, context: SparkContext | SparkSession) -> dict[str,
         if "ChecksumException" in str(error):
             raise DamagedError(f"{path} is damaged: its metadata are not what was written") from error
         raise
-
-
-# ---------------------------------------------------------------- files
-
-
-def _write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
-    """Write weights and code into a folder of this machine; return length and SHA-256 of each file."""
-    tensors: dict[str, torch.Tensor] = {}
-    code = io.BytesIO()
-    _Pickler(code, tensors, _names(objects)).dump(objects)
-    files: dict[str, Iterable[Buffer]] = {_WEIGHTS: file_pieces(tensors), _CODE: [code.getvalue()]}
-    written: dict[str, Json] = {}
-    for name, pieces in files.items():
-        digest = hashlib.sha256()
-        with open(os.path.join(folder, name), "wb") as file:
-            for piece in pieces:
-                digest.update(piece)
-                file.write(piece)
-            written[name] = {"bytes": file.tell(), "sha256": digest.hexdigest()}
-    return written
-
-
-def _load_objects(path: str, written: Mapping[str, object]) -> SavedObjects:
-    files = _files_beside_metadata(path)
-    with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
-        weights, pickled = (_fetch(files, f"{path}/{name}", folder, written.get(name)) for name in (_WEIGHTS, _CODE))
-        try:
-            tensors = load_file(weights)
-        except ValueError as error:
-            raise DamagedError(f"{path} is damaged: the header of {_WEIGHTS}: {error}") from error
-        with open(pickled, "rb") as file:
-            try:
-                objects: SavedObjects = _Unpickler(file, tensors).load()
-            except (AttributeError, ImportError):
-                raise  # the files are intact, but the network's code cannot be imported here
-            except Exception as error:
-                raise DamagedError(f"{path} is damaged: {_CODE}: {type(error).__name__}: {error}") from error
-        return objects
-
-
-def _fetch(files: Files, url: str, folder: str, entry: object) -> str:
-    """Download a file. Raises ``DamagedError`` unless it is what was written."""
-    path, _, name = url.rpartition("/")
-    local = os.path.join(folder, name)
-    if not files.exists(url):
-        raise DamagedError(f"{path} is damaged: {name} is missing")
-    files.download(url, local)
-    if entry is not None:
-        digest = hashlib.sha256()
-        with open(local, "rb") as file:
-            while piece := file.read(2**20):
-                digest.update(piece)
-            found = {"bytes": file.tell(), "sha256": digest.hexdigest()}
-        if found != entry:
-            raise DamagedError(f"{path} is damaged: {found['bytes']:,} bytes of {name} are not those that were written")
-    return local
-
-
-def _names(objects: SavedObjects) -> dict[int, str]:
-    """Return the names of a network's tensors by their ids; tied tensors have one name."""
-    network = objects.get("model") or objects["params"].get("model")
-    found: dict[int, str] = {}
-    state = network.state_dict(keep_vars=True) if isinstance(network, torch.nn.Module) else {}
-    for name, tensor in state.items():
-        if isinstance(tensor, torch.Tensor):
-            found.setdefault(id(tensor), name)
-    return found
-
-
-class _Pickler(cloudpickle.Pickler):
-    """Leaves tensors out of the pickle and puts them into ``tensors`` by name."""
-
-    def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
-        super().__init__(file)
-        self._tensors, self._names = tensors, names
-        self._seen: list[torch.Tensor] = []  # keeps tensors alive, so that no other object gets one of their ids
-
-    def persistent_id(self, value: object) -> tuple[str, bool, bool] | None:
-        if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
-            return None
-        if value.layout != torch.strided or not value.is_leaf:
-            return None
-        self._seen.append(value)
-        name = self._names.setdefault(id(value), f"tensor-{len(self._names)}")
-        if name not in self._tensors:
-            self._tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        return name, isinstance(value, torch.nn.Parameter), value.requires_grad
-
-
-class _Unpickler(_saved_names.Unpickler):
-    def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-        self._made: dict[str, torch.Tensor] = {}
-
-    def persistent_load(self, key: tuple[str, bool, bool]) -> torch.Tensor:
-        name, is_parameter, requires_grad = key
-        if name not in self._made:
-            tensor = self._tensors[name]
-            self._made[name] = (
-                torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
-            )
-        return self._made[name]

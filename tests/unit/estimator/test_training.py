@@ -24,9 +24,9 @@ from spark_elastic.estimator.classifier import Classes
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
-from spark_elastic.estimator.persistence import _names, _Pickler, _Unpickler
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
+from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
 from spark_elastic.estimator.training import FitState, Trainer, history_of, kept_weights, train
 
 ROWS = 100
@@ -384,9 +384,9 @@ def test_tensors_are_saved_by_name_and_tied_ones_stay_tied() -> None:
     objects = {"params": {"loss": nn.CrossEntropyLoss(torch.ones(2))}, "model": model}
     tensors: dict[str, torch.Tensor] = {}
     code = io.BytesIO()
-    _Pickler(code, tensors, _names(objects)).dump(objects)
+    Pickler(code, tensors, names_of_tensors(objects)).dump(objects)
     assert set(tensors) >= set(model.state_dict()) - {"2.weight"}
-    loaded = _Unpickler(io.BytesIO(code.getvalue()), tensors).load()
+    loaded = Unpickler(io.BytesIO(code.getvalue()), tensors).load()
     copy = loaded["model"]
     assert copy[2].weight is copy[0].weight
     assert not copy[0].bias.requires_grad

@@ -1,0 +1,55 @@
+"""load_network: the network of a saved model, in a process that has neither Spark nor Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from spark_elastic.errors import CheckpointError, DamagedError
+from spark_elastic.estimator.files import ArrowFiles, Files
+from spark_elastic.estimator.saved_objects import FACTS, check_format, load_objects
+
+
+def load_network(
+    path: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
+) -> torch.nn.Module:
+    """Return the network of a model that ``save`` has written, on the CPU and in evaluation mode, without Spark or Java.
+
+    path: the model's folder, a local path or a URL that fsspec or pyarrow opens, with ``storage_options``; a model of a saved
+    pipeline is in the folder ``stages`` of that. Loading runs the code that is saved there, and warns, so load only what you
+    trust. Raises ``CheckpointError`` if the folder holds no model or one of a later format, and ``DamagedError``.
+    """
+    url = os.fspath(path).rstrip("/")
+    files = ArrowFiles(url, storage_options)
+    metadata = _metadata(files, url)
+    if FACTS not in metadata or "layout" not in metadata[FACTS]:
+        raise CheckpointError(
+            f"{url} holds a {metadata.get('class')}, not a model of spark_elastic.estimator; those of a saved pipeline are in "
+            "its folder stages"
+        )
+    written = check_format(url, metadata[FACTS])
+    warnings.warn(f"loading {url} runs the code that is saved in it; load only what you trust", stacklevel=2)
+    network = load_objects(files, url, written).get("model")
+    if network is None:
+        raise CheckpointError(f"{url} holds a model without a network")
+    return network.eval()
+
+
+def _metadata(files: Files, url: str) -> dict[str, Any]:
+    """Read the line of JSON that Spark has written, in the first of its files that is not empty."""
+    parts = [name for name in sorted(files.names(f"{url}/metadata")) if name.startswith("part-")]
+    text = next((text for name in parts if (text := files.read(f"{url}/metadata/{name}").strip())), b"")
+    if not text:
+        raise CheckpointError(f"{url} holds no saved model: it has no metadata")
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise DamagedError(f"{url} is damaged: its metadata: {error}") from error
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(FACTS, {}), dict):
+        raise DamagedError(f"{url} is damaged: its metadata are not those of a model")
+    return metadata
