@@ -24,6 +24,7 @@ from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.row_checks import check_rows
 from spark_elastic.estimator.store import full_url
+from spark_elastic.estimator.training import wants_course
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import default_sizes
 
@@ -114,6 +115,7 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
             )
     network, optimizer = cloudpickle.loads(cloudpickle.dumps((_network(params), params.value("optimizer"))))
     steps = _steps(params, optimizer)
+    _check_course(params, steps)
     objective = _objective(params, layout, params.value("loss") or default_loss)
     if objective is None and steps.train_step is None:
         raise ValueError("give a loss, or a trainStep that computes it")
@@ -289,6 +291,20 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
                 name = getattr(one, "__name__", type(one).__name__)
                 raise ValueError(f"{weighting} needs a loss for each row: {name} takes no reduction=")
     return Objective(losses, weights, params.value("metrics") or {}, labels)
+
+
+def _check_course(params: Parameterized, steps: StepPlan) -> None:
+    """Refuse a scheduler by steps whose number of steps is not known, or that would be stepped once an epoch."""
+    if not wants_course(steps):
+        return
+    name = getattr(steps.scheduler, "__name__", type(steps.scheduler).__name__)
+    if steps.scheduler_interval != "step":
+        raise ValueError(f"{name} counts steps: give schedulerInterval='step'")
+    if params.value("globalBatchSize") is None and params.value("stepsPerEpoch") is None:
+        raise ValueError(
+            f"{name} has to know the steps of an epoch, which with batchSize depend on the number of workers: give "
+            "globalBatchSize, or stepsPerEpoch, or total_steps in schedulerParams"
+        )
 
 
 def _has_class_weights(params: Parameterized) -> bool:

@@ -12,7 +12,7 @@ from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.shapes import shown_shape
-from spark_elastic.estimator.training import make_optimizer, make_scheduler
+from spark_elastic.estimator.training import Course, make_optimizer, make_scheduler
 
 # An odd number of rows, which is unlikely to be a layer's number of features.
 ROWS = 7
@@ -29,7 +29,7 @@ def made_up(shapes: Mapping[str, tuple[int, ...]], whole: set[str]) -> dict[str,
 def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
     """Create optimizer and scheduler as a trial. Raises ValueError if the optimizer's parameters are not the model's."""
     model, steps = copy.deepcopy((model, steps))
-    make_scheduler(steps, make_optimizer(steps, model))
+    make_scheduler(steps, make_optimizer(steps, model), lambda: Course(epochs=1, steps_per_epoch=2))
 
 
 def try_model(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -99,17 +100,27 @@ class Trainer:
             raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
         self.model = se.DistributedDataParallel(plan.model.to(self.device))
         self.optimizer = make_optimizer(plan.steps, self.model)
-        self.scheduler = make_scheduler(plan.steps, self.optimizer)
         half = plan.steps.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
         self.objective = plan.objective.to(self.device)
         self._class_weights = torch.tensor(plan.class_weights, device=self.device) if plan.class_weights else None
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
+        self.scheduler = make_scheduler(plan.steps, self.optimizer, self._course)
         self._callbacks: tuple[bytes, list[Callback]] = (b"", [])
         # Says where a loss was not a finite number, which ends the fit; and the last epoch for which that was logged.
         self.not_finite: str | None = None
         self._complained: int | None = None
         self._losses = LossWatch()
+
+    def _course(self) -> Course:
+        """How long the fit is, where that does not depend on the size of the world."""
+        limit = self.plan.steps_per_epoch
+        steps = limit
+        if self.plan.data.global_batch_size is not None:
+            steps = -(-len(self.loader) // self.plan.steps.passes)
+            steps = steps if limit is None else min(steps, limit)
+        assert steps is not None, "the driver has refused a fit whose steps are not known"
+        return Course(self.plan.epochs, steps)
 
     def make_state(self) -> FitState:
         """Make the state of everything that has to survive, as it is before the first step."""
@@ -493,9 +504,38 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
         )
 
 
-def make_scheduler(steps: StepPlan, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-    """Make the learning rate scheduler; None if there is to be none."""
-    return None if steps.scheduler is None else steps.scheduler(optimizer, **steps.scheduler_arguments)
+@dataclass(frozen=True)
+class Course:
+    """How long a fit is, for schedulers that follow it from beginning to end."""
+
+    epochs: int
+    steps_per_epoch: int
+
+
+def wants_course(steps: StepPlan) -> bool:
+    """Whether the scheduler takes ``steps_per_epoch``, and neither its arguments nor a default say how many steps there are."""
+    if steps.scheduler is None or not {"steps_per_epoch", "total_steps"}.isdisjoint(steps.scheduler_arguments):
+        return False
+    try:
+        taken = inspect.signature(steps.scheduler).parameters.get("steps_per_epoch")
+    except (TypeError, ValueError):
+        return False
+    return taken is not None and taken.default in (None, inspect.Parameter.empty)
+
+
+def make_scheduler(
+    steps: StepPlan, optimizer: torch.optim.Optimizer, course: Callable[[], Course]
+) -> LRScheduler | None:
+    """Make the learning rate scheduler, told ``epochs`` and ``steps_per_epoch`` if it takes them; None if there is to be none."""
+    if steps.scheduler is None:
+        return None
+    arguments = dict(steps.scheduler_arguments)
+    if wants_course(steps):
+        known = course()
+        arguments["steps_per_epoch"] = known.steps_per_epoch
+        if "epochs" in inspect.signature(steps.scheduler).parameters:
+            arguments.setdefault("epochs", known.epochs)
+    return steps.scheduler(optimizer, **arguments)
 
 
 def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:

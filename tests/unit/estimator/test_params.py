@@ -73,6 +73,7 @@ def recipe(estimator: TorchEstimator) -> Any:
     return planned if batch is None else planned.checked_on(batch)
 
 
+ONE_CYCLE = torch.optim.lr_scheduler.OneCycleLR
 SETTINGS = {
     "model": torch.nn.Linear(1, 1), "modelFn": torch.nn.Linear, "modelParams": {"in_features": 1}, "optimizer": torch.optim.SGD,
     "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "lossWeights": [1.0, 2.0],
@@ -146,6 +147,14 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"model": None}, "exactly one of model and modelFn"),
         ({"modelParams": {"n": 2}}, "modelParams={'n': 2} are for modelFn"),
         ({"schedulerParams": {"a": 1}}, "schedulerParams={'a': 1} need a scheduler"),
+        (
+            {"scheduler": ONE_CYCLE, "schedulerParams": {"max_lr": 1.0}},
+            "OneCycleLR counts steps: give schedulerInterval='step'",
+        ),
+        (
+            {"scheduler": ONE_CYCLE, "schedulerParams": {"max_lr": 1.0}, "schedulerInterval": "step"},
+            "OneCycleLR has to know the steps of an epoch, which with batchSize .* give globalBatchSize, or stepsPerEpoch",
+        ),
         ({"loss": None}, "give a loss, or a trainStep"),
         ({"balance": "auto"}, 'balance="auto" needs globalBatchSize'),
         ({"balance": "yes"}, "balance"),
