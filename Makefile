@@ -32,9 +32,10 @@ test: java setup $(PETASTORM)/.installed
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/petastorm tests/unit/data
 
-# Whole jobs on stand-ins of YARN and Kubernetes; make test has only the short ones.
+# All that docs/clusters.md names; make test has only what is not marked long.
 test-clusters: java setup
-	$(BIN)/python -m pytest -m '' --timeout 600 tests/clusters
+	$(BIN)/python -m pytest -m '' --timeout 600 --numprocesses $(TEST_PROCESSES) --dist worksteal \
+		tests/clusters $$($(BIN)/python tests/support/clusters_page.py)
 
 # What a user gets: the built wheel in a fresh environment outside the tree, and the pages' examples on it. LOWEST=--lowest installs
 # the oldest releases that are admitted.
