@@ -177,7 +177,15 @@ def kill_all(pod: Object) -> None:
     while found := list(processes_of(pod)):
         for process in found:
             _signal(process, signal.SIGKILL)
-        psutil.wait_procs(found, timeout=1)
+        # A container's first process is a child of this one: whoever has started it waits for it, and wants its exit code.
+        psutil.wait_procs([process for process in found if not _is_child(process)], timeout=1)
+
+
+def _is_child(process: psutil.Process) -> bool:
+    try:
+        return process.ppid() == os.getpid()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal(process: psutil.Process, number: Any) -> None:
