@@ -87,6 +87,7 @@ bench: java setup $(PETASTORM)/.installed
 	$(BIN)/python benchmarks/commit.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/determinism.py
+	$(BIN)/python benchmarks/stragglers.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
 	$(BIN)/python benchmarks/transform.py
