@@ -7,13 +7,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import networks
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import training
 
 from spark_elastic import TrainingFailedError
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
+from spark_elastic.estimator.runs import describe_callbacks
+from spark_elastic.estimator.training import train
 from spark_elastic.testing import Fault, Point, drain, kill
+
+cloudpickle.register_pickle_by_value(networks)
 
 ROWS = 1000
 EPOCHS = 2
@@ -79,6 +89,31 @@ def test_rows_move_away_from_a_slow_rank_and_count_once_through_a_loss_and_a_joi
         for shares, slow in found["shares"]:
             assert sum(shares) == 30
             assert shares[slow] == min(shares)
+
+
+def test_rows_of_a_fit_move_away_from_a_slow_rank_and_count_once(run: Any, dataset: str) -> None:
+    epochs = 4
+    plan = TrainingPlan(
+        run_id="run", model=networks.RowCounter(ROWS), layout=Layout((Input(None, ("id",)),), (), None),
+        objective=Objective((), (), {}),
+        data=DataPlan(
+            training_url=dataset, validation_url=None, batch_size=None, global_batch_size=30, validation_batch_size=None,
+            shuffle=True, seed=1, balance="auto",
+        ),
+        steps=StepPlan(
+            optimizer=torch.optim.SGD, optimizer_arguments={"lr": 1.0}, train_step=networks.count_row_beside_a_slow_rank
+        ),
+        epochs=epochs, steps_per_epoch=None, checkpoint_steps=None, seed=1, callbacks=cloudpickle.dumps([]),
+        callbacks_given=describe_callbacks([]), log_url=None, use_gpu=None,
+    )  # fmt: skip
+    result = run(train, plan, num_proc=3, min_np=3, max_np=3)
+    found = next(each for each in result.results if each is not None)
+    assert found.weights["seen"].tolist() == pytest.approx([epochs] * ROWS)
+    # 134 steps, of which the slow rank needs 30 ms for an even share, are long enough to be timed.
+    first = result.of("shares_changed")[0]["values"]
+    assert first["before"] == [10, 10, 10]
+    assert first["after"][1] == min(first["after"])
+    assert sum(first["after"]) == 30
 
 
 def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins() -> None:

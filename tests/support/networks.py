@@ -33,6 +33,17 @@ def count_row(model: Any, batch: Any, ctx: Any) -> Any:
     return -model(batch["id"]).mean()
 
 
+def count_row_beside_a_slow_rank(model: Any, batch: Any, ctx: Any) -> Any:
+    """The same, where rank 1 takes three times as long for a row as the others."""
+    import time
+
+    import spark_elastic as se
+
+    loss = count_row(model, batch, ctx)
+    time.sleep(len(batch["id"]) * (0.003 if se.rank() == 1 else 0.001))
+    return loss
+
+
 def row_counter(rows: int, **params: Any) -> Any:
     """An estimator whose model tells, for each row, how often it has counted; ``id`` is the rows' column."""
     from spark_elastic.estimator import TorchEstimator
