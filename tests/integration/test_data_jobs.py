@@ -79,14 +79,14 @@ def test_rows_count_once_when_a_worker_is_drained_and_its_slot_comes_back(run: A
 
 
 def test_rows_move_away_from_a_slow_rank_and_count_once_through_a_loss_and_a_join(run: Any, dataset: str) -> None:
-    result = run(training.count_rows_beside_a_slow_rank, dataset, ROWS, EPOCHS, 2, min_np=2, max_np=3, num_proc=3)
+    result = run(training.count_rows_beside_a_slow_rank, dataset, ROWS, EPOCHS, min_np=2, max_np=3, num_proc=3)
     assert result.sizes[0] == result.sizes[-1] == 3
     assert len(result.of("worker_lost")) == 1
     changes = result.of("shares_changed")
     assert {event["rank"] for event in changes} == {0}
     for found in result.results:
         assert found["seen"] == pytest.approx([found["epochs"]] * ROWS)
-        for shares, slow in found["shares"]:
+        for _, shares, slow in found["shares"]:
             assert sum(shares) == 30
             assert shares[slow] == min(shares)
 

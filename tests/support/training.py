@@ -632,11 +632,11 @@ def count_rows(
     return {"rank": se.rank(), "seen": model.module.seen.detach().tolist(), "val": state.val, "resets": sizes}
 
 
-def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int, shares_seen: int) -> dict[str, Any]:
+def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int) -> dict[str, Any]:
     """Count rows as `count_rows` does, while what was rank 1 first takes three times as long for each row as others do.
 
-    Each generation of all three workers goes on until the slow rank has less than half the rows of others. In the first one the
-    last rank then dies; the job ends with the epoch in which that has come about `shares_seen` times.
+    Generations of three workers go on until the slow rank has less than two thirds of the rows of others. In the first one the
+    last rank then dies; a later one ends with the epoch in which that has come about.
     """
     import os
     import signal
@@ -670,7 +670,7 @@ def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int, shares_seen:
         model.module.seconds_a_row = 0.003 if state.is_slow else 0.001
         slow = se.allgather_object(state.is_slow).index(True)
         has_seen = False
-        while state.epoch < epochs or len(state.shares) < shares_seen:
+        while state.epoch < epochs or all(generation == 1 for generation, *_ in state.shares):
             for batch in state.loader:
                 shares = state.loader.batch_rows
                 optimizer.param_groups[0]["lr"] = float(sum(shares))
@@ -681,12 +681,12 @@ def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int, shares_seen:
                     not has_seen
                     and se.size() == 3
                     and sum(shares) == 30
-                    and 2 * shares[slow] < min(shares[:slow] + shares[slow + 1 :])
+                    and 3 * shares[slow] < 2 * min(shares[:slow] + shares[slow + 1 :])
                 ):
                     has_seen = True
-                    state.shares.append((shares, slow))
+                    state.shares.append((se.generation(), shares, slow))
                 state.commit()
-                if has_seen and len(state.shares) == 1 and se.rank() == 2:
+                if has_seen and se.generation() == 1 and se.rank() == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
             state.epoch += 1
             state.loader.set_epoch(state.epoch)

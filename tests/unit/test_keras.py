@@ -27,6 +27,7 @@ from spark_elastic.keras import (
 import keras  # isort: skip  # after spark_elastic.keras, which chooses the backend
 
 from spark_elastic.data import ParquetLoader
+from spark_elastic.data.stopwatch import LEAST_STEPS, Stopwatch
 
 ROWS = 50
 
@@ -204,6 +205,20 @@ def test_an_optimizer_applies_the_average_over_ranks(monkeypatch: pytest.MonkeyP
     mean, variance = weights["non_trainable_weights"][:2]  # of BatchNormalization
     expected = [0.75 * mean + 0.25, 0.75 * variance + 0.25, *weights["non_trainable_weights"][2:]]
     assert all(map(torch.equal, after["non_trainable_weights"], expected))
+
+
+def test_what_a_rank_needs_for_a_step_is_timed_up_to_the_average() -> None:
+    now, model = [0.0], network()
+    KerasState(model)
+    stopwatch = Stopwatch(lambda: now[0])
+    for _ in range(LEAST_STEPS + 1):
+        stopwatch.start()
+        now[0] += 1.0
+        with torch.no_grad():
+            model.optimizer.apply([torch.zeros_like(v.value) for v in model.trainable_weights], model.trainable_weights)
+        now[0] += 1.0  # the average waits for other ranks
+    stopwatch.drop()
+    assert stopwatch.microseconds() == 1_000_000
 
 
 def test_what_cannot_be_kept_is_refused() -> None:
