@@ -96,6 +96,25 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
             raise RuntimeError(f"there is no training summary: this {type(self).__name__} does not come from a fit")
         return TrainingSummary([float(entry["loss"]) for entry in self.history], len(self.history))
 
+    def explain(self) -> str:
+        """Say what the network is: its class, its parameters and bytes, the shapes of a row of its inputs and outputs."""
+        if self.model is None:
+            return f"{type(self).__name__} without a network"
+        parameters = list(self.model.parameters())
+        count, trained = (sum(each.numel() for each in some) for some in (parameters, filter(_learns, parameters)))
+        tensors = [*parameters, *self.model.buffers()]
+        size = sum(each.numel() * each.element_size() for each in tensors)
+        lines = [
+            f"{type(self.model).__name__}: {count:,} parameters, {trained:,} of them trainable; {size:,} bytes with its buffers"
+        ]
+        inputs = [f"{name} {_row(self.shapes.get(name))}" for name in self.layout.features]
+        outputs = [_row((width,) if width else ()) for width in self.widths]
+        if inputs:
+            lines.append(f"inputs: {', '.join(inputs)}; outputs: {', '.join(outputs)}")
+        if self.history:
+            lines.append(f"trained for {len(self.history)} epochs, loss {self.history[-1]['loss']:.6g}")
+        return "\n".join(lines)
+
     def _feed(self, columns: Sequence[str]) -> None:
         """Feed these columns to the positional arguments of the network, once its inputs are known."""
         inputs = self.layout.inputs
@@ -191,6 +210,15 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     def read(cls) -> MLReader[ElasticModel]:
         """Return a reader; ``load(path)`` is short for ``read().load(path)``. Loading runs the saved code, and warns."""
         return ModelReader(cls)
+
+
+def _learns(parameter: torch.nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def _row(shape: tuple[int, ...] | None) -> str:
+    """Write the shape of a batch; None stands for lists of different lengths."""
+    return "[rows, lists]" if shape is None else f"[{', '.join(['rows', *map(str, shape)])}]"
 
 
 def _state_of(network: torch.nn.Module | None) -> object:

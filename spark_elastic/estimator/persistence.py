@@ -28,7 +28,15 @@ from spark_elastic.errors import DamagedError
 from spark_elastic.estimator.files import Files
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.params import FitParams, Parameterized
-from spark_elastic.estimator.saved_objects import FACTS, FORMAT, SavedObjects, check_format, load_objects, write_objects
+from spark_elastic.estimator.saved_objects import (
+    FACTS,
+    FORMAT,
+    SavedObjects,
+    check_format,
+    load_objects,
+    versions,
+    write_objects,
+)
 from spark_elastic.estimator.sessions import open_files
 from spark_elastic.launchers.java import starting_spark
 
@@ -54,7 +62,7 @@ class EstimatorWriter(MLWriter):
         plain, other = self._params()
         with tempfile.TemporaryDirectory(prefix="spark_elastic-") as folder:
             written = write_objects(folder, {"params": other, **self._objects()})
-            facts = {FACTS: {"format": FORMAT, "files": written, **self._facts()}}
+            facts = {FACTS: {"format": FORMAT, "versions": versions(), "files": written, **self._facts()}}
             DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), facts, plain)
             files = _files_beside_metadata(path)
             for name in written:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import platform
 import tempfile
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
 import cloudpickle
 import torch
 
-from spark_elastic import _saved_names
+from spark_elastic import __version__, _saved_names
 from spark_elastic._json import Json
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
@@ -38,8 +39,13 @@ class SavedObjects(TypedDict, total=False):
     model: torch.nn.Module | None
 
 
+def versions() -> dict[str, Json]:
+    """Return the versions that matter to whoever loads what is written now."""
+    return {"spark_elastic": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
 def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
-    """Take format and files out of the facts, and return length and checksum of each file; the first format had none.
+    """Take format, versions and files out of the facts, and return length and checksum of each file; the first format had none.
 
     Raises ``CheckpointError`` for a format of a later release.
     """
@@ -49,6 +55,7 @@ def check_format(path: str, facts: dict[str, Any]) -> Mapping[str, object]:
             f"{path} has format {version}, and this release of spark_elastic reads formats 1 to {FORMAT}: a later release "
             "wrote it; load it with that one"
         )
+    facts.pop("versions", None)
     files: Mapping[str, object] = facts.pop("files", {})
     return files
 

@@ -83,6 +83,8 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     pipeline.write().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(frame)
     fitted.write().save(str(tmp_path / "fitted"))
+    (written,) = (tmp_path / "fitted" / "stages").glob("2_*/metadata/part-*")
+    assert json.loads(written.read_text())["sparkElastic"]["versions"]["torch"] == torch.__version__
     scored = PipelineModel.load(str(tmp_path / "fitted")).transform(frame)
     assert scored.where("kind = predicted").count() > 0.8 * ROWS
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.8

@@ -30,6 +30,7 @@ from spark_elastic.estimator import (
     Store,
     TorchClassifier,
     TorchEstimator,
+    TorchModel,
     TorchRegressionModel,
     TorchRegressor,
 )
@@ -202,6 +203,19 @@ def test_only_a_data_frame_is_fitted() -> None:
 def classifier_model(outputs: int, **params: Any) -> Any:
     classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
     return classifier._untrained(recipe(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
+
+
+def test_a_model_explains_its_size_and_shapes() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2)).requires_grad_(False)
+    network[0].requires_grad_(True)
+    model = classifier_model(2).describe(model=network, history=[{"loss": 0.5}, {"loss": 0.25}])
+    assert model.explain().splitlines() == [
+        "Sequential: 8 parameters, 4 of them trainable; 56 bytes with its buffers",
+        "inputs: x [rows, 1]; outputs: [rows, 2]",
+        "trained for 2 epochs, loss 0.25",
+    ]
+    assert TorchModel(network, featureCols=["x"]).explain() == model.explain().splitlines()[0]
+    assert TorchModel().explain() == "TorchModel without a network"
 
 
 def test_sparks_own_classes_are_those_of_the_estimators_and_models() -> None:
