@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 from pyspark.ml import Model
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from spark_elastic._json import Json
@@ -28,7 +28,6 @@ from spark_elastic.estimator.unfitted import learn
 
 if TYPE_CHECKING:
     from pyspark.ml._typing import ParamMap
-    from pyspark.sql import SparkSession
     from typing_extensions import Self
 
 _STRUCT = "__spark_elastic_prediction"
@@ -168,6 +167,28 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         found = dataset.withColumn(_STRUCT, self._prediction_udf(dataset.sparkSession, outputs)(dataset))
         made = [self._output(name, width) for name, width in outputs.items()]
         return found.select(*(column(name) for name in dataset.columns), *made)
+
+    def udf(self, name: str, spark: SparkSession | None = None) -> Callable[..., Column]:
+        """Register the model as a function of SQL, as in ``SELECT name(a, b) FROM rows``, and return it.
+
+        name: what SQL calls it. spark: the session; by default the active one. The function takes the features, in the order in
+        which the Params name them: numbers, and arrays of numbers in place of vectors, which Spark does not hand to such
+        functions. It returns the output where there is one, and a struct of the outputs otherwise; vectors are arrays there,
+        too. Raises ``ValueError`` without a network, or with one from elsewhere that has not transformed a DataFrame yet.
+        """
+        session = spark or SparkSession.getActiveSession()
+        if session is None:
+            raise ValueError("there is no active SparkSession; give spark=")
+        if self.model is None:
+            raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
+        if not self.layout.inputs:
+            raise ValueError(
+                f"{type(self).__name__} does not know the shapes of its features yet, because its network does not come from a "
+                "fit: call transform on a DataFrame with them first"
+            )
+        self._check({})
+        prepare_python(session)
+        return self._prediction_udf(session, self._outputs()).register(session, name)
 
     def _output(self, name: str, width: int) -> Column:
         value = column(_STRUCT)[name]

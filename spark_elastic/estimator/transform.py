@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pyspark import TaskContext
 from pyspark.ml.functions import predict_batch_udf, vector_to_array
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import PandasUDFType, pandas_udf
 from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, StructType
@@ -171,6 +171,11 @@ class PredictionUdf:
         """Return the struct of predictions for a DataFrame that has the features."""
         found = self._udf(*(_as_input(frame, name, shape) for name, shape in self._shapes.items()))
         return found if self._only is None else f.struct(found.alias(self._only))
+
+    def register(self, session: SparkSession, name: str) -> Callable[..., Column]:
+        """Register the function of the features under a name of SQL, and return it."""
+        registered: Callable[..., Column] = session.udf.register(name, self._udf)
+        return registered
 
 
 def carry_vectors(frame: DataFrame) -> None:

@@ -11,7 +11,7 @@ import torch
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as f
 
-from spark_elastic.estimator import TorchEstimator, TorchModel, TorchRegressionModel
+from spark_elastic.estimator import TorchClassificationModel, TorchEstimator, TorchModel, TorchRegressionModel
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.planning import plan_recipe
 
@@ -173,3 +173,23 @@ def test_scoring_names_the_column_and_row_of_what_is_no_number(
     )
     with pytest.raises(Exception, match=error):
         model.transform(data).select("u").collect()
+
+
+def test_sql_calls_a_model_by_its_name(frame: Any) -> None:
+    model = TorchModel(torch.nn.Linear(3, 2), featureCols=["list"], outputCols=["found"])
+    with pytest.raises(ValueError, match="does not know the shapes of its features yet"):
+        model.udf("score")
+    expected = [row["found"].toArray().tolist() for row in model.transform(frame).collect()]
+    score = model.udf("score", frame.sparkSession)
+    frame.createOrReplaceTempView("to_score")
+    assert [
+        row["found"] for row in frame.sparkSession.sql("SELECT score(list) AS found FROM to_score").collect()
+    ] == expected
+    assert [row["found"] for row in frame.select(score("list").alias("found")).collect()] == expected
+
+    classifier = TorchClassificationModel(torch.nn.Linear(3, 2), featuresCol="list")
+    classes = [row["prediction"] for row in classifier.transform(frame).collect()]
+    classifier.udf("classify")
+    found = frame.sparkSession.sql("SELECT found.* FROM (SELECT classify(list) AS found FROM to_score)").collect()
+    assert [row["prediction"] for row in found] == classes
+    assert all(sum(row["probability"]) == pytest.approx(1.0) for row in found)
