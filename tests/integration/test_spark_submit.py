@@ -45,6 +45,7 @@ def test_a_pipeline_script_runs_with_the_package_shipped_and_goes_on_with_it_ins
     shipped = submit(standalone.url, "--py-files", str(archive), store=store, epochs=2, workers=2)
     assert all(archive.name in home for home in (shipped["driver"], *shipped["workers"]))
     assert shipped["rows"] == [400] * 2
+    assert shipped["generations"][0] >= 3, "a worker and an executor were killed in the first epoch"
     assert shipped["right"] > 320
 
     installed = submit(standalone.url, store=store, epochs=3, workers=1)

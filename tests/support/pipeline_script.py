@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 
 import spark_elastic
 from spark_elastic.estimator import TorchClassifier
+from spark_elastic.testing import inject, kill, kill_executor
 
 
 class Net(torch.nn.Module):
@@ -30,10 +31,11 @@ class Net(torch.nn.Module):
 
 
 class Home:
-    """Notes where the workers have the package from."""
+    """Notes where the workers have the package from, and the number of their world."""
 
     def on_epoch_end(self, ctx: Any) -> None:
         ctx.metrics["home"] = spark_elastic.__file__
+        ctx.metrics["generation"] = spark_elastic.generation()
 
 
 def main(store: str, epochs: str, workers: str) -> None:
@@ -45,11 +47,15 @@ def main(store: str, epochs: str, workers: str) -> None:
         model=Net(), learningRate=0.1, globalBatchSize=20, epochs=int(epochs), store=store, runId="submitted",
         callbacks=Home(), minNp=int(workers), maxNp=int(workers), verbose=0,
     )  # fmt: skip
-    fitted = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), network]).fit(frame)
+    # Of those that wait for two, both in the first epoch.
+    faults = [kill(rank=1, step=5), kill_executor(rank=1, step=15)] if int(workers) == 2 else []
+    with inject(*faults):
+        fitted = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), network]).fit(frame)
     history = fitted.stages[-1].history
     found = {
         "right": fitted.transform(frame).where("label = prediction").count(),
         "rows": [entry["rows"] for entry in history],
+        "generations": [entry["generation"] for entry in history],
         "driver": spark_elastic.__file__,
         "workers": [entry["home"] for entry in history],
     }
