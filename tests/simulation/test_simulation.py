@@ -15,7 +15,7 @@ from simulation.running import minimize, play, play_many, replay_command
 from simulation.tally import Tally
 
 # Two minutes on two cores; `make simulate` plays more.
-SCHEDULES = 10_000
+SCHEDULES = 6_000
 # Rare ones, for as long as schedule.py makes the same of a seed. The last but one holder of the state dies while it hands it on,
 # and a drained one had left; workers have left, and a driver that was paused hears of that ahead of their results; a world ends
 # while its only rank with weights that belong to no commit reads a durable checkpoint.
