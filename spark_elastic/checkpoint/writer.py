@@ -18,7 +18,7 @@ from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
 from spark_elastic.checkpoint.skeleton import Kept, Lender
 from spark_elastic.errors import CheckpointError
-from spark_elastic.protocol import records
+from spark_elastic.protocol import reports
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
@@ -39,7 +39,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, plan: CheckpointPlan, report: Callable[[records.Report], None], beat: Callable[[], None]
+        self, plan: CheckpointPlan, report: Callable[[reports.Report], None], beat: Callable[[], None]
     ) -> None:
         self.attempt = plan.attempt
         self._url = plan.url
@@ -80,13 +80,13 @@ class CheckpointWriter:
 
         def skip(name: CheckpointName) -> None:
             self._damaged.add(name)
-            self._report(records.CheckpointDamaged(str(name)))
+            self._report(reports.CheckpointDamaged(str(name)))
 
         self._directory.check_claim(self.attempt)
         saved = load_newest(self._directory, load, skip)
         if saved is not None:
             self._durable_steps = saved.steps
-            self._report(records.CheckpointRestored(str(saved.name), saved.steps))
+            self._report(reports.CheckpointRestored(str(saved.name), saved.steps))
         return saved
 
     def ask(self) -> None:
@@ -186,7 +186,7 @@ class CheckpointWriter:
         except SupersededError as error:
             self._superseded = True
             logger.warning("%s", error)
-            self._report(records.CheckpointSuperseded(str(name)))
+            self._report(reports.CheckpointSuperseded(str(name)))
             return
         except Exception as error:
             self._begun = None
@@ -196,14 +196,14 @@ class CheckpointWriter:
             logger.warning(
                 "checkpoint %s could not be written; training continues, and the next commits try again: %s", name, text
             )
-            self._report(records.CheckpointFailed(str(name), steps, text))
+            self._report(reports.CheckpointFailed(str(name), steps, text))
             return
         finally:
             give_back()
         self._failures = 0
         self._durable_steps = steps
         seconds = round(time.monotonic() - started, 4)
-        self._report(records.CheckpointWritten(str(name), steps, written, seconds))
+        self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
         self._prune()
 
     def _best_value(self) -> float | None:

@@ -53,7 +53,8 @@ from spark_elastic.launchers.spark import SparkLauncher
 from spark_elastic.protocol.connection import chunks
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.event_format import read_event
-from spark_elastic.protocol.records import CheckpointWritten, JobFailed, JobFinished, SlotGivenUp, WorkerReported
+from spark_elastic.protocol.records import JobFailed, JobFinished, SlotGivenUp, WorkerReported
+from spark_elastic.protocol.reports import CheckpointWritten
 from spark_elastic.protocol.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")

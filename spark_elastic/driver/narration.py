@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spark_elastic.errors import name_worker
-from spark_elastic.protocol import records
+from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Record
 
 # How long a loss waits to be told, in which as a rule its cause and its consequences become known.
@@ -103,7 +103,7 @@ class Narrator:
             case records.WorldForming(generation, workers=workers, newest_commit=commit):
                 self._commit = commit
                 self._members[generation] = workers
-            case records.WorkerReported(generation=generation, report=records.SharesChanged() as change):
+            case records.WorkerReported(generation=generation, report=reports.SharesChanged() as change):
                 return self._tell_shares(generation, change)
             case records.WorldFormed(generation, size):
                 begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
@@ -118,7 +118,7 @@ class Narrator:
                 return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
         return []
 
-    def _tell_shares(self, generation: int, change: records.SharesChanged) -> list[Line]:
+    def _tell_shares(self, generation: int, change: reports.SharesChanged) -> list[Line]:
         """Warn of a slow rank once in a generation; what follows are corrections."""
         is_new = change.slow_rank is not None and (generation, change.slow_rank) not in self._slow
         if change.slow_rank is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from spark_elastic.protocol import records
+from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
 # The speed shown is that of the last so many reports.
@@ -90,12 +90,12 @@ class JobView:
                 self.doing = f"recovering: {reason}"
             case records.WorldInterrupted(reason=reason):
                 self.doing = reason
-            case WorkerReported(report=records.Entered()):
+            case WorkerReported(report=reports.Entered()):
                 self.doing = ""
                 self._reports.clear()
-            case WorkerReported(report=records.Progress() as progress):
+            case WorkerReported(report=reports.Progress() as progress):
                 self._advance(entry.time, progress)
-            case WorkerReported(rank=0, report=records.Metrics(values)):
+            case WorkerReported(rank=0, report=reports.Metrics(values)):
                 self.metrics.update({name: value for name, value in values.items() if name not in _KNOWN})
             case records.WorldFinished():
                 self.doing = "fetching results"
@@ -104,10 +104,10 @@ class JobView:
             case records.JobFailed():
                 self.doing = "failed"
 
-    def _advance(self, time: float, progress: records.Progress) -> None:
+    def _advance(self, time: float, progress: reports.Progress) -> None:
         self.step = progress.step
         match progress:
-            case records.Progress(epoch=int(epoch), rows=int(rows), rows_total=int(rows_total)):
+            case reports.Progress(epoch=int(epoch), rows=int(rows), rows_total=int(rows_total)):
                 # People take the beginning of an epoch for the end of the one before, above all after the last one.
                 is_end = rows == 0 and epoch > 0
                 self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from spark_elastic.protocol.records import DRIVER_RECORDS, REPORTS, Entry, Metrics, Record, Unknown, WorkerReported
+from spark_elastic.protocol.records import DRIVER_RECORDS, Entry, Record, Unknown, WorkerReported
+from spark_elastic.protocol.reports import REPORTS, Metrics
 
 SCHEMA_VERSION = 1
 

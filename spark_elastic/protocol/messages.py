@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from spark_elastic.protocol.records import Report
+from spark_elastic.protocol.reports import Report
 
 # In place of a generation: the control store's name space that outlives all of them.
 WHOLE_JOB = 0

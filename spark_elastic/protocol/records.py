@@ -1,8 +1,8 @@
 """The records of the event log: what may happen in a job, a class for each kind of event.
 
-The driver and the workers make records of these classes; ``event_format`` turns them into the dicts that ``on_event`` gets and
-that are the lines of a log, and back. A kind is named in a log by its class: ``world_formed`` is a ``WorldFormed``.
-docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
+The driver makes records of these classes, and workers make those of ``reports``; ``event_format`` turns them into the dicts
+that ``on_event`` gets and that are the lines of a log, and back. A kind is named in a log by its class: ``world_formed`` is a
+``WorldFormed``. docs/events.md is made from the classes and their docstrings, which describe fields as ``name: what it is``.
 
 Within a version of the schema kinds and fields are added, none is changed or removed. A field that is added to a kind has a
 default, which logs from before are read with.
@@ -10,27 +10,15 @@ default, which logs from before are read with.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import get_args
 
 import msgspec
 
-# A rank that needs so many times as long for a row as the fastest one is called slow.
-SLOW = 1.25
+from spark_elastic.protocol.reports import Report, kind_of
 
 
-def _kind(name: str) -> str:
-    """Return what events of a class are called: ``world_formed`` for ``WorldFormed``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-class _OfDriver(msgspec.Struct, frozen=True, tag_field="event", tag=_kind):
+class _OfDriver(msgspec.Struct, frozen=True, tag_field="event", tag=kind_of):
     """Base of what the driver records."""
-
-
-class _OfWorker(msgspec.Struct, frozen=True, tag_field="event", tag=_kind, omit_defaults=True):
-    """Base of what a worker reports: what is in an event's ``values``. A field that is None is missing there."""
 
 
 # ---------------------------------------------------------------- the job
@@ -305,154 +293,6 @@ class FaultInjected(_OfDriver, frozen=True):
 # ---------------------------------------------------------------- what workers report
 
 
-class Entered(_OfWorker, frozen=True):
-    """A worker has the state and enters the user's function.
-
-    step: commits made before
-    idle: seconds since its last commit, or since it entered before; missing for a newcomer
-    """
-
-    step: int
-    idle: float | None = None
-
-
-class Stepped(_OfWorker, frozen=True):
-    """A worker has made its first commit of the generation."""
-
-    step: int
-
-
-class Progress(_OfWorker, frozen=True):
-    """How far rank 0 is, told at most twice a second. The last three fields are there only where the state has a loader.
-
-    step: commits of the job so far
-    epoch: from 0
-    rows: of the epoch, on all ranks
-    rows_total: of an epoch
-    """
-
-    step: int
-    epoch: int | None = None
-    rows: int | None = None
-    rows_total: int | None = None
-
-    @property
-    def rows_done(self) -> int | None:
-        """Rows of all epochs; None where nobody counts them."""
-        if self.epoch is None or self.rows is None or self.rows_total is None:
-            return None
-        return self.epoch * self.rows_total + self.rows
-
-    @property
-    def done(self) -> int:
-        """The work that is done: rows of all epochs, or steps where nobody counts rows."""
-        return self.step if self.rows_done is None else self.rows_done
-
-
-class Metrics(_OfWorker, frozen=True):
-    """What a worker gave to ``state.report``.
-
-    values: numbers and strings, by the names that they were given; ``step`` among them is the number of commits
-    """
-
-    values: dict[str, float | int | str]
-
-
-class SharesChanged(_OfWorker, frozen=True):
-    """Ranks take other parts of a global batch, because some compute faster than others. Lists are in rank order.
-
-    step: commits of the job so far
-    before: rows of each rank in a step so far
-    after: those from the next step on
-    seconds: what each rank has needed for its part of a step, without the time that it waited for others
-    unit: what is counted, rows or shards
-    """
-
-    step: int
-    before: list[int]
-    after: list[int]
-    seconds: list[float]
-    unit: str = "rows"
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.before) == len(self.after) == len(self.seconds):
-            raise ValueError("before, after and seconds have a number for each rank")
-        if min(*self.before, *self.after) < 0 or min(self.seconds) <= 0:
-            raise ValueError("parts of a step and seconds are positive")
-
-    @property
-    def slowness(self) -> list[float]:
-        """How many times as long as the fastest rank each has needed for a row."""
-        each = [seconds / max(share, 1) for seconds, share in zip(self.seconds, self.before, strict=True)]
-        return [seconds / min(each) for seconds in each]
-
-    @property
-    def slow_rank(self) -> int | None:
-        """The slowest rank, if it is slow and has been relieved."""
-        rank = self.slowness.index(max(self.slowness))
-        return rank if self.slowness[rank] >= SLOW and self.after[rank] < self.before[rank] else None
-
-    def describe(self, name: Callable[[int], str]) -> str:
-        """Say who is slow and what was done. ``name`` tells what a rank is called."""
-        whole, rank = sum(self.after), self.slow_rank
-        if rank is None:
-            return f"parts of a step follow speeds: of {whole} {self.unit} ranks take {', '.join(map(str, self.after))}"
-        return (
-            f"{name(rank)} is slow: a row takes it {self.slowness[rank]:.1f} times as long as the fastest rank, and of the "
-            f"{whole} {self.unit} of a step it takes {self.after[rank]} instead of {self.before[rank]}"
-        )
-
-
-class CheckpointWritten(_OfWorker, frozen=True):
-    """A commit has been written to the durable checkpoint."""
-
-    name: str
-    step: int
-    bytes: int
-    seconds: float
-
-
-class CheckpointFailed(_OfWorker, frozen=True):
-    """A commit could not be written to the durable checkpoint."""
-
-    name: str
-    step: int
-    error: str
-
-
-class CheckpointRestored(_OfWorker, frozen=True):
-    """The job goes on from a durable checkpoint."""
-
-    name: str
-    step: int
-
-
-class CheckpointDamaged(_OfWorker, frozen=True):
-    """A durable checkpoint is damaged, and was passed over."""
-
-    name: str
-
-
-class CheckpointSuperseded(_OfWorker, frozen=True):
-    """A later run has taken over the checkpoint directory; this one writes no more to it."""
-
-    name: str
-
-
-Report = (
-    Entered
-    | Stepped
-    | Progress
-    | Metrics
-    | SharesChanged
-    | CheckpointWritten
-    | CheckpointFailed
-    | CheckpointRestored
-    | CheckpointDamaged
-    | CheckpointSuperseded
-)
-
-
 class WorkerReported(msgspec.Struct, frozen=True):
     """What a worker has reported, with what the driver knows of it. The kind of the event is that of the report.
 
@@ -510,8 +350,7 @@ class Unknown(msgspec.Struct, frozen=True):
 Record = DriverRecord | WorkerReported | Unknown
 
 # The classes by the kinds of their events.
-DRIVER_RECORDS: dict[str, type[DriverRecord]] = {_kind(each.__name__): each for each in get_args(DriverRecord)}
-REPORTS: dict[str, type[Report]] = {_kind(each.__name__): each for each in get_args(Report)}
+DRIVER_RECORDS: dict[str, type[DriverRecord]] = {kind_of(each.__name__): each for each in get_args(DriverRecord)}
 
 
 class Entry(msgspec.Struct, frozen=True):

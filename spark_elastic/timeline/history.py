@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import pairwise
 
 from spark_elastic.errors import name_worker
-from spark_elastic.protocol import records
+from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, WorkerReported
 from spark_elastic.timeline.resets import Reset, find_resets
 
@@ -200,7 +200,7 @@ class _Lines:
                 self._change(worker, Doing.BOOTING, entry.time)
             case records.WorkerReady(worker):
                 self._change(worker, Doing.WAITING, entry.time)
-            case WorkerReported(worker, report=records.Entered()) if worker in self._now:
+            case WorkerReported(worker, report=reports.Entered()) if worker in self._now:
                 self._change(worker, Doing.TRAINING, entry.time)
             case records.WorkerLost(worker, cause=cause):
                 self._change(worker, None, entry.time)
@@ -260,10 +260,10 @@ def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list
     found: dict[int, SlowWorker] = {}
     for entry in entries:
         match entry.record:
-            case WorkerReported(generation=generation, report=records.SharesChanged() as change):
+            case WorkerReported(generation=generation, report=reports.SharesChanged() as change):
                 for rank, times in enumerate(change.slowness):
                     part, line = change.after[rank], ranks.get((generation, rank))
-                    if line is not None and times >= records.SLOW and part < change.before[rank]:
+                    if line is not None and times >= reports.SLOW and part < change.before[rank]:
                         first = found.get(
                             line.worker
                         )  # with a small part, what is not in proportion to rows weighs more
@@ -275,17 +275,17 @@ def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list
     return list(found.values())
 
 
-def _progress(entries: Sequence[Entry]) -> list[tuple[float, records.Progress]]:
+def _progress(entries: Sequence[Entry]) -> list[tuple[float, reports.Progress]]:
     """Return the reports of progress with their times."""
     found = []
     for entry in entries:
         match entry.record:
-            case WorkerReported(report=records.Progress() as progress):
+            case WorkerReported(report=reports.Progress() as progress):
                 found.append((entry.time, progress))
     return found
 
 
-def _work(reports: Sequence[tuple[float, records.Progress]]) -> tuple[str, list[tuple[float, int]]]:
+def _work(reports: Sequence[tuple[float, reports.Progress]]) -> tuple[str, list[tuple[float, int]]]:
     """Return the unit of work, and the work done by each time: rows of all epochs, or steps if rows are not counted."""
     rows = [(time, report.rows_done) for time, report in reports]
     counted = [(time, done) for time, done in rows if done is not None]
@@ -306,7 +306,7 @@ def _metrics(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {}
     for entry in entries:
         match entry.record:
-            case WorkerReported(rank=0, report=records.Metrics(values)):
+            case WorkerReported(rank=0, report=reports.Metrics(values)):
                 for name, value in values.items():
                     if name not in ("step", "epoch", "rows") and _is_number(value):
                         found.setdefault(name, []).append((entry.time, float(value)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from spark_elastic.protocol import records
+from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
 # An injected fault counts as the cause of a loss if it struck at most this long before the survivors' last commit.
@@ -80,7 +80,7 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
                     start = ending
                 elif not is_same:
                     later = ending
-            case WorkerReported(report=records.Stepped()) | records.WorldFinished():
+            case WorkerReported(report=reports.Stepped()) | records.WorldFinished():
                 if start and formed and generation > start.generation:
                     resets.append(_take_apart(log, start, formed, known))
                     start = later if later is not None and later.generation == generation else None
@@ -179,16 +179,16 @@ class _Log:
                     log.faults.append(_Fault(entry.time, rank))
                 case records.WorkerReady(worker, generation):
                     log.ready[generation].append(_Sign(entry.time, worker))
-                case WorkerReported(worker, generation=generation, report=records.Entered(step, idle)):
+                case WorkerReported(worker, generation=generation, report=reports.Entered(step, idle)):
                     log.entered[generation].append(_Sign(entry.time, worker, step, idle))
-                case WorkerReported(worker, generation=generation, report=records.Stepped(step)):
+                case WorkerReported(worker, generation=generation, report=reports.Stepped(step)):
                     log.stepped[generation].append(_Sign(entry.time, worker, step))
         return log
 
     def step_of(self, record: Record) -> int:
         """Return how many commits had been made, if the record says so; else 0."""
         match record:
-            case WorkerReported(report=records.Progress(step) | records.Stepped(step)):
+            case WorkerReported(report=reports.Progress(step) | reports.Stepped(step)):
                 return step
             case records.WorkerReady(commit=commit) if commit != "None":
                 generation, index = map(int, commit.split("."))

@@ -11,7 +11,7 @@ from typing import get_args, get_origin
 
 import msgspec
 
-from spark_elastic.protocol import records
+from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import Entry, JobStarted
 
@@ -57,7 +57,7 @@ def choose_run(entries: Iterable[Entry], run_id: str | None = None) -> list[Entr
 _INTRODUCTION = """# The event log
 
 `run(event_log=path)` appends one JSON object a line, `run(on_event=call)` calls with the same as dicts. Made from
-`spark_elastic/protocol/records.py`; within a version events and fields are added, none is changed or removed.
+`spark_elastic/protocol/records.py` and `reports.py`; within a version events and fields are added, none is changed or removed.
 
 Every event has:
 
@@ -73,8 +73,8 @@ def document() -> str:
     for kind, own in records.DRIVER_RECORDS.items():
         parts.append(f"\n## {kind}\n\n{_meaning(own)}\n\n{_fields(own)}")
     from_worker = _fields(records.WorkerReported, leave_out="report")
-    for kind, report in records.REPORTS.items():
-        values = _fields(report) if report is records.Metrics else f"- `values`: object\n{_fields(report, '    ')}"
+    for kind, report in reports.REPORTS.items():
+        values = _fields(report) if report is reports.Metrics else f"- `values`: object\n{_fields(report, '    ')}"
         parts.append(f"\n## {kind}\n\n{_meaning(report)}\n\n{from_worker}{values}")
     return "".join(parts).replace("``", "`")
 

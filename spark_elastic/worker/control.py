@@ -18,7 +18,7 @@ from typing import Protocol
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
-from spark_elastic.protocol.records import Report
+from spark_elastic.protocol.reports import Report
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.worker.system import REAL_SYSTEM, System
 from spark_elastic.worker.tracebacks import find_line, format_for_user

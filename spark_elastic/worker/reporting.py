@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_elastic.data.balance import Change
-from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, SharesChanged, Stepped
+from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report, SharesChanged, Stepped
 
 # Rank 0 reports the progress of the job at most this often.
 PROGRESS_SECONDS = 0.5

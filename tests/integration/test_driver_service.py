@@ -15,7 +15,7 @@ from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
 from spark_elastic.protocol import messages as m
-from spark_elastic.protocol import records
+from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.event_format import as_event
@@ -248,7 +248,7 @@ def test_a_metric_may_have_any_name(service: SparkDriverService, log: Log, name:
         start = await expect(host, m.StartWorker)
         process = await worker(start)
         await expect(process, m.Chunk)
-        process.send(m.Reported(1, records.Metrics({name: 42})))
+        process.send(m.Reported(1, reports.Metrics({name: 42})))
         process.send(m.StoreRequest(1, 0, "check", ("key",)))
         return await expect(process, m.StoreReply)
 

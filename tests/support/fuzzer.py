@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import FRAME_LIMIT, Connection, ConnectionLostError, connect, encode
 from spark_elastic.protocol.credentials import Credentials, create_credentials
-from spark_elastic.protocol.records import Metrics
+from spark_elastic.protocol.reports import Metrics
 from spark_elastic.task.facts import gather_facts
 
 BURST = 20

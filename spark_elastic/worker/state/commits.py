@@ -18,7 +18,7 @@ from spark_elastic.errors import (
 )
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.protocol.records import Progress
+from spark_elastic.protocol.reports import Progress
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
 from spark_elastic.worker.checks.same_inputs import same_inputs

@@ -24,7 +24,7 @@ from spark_elastic.checkpoint.skeleton import StateDict
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.driver.places import CheckpointWish
 from spark_elastic.errors import CheckpointError, DamagedError
-from spark_elastic.protocol.records import CheckpointWritten
+from spark_elastic.protocol.reports import CheckpointWritten
 from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState

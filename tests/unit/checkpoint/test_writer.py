@@ -19,7 +19,7 @@ from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.protocol.records import CheckpointFailed, CheckpointSuperseded, CheckpointWritten, Report
+from spark_elastic.protocol.reports import CheckpointFailed, CheckpointSuperseded, CheckpointWritten, Report
 from spark_elastic.protocol.ticket import CheckpointPlan
 from spark_elastic.worker.state.snapshot import SnapshotPair
 

@@ -36,7 +36,8 @@ from spark_elastic.errors import JobCancelledError, NotEnoughHostsError, Trainin
 from spark_elastic.launchers.defaults import fill_sizes
 from spark_elastic.protocol.event_format import as_event
 from spark_elastic.protocol.messages import Stream
-from spark_elastic.protocol.records import CheckpointWritten, Entry, JobFinished, WorkerReported
+from spark_elastic.protocol.records import Entry, JobFinished, WorkerReported
+from spark_elastic.protocol.reports import CheckpointWritten
 
 
 def launcher(present: int) -> Any:

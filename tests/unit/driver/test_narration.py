@@ -9,14 +9,8 @@ import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
-from spark_elastic.protocol.records import (
-    DriverPaused,
-    NewcomersPaused,
-    SharesChanged,
-    WorkerLost,
-    WorkerReported,
-    WorldBroken,
-)
+from spark_elastic.protocol.records import DriverPaused, NewcomersPaused, WorkerLost, WorkerReported, WorldBroken
+from spark_elastic.protocol.reports import SharesChanged
 
 
 def told(script: Script) -> list[tuple[int, str]]:

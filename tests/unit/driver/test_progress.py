@@ -21,16 +21,12 @@ from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.progress import JobView
 from spark_elastic.protocol.messages import Stream
 from spark_elastic.protocol.records import (
-    Entered,
     Entry,
     HostLost,
     HostRegistered,
     JobFailed,
     JobStarted,
-    Metrics,
-    Progress,
     Record,
-    Report,
     WorkerLost,
     WorkerReady,
     WorkerReported,
@@ -39,6 +35,7 @@ from spark_elastic.protocol.records import (
     WorldBroken,
     WorldForming,
 )
+from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report
 
 
 def entry(record: Record, time: float = 0.0) -> Entry:

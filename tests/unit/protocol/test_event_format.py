@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from spark_elastic.protocol.event_format import as_event, read_event
-from spark_elastic.protocol.records import DRIVER_RECORDS, REPORTS
+from spark_elastic.protocol.records import DRIVER_RECORDS
+from spark_elastic.protocol.reports import REPORTS
 
 
 def test_what_is_written_is_what_was_recorded_once_it_is_read() -> None:

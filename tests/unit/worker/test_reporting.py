@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from spark_elastic.protocol.records import Entered, Metrics, Progress, Report, Stepped
+from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report, Stepped
 from spark_elastic.worker.reporting import BURST, Reporter
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ import torch
 from worker_stage import on_stage
 
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.protocol.records import Metrics
+from spark_elastic.protocol.reports import Metrics
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.objects import ObjectState

@@ -11,7 +11,7 @@ from worker_stage import on_stage
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.protocol.records import Entered, Metrics, Progress, SharesChanged, Stepped
+from spark_elastic.protocol.reports import Entered, Metrics, Progress, SharesChanged, Stepped
 from spark_elastic.worker.state.commits import MEASURED
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
