@@ -23,8 +23,8 @@ from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.row_checks import check_rows
+from spark_elastic.estimator.schedules import wants_course
 from spark_elastic.estimator.store import full_url
-from spark_elastic.estimator.training import wants_course
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import default_sizes
 

@@ -11,8 +11,9 @@ import torch
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import StepPlan
+from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.shapes import shown_shape
-from spark_elastic.estimator.training import Course, make_optimizer, make_scheduler
+from spark_elastic.estimator.training import make_optimizer
 
 # An odd number of rows, which is unlikely to be a layer's number of features.
 ROWS = 7

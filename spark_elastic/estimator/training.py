@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch.optim.lr_scheduler import LRScheduler
 
 import spark_elastic as se
 from spark_elastic import _saved_names
@@ -24,37 +22,15 @@ from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError, SparkElasticError
 from spark_elastic.estimator.callbacks import Callback, EpochContext, Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
+from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_rows, check_weights
-from spark_elastic.worker.state.snapshot import constant
+from spark_elastic.estimator.schedules import Course, make_scheduler
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class FitState(se.TorchState):
-    """What a fit has to keep through resets, beside model, optimizer and loader. All ranks hold the same values.
-
-    epoch, step: the next ones, from 0. names, sums: the names of what is measured, and its sums over the epoch so far, weighted
-    by the rows' weights; the last sum is that of the weights. sizes: the sizes of the worlds that have trained in this epoch.
-    history: a line of JSON for each epoch that has ended. stopped: the number of epochs that were wanted when a callback ended
-    training, else 0. best: the weights that a callback has kept. started: the time when the epoch began. callbacks: the pickled
-    callbacks. callbacks_given: a description of the callbacks that the fit began with.
-    """
-
-    epoch: int
-    step: int
-    names: list[str]
-    sums: torch.Tensor | None
-    sizes: list[int]
-    history: bytes
-    stopped: int
-    best: dict[str, object] | None
-    started: float
-    callbacks: bytes
-    callbacks_given: str
 
 
 @dataclass(frozen=True)
@@ -443,16 +419,6 @@ class Trainer:
         return callbacks
 
 
-def history_of(state: FitState) -> list[Metrics]:
-    """Return a dict for each epoch that has ended."""
-    return [json.loads(line) for line in state.history.splitlines()]
-
-
-def kept_weights(weights: Mapping[str, object]) -> dict[str, object]:
-    """Copy a state dict such that commits copy it once, and not at every step."""
-    return {name: constant(value) if isinstance(value, torch.Tensor) else value for name, value in weights.items()}
-
-
 def _as_plain(value: object) -> object:
     """Convert a value that JSON cannot represent, such as callbacks may add to an epoch's metrics."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
@@ -502,40 +468,6 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
         raise ValueError(
             f"the optimizer has {foreign} parameters that are not the model's; make it from model.parameters(), or give its class"
         )
-
-
-@dataclass(frozen=True)
-class Course:
-    """How long a fit is, for schedulers that follow it from beginning to end."""
-
-    epochs: int
-    steps_per_epoch: int
-
-
-def wants_course(steps: StepPlan) -> bool:
-    """Whether the scheduler takes ``steps_per_epoch``, and neither its arguments nor a default say how many steps there are."""
-    if steps.scheduler is None or not {"steps_per_epoch", "total_steps"}.isdisjoint(steps.scheduler_arguments):
-        return False
-    try:
-        taken = inspect.signature(steps.scheduler).parameters.get("steps_per_epoch")
-    except (TypeError, ValueError):
-        return False
-    return taken is not None and taken.default in (None, inspect.Parameter.empty)
-
-
-def make_scheduler(
-    steps: StepPlan, optimizer: torch.optim.Optimizer, course: Callable[[], Course]
-) -> LRScheduler | None:
-    """Make the learning rate scheduler, told ``epochs`` and ``steps_per_epoch`` if it takes them; None if there is to be none."""
-    if steps.scheduler is None:
-        return None
-    arguments = dict(steps.scheduler_arguments)
-    if wants_course(steps):
-        known = course()
-        arguments["steps_per_epoch"] = known.steps_per_epoch
-        if "epochs" in inspect.signature(steps.scheduler).parameters:
-            arguments.setdefault("epochs", known.epochs)
-    return steps.scheduler(optimizer, **arguments)
 
 
 def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:

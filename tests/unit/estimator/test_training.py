@@ -22,12 +22,13 @@ from spark_elastic.errors import DataError
 from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
 from spark_elastic.estimator.estimator import _check_facts
+from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
-from spark_elastic.estimator.training import FitState, Trainer, history_of, kept_weights, train
+from spark_elastic.estimator.training import Trainer, train
 
 ROWS = 100
 

@@ -1,0 +1,46 @@
+"""How the scheduler of a fit is made, and told how long the fit is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from spark_elastic.estimator.plan import StepPlan
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long a fit is, for schedulers that follow it from beginning to end."""
+
+    epochs: int
+    steps_per_epoch: int
+
+
+def wants_course(steps: StepPlan) -> bool:
+    """Whether the scheduler takes ``steps_per_epoch``, and neither its arguments nor a default say how many steps there are."""
+    if steps.scheduler is None or not {"steps_per_epoch", "total_steps"}.isdisjoint(steps.scheduler_arguments):
+        return False
+    try:
+        taken = inspect.signature(steps.scheduler).parameters.get("steps_per_epoch")
+    except (TypeError, ValueError):
+        return False
+    return taken is not None and taken.default in (None, inspect.Parameter.empty)
+
+
+def make_scheduler(
+    steps: StepPlan, optimizer: torch.optim.Optimizer, course: Callable[[], Course]
+) -> LRScheduler | None:
+    """Make the learning rate scheduler, told ``epochs`` and ``steps_per_epoch`` if it takes them; None if there is to be none."""
+    if steps.scheduler is None:
+        return None
+    arguments = dict(steps.scheduler_arguments)
+    if wants_course(steps):
+        known = course()
+        arguments["steps_per_epoch"] = known.steps_per_epoch
+        if "epochs" in inspect.signature(steps.scheduler).parameters:
+            arguments.setdefault("epochs", known.epochs)
+    return steps.scheduler(optimizer, **arguments)
