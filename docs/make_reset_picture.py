@@ -10,10 +10,10 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import History, read_history
 from spark_elastic.timeline.picture import COLORS
 from spark_elastic.timeline.resets import Kind, Reset
-from spark_elastic.timeline.schema import choose_run, read_events
 
 MARGIN = 0.06  # seconds that are shown before the loss and after the join
 LEFT, WIDTH, ROW, TOP = 90, 890, 34, 62

@@ -23,10 +23,10 @@ from tqdm import tqdm
 
 import spark_elastic
 from spark_elastic.testing import Point, inject, kill, kill_executor
+from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import read_history
 from spark_elastic.timeline.page import html
 from spark_elastic.timeline.resets import Kind
-from spark_elastic.timeline.schema import choose_run, read_events
 from spark_elastic.timeline.summary import summary_text
 
 EPOCHS = 5

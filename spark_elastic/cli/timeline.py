@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import History, read_history
-from spark_elastic.timeline.schema import choose_run, read_events
 from spark_elastic.timeline.summary import summarize
 
 

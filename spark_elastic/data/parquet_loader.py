@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
+from spark_elastic.data.engine_loader import EngineLoader
 from spark_elastic.data.filesystem import locate
 from spark_elastic.data.filters import Filters, RowFilter
-from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
-from spark_elastic.data.plan import BatchPlan, Step
-from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
+from spark_elastic.data.plan import BatchPlan
 from spark_elastic.data.tracker import RowGroupTracker
-from spark_elastic.data.window import WindowStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from petastorm.transform import TransformSpec
 
-_CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
-_AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
-
 
 @saved_as("spark_elastic.data")
-class ParquetLoader(PositionedLoader[Batch]):
+class ParquetLoader(EngineLoader):
     """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows in the first dimension.
 
     Args:
@@ -113,8 +106,8 @@ class ParquetLoader(PositionedLoader[Batch]):
             options=engine_options,
             storage_options=storage_options,
         )
-        self._engine = open_engine(engine, reading)
-        decoded = self._engine.row_bytes
+        source = open_engine(engine, reading)
+        decoded = source.row_bytes
         if columns is not None and not columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
         stored = float(sum(group.uncompressed_bytes for group in self.manifest)) / max(1, int(self.manifest.rows.sum()))
@@ -136,45 +129,16 @@ class ParquetLoader(PositionedLoader[Batch]):
             "shuffle": shuffle,
             "order": describe(spec),
         }
-        super().__init__(RowGroupTracker(rows, spec, plan), identity, shard, shards_strict)
-        self._jagged = frozenset(name for name, length in self.manifest.list_lengths if length is None)
-        self._row_ids = with_row_ids
-        read_bytes = decoded if decoded and transform is None else row_bytes
-        self._chunk = max(16, min(32_768, int(min(_CHUNK_BYTES, _CHUNKS_BYTES / spec.lanes) / read_bytes)))
-        self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / read_bytes)))
-        self._prefetch = prefetch
-        self._pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._store: WindowStore | None = None
-
-    def close(self) -> None:
-        """End the iteration under way and let go of files and rows held."""
-        super().close()
-        self._store = None
-        self._engine.close()
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Iterator[tuple[Step, int, Batch]]]:
-        tracker = self._tracker
-        order = tracker.order
-        if self._store is None or self._store.order is not order:
-            self._store = WindowStore(
-                order, self._engine, self.manifest.where, chunk=self._chunk, row_ids=self._row_ids
-            )
-        store = self._store
-        own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
-        prefetch = self._prefetch or max(2, self._ahead_rows // own_rows)
-        store.keep(lanes_ahead(order, tracker))
-        builder = BlockBuilder(store, jagged=self._jagged, pinned=self._pinned, in_shards=self.shards is not None)
-        ahead = ReadAhead(builder, tracker, prefetch)
-        try:
-            with ahead:
-                yield ((delivery.step, delivery.ticket_sum, delivery.batch) for delivery in ahead)
-        except Exception:
-            self._store = None
-            raise
-        finally:
-            if ahead.abandoned:
-                self._store = None
-            else:
-                store.close()
-                self._engine.close()
+        super().__init__(
+            RowGroupTracker(rows, spec, plan),
+            identity,
+            source,
+            self.manifest.where,
+            row_bytes=decoded if decoded and transform is None else row_bytes,
+            jagged=frozenset(name for name, length in self.manifest.list_lengths if length is None),
+            row_ids=with_row_ids,
+            prefetch=prefetch,
+            pin_memory=pin_memory,
+            shard=shard,
+            shards_strict=shards_strict,
+        )

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spark_elastic.protocol.messages import HostFacts
+
 COOLDOWN_SECONDS = 0.5
 COOLDOWN_LIMIT_SECONDS = 16.0
 # So many workers in a row that died before they made progress are the host's fault, not chance.
@@ -18,6 +20,11 @@ class Place(NamedTuple):
     machine: str
     # The process id of the executor's JVM on that machine.
     executor: int
+
+    @classmethod
+    def of(cls, facts: HostFacts) -> Place:
+        """Return the place that the task of a host has described."""
+        return cls(facts.name, facts.executor_pid)
 
     @property
     def failure_domain(self) -> tuple[str, ...]:

@@ -240,9 +240,8 @@ class SparkDriverService:
         for warning in hello.facts.warnings:
             self._printer.log(logging.WARNING, f"host {host} on {hello.facts.name}: {warning}")
         self._on_registered(slot)
-        place = Place(hello.facts.name, hello.facts.executor_pid)
         self._log.record(records.HostFacts(host, slot, msgspec.to_builtins(hello.facts)))
-        self._handle(ev.TaskRegistered(host, slot, hello.facts.name, place, hello.facts.address))
+        self._handle(ev.TaskRegistered(host, slot, hello.facts.name, Place.of(hello.facts), hello.facts.address))
         reason = FirstSign.CONNECTION_BROKE.value
         try:
             async for message in connection.messages():

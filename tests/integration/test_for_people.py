@@ -12,9 +12,9 @@ import training
 from spark_elastic.cli import main
 from spark_elastic.protocol.records import WorldBroken
 from spark_elastic.testing import kill
+from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import Doing, read_history
 from spark_elastic.timeline.resets import Kind, Part
-from spark_elastic.timeline.schema import choose_run, read_events
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

@@ -15,10 +15,11 @@ from spark_elastic.cli import main
 from spark_elastic.protocol import records
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import Entry
+from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import Doing, History, read_history
 from spark_elastic.timeline.page import html
 from spark_elastic.timeline.resets import Kind, Part, find_resets
-from spark_elastic.timeline.schema import choose_run, document, read_events
+from spark_elastic.timeline.schema import document
 from spark_elastic.timeline.summary import headline, summarize, summary_text
 
 ROOT = Path(__file__).parents[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -130,3 +131,22 @@ class WholeCopies:
 
     def take_back(self) -> None:
         """Do nothing: the copy is freed with its last reference."""
+
+
+class PartlyCopied(OnDevice):
+    """Base of keepers whose commits leave something out, or hold it in a form of their own.
+
+    Other ranks and durable checkpoints get a copy of the whole state, which is made when it is asked for. A subclass implements
+    ``part_of``, which says what a commit keeps of an object, and ``copy_whole``.
+    """
+
+    @abstractmethod
+    def copy_whole(self, values: Mapping[str, object]) -> Snapshot:
+        """Copy the whole state as of the last commit; ``values`` are the live objects, still those of that commit."""
+
+    def lend(self, values: Mapping[str, object]) -> Lender:
+        return WholeCopies(self.snapshots, partial(self.copy_whole, values))
+
+    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
+        """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
+        return SnapshotPair(self.copy_whole(values)) if is_sender else SnapshotPair()

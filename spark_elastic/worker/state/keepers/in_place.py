@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from spark_elastic.checkpoint.skeleton import PLAIN, Lender, StateDict
+from spark_elastic.checkpoint.skeleton import PLAIN, StateDict
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.registered import Registered, registers, same_objects
-from spark_elastic.worker.state.keepers.copies import OnDevice, WholeCopies
+from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.pending_copy import PendingCopy
-from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair, Stateful, find_objects
+from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.switches import switch, switches_of
 from spark_elastic.worker.state.templates import Take, Template, stepped, template_of
 
 
-class InPlace(OnDevice):
+class InPlace(PartlyCopied):
     """Copies only what is small; modules and optimizers serve as their own copy until the next step."""
 
     name = "in_place"
@@ -62,20 +61,12 @@ class InPlace(OnDevice):
     def why_lost(self) -> str:
         return "all ranks were caught between optimizer step and commit" if self.guard.dirty else ""
 
-    def lend(self, values: Mapping[str, object]) -> Lender:
-        return WholeCopies(self.snapshots, partial(self._copy_whole, values))
-
-    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
-        """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
-        return SnapshotPair(self._copy_whole(values)) if is_sender else SnapshotPair()
-
     def part_of(self, value: Stateful) -> StateDict | KeptPart:
         return (
             small_part(value) if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) else super().part_of(value)
         )
 
-    def _copy_whole(self, values: Mapping[str, object]) -> Snapshot:
-        """Copy everything, weights and optimizer state included, as of the last commit."""
+    def copy_whole(self, values: Mapping[str, object]) -> Snapshot:
         light = self.current.skeleton
         whole = Snapshot()
         whole.take({"steps": light["steps"], "size": light["size"], "objects": values}, None)

@@ -12,13 +12,13 @@ import torch
 from trained_state import equal, trained, values
 from worker_stage import on_stage
 
-from spark_elastic.checkpoint.skeleton import Lender, StateDict, map_tree
+from spark_elastic.checkpoint.skeleton import StateDict, map_tree
 from spark_elastic.checkpoint.tensors import raw
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.state.keepers import KEEPERS
-from spark_elastic.worker.state.keepers.copies import OnDevice, WholeCopies
+from spark_elastic.worker.state.keepers.copies import PartlyCopied
 from spark_elastic.worker.state.loading import load_tree
-from spark_elastic.worker.state.snapshot import KeptPart, Snapshot, SnapshotPair
+from spark_elastic.worker.state.snapshot import KeptPart, Snapshot
 from spark_elastic.worker.state.torch_state import TorchState
 
 
@@ -57,23 +57,14 @@ class Packed(KeptPart):
         load_tree(target, self.unpacked(), iter([target]), type(target).__name__)
 
 
-class Compressed(OnDevice):
+class Compressed(PartlyCopied):
     name = "compressed"
 
     def part_of(self, value: Any) -> Any:
         kept = super().part_of(value)
         return Packed(map_tree(pack, kept.content)) if isinstance(kept, StateDict) else kept
 
-    def lend(self, values: Mapping[str, object]) -> Lender:
-        return WholeCopies(self.snapshots, self._unpacked)
-
-    def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
-        return SnapshotPair(self._unpacked()) if is_sender else SnapshotPair()
-
-    def holds(self, received: SnapshotPair) -> bool:
-        return False
-
-    def _unpacked(self) -> Snapshot:
+    def copy_whole(self, values: Mapping[str, object]) -> Snapshot:
         whole = Snapshot()
         parts = map_tree(lambda part: part.unpacked() if isinstance(part, Packed) else part, self.current.view())
         whole.take(parts, None)

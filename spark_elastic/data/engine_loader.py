@@ -1,0 +1,89 @@
+"""`EngineLoader`: what loaders share whose files an `Engine` reads from front to back, a row group at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from spark_elastic.data.engine import Engine
+from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.plan import Step
+from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
+from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.data.window import WindowStore
+
+_CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
+_AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
+
+
+class EngineLoader(PositionedLoader[Batch]):
+    """Reads rows in windows, ahead of training, and compares the rows that were read with those that were assigned.
+
+    A subclass implements `__init__`: it counts the rows of each row group, opens an engine that reads them, and hands both on.
+
+    tracker, identity, shard, shards_strict: see `PositionedLoader`. engine: reads the row groups that the tracker counts, by the
+    same numbers. name: describes a row group in errors, by its number. row_bytes: of a decoded row, about; it decides how many
+    are held. jagged: the columns of lists that always become jagged tensors. row_ids: add `_row_group` and `_row` to each batch.
+    prefetch: batches read ahead. pin_memory: by default where CUDA is available.
+    """
+
+    def __init__(
+        self,
+        tracker: RowGroupTracker,
+        identity: Mapping[str, object],
+        engine: Engine,
+        name: Callable[[int], str],
+        *,
+        row_bytes: float,
+        jagged: frozenset[str] = frozenset(),
+        row_ids: bool = False,
+        prefetch: int | None = None,
+        pin_memory: bool | None = None,
+        shard: tuple[int, int] | None = None,
+        shards_strict: bool = True,
+    ) -> None:
+        super().__init__(tracker, identity, shard, shards_strict)
+        self._engine = engine
+        self._name = name
+        self._jagged = jagged
+        self._row_ids = row_ids
+        row_bytes = max(1.0, row_bytes)
+        lanes = tracker.spec.lanes
+        self._chunk = max(16, min(32_768, int(min(_CHUNK_BYTES, _CHUNKS_BYTES / lanes) / row_bytes)))
+        self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / row_bytes)))
+        self._prefetch = prefetch
+        self._pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._store: WindowStore | None = None
+
+    def close(self) -> None:
+        """End the iteration under way and let go of files and rows held."""
+        super().close()
+        self._store = None
+        self._engine.close()
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Iterator[tuple[Step, int, Batch]]]:
+        tracker = self._tracker
+        order = tracker.order
+        if self._store is None or self._store.order is not order:
+            self._store = WindowStore(order, self._engine, self._name, chunk=self._chunk, row_ids=self._row_ids)
+        store = self._store
+        own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
+        prefetch = self._prefetch or max(2, self._ahead_rows // own_rows)
+        store.keep(lanes_ahead(order, tracker))
+        builder = BlockBuilder(store, jagged=self._jagged, pinned=self._pinned, in_shards=self.shards is not None)
+        ahead = ReadAhead(builder, tracker, prefetch)
+        try:
+            with ahead:
+                yield ((delivery.step, delivery.ticket_sum, delivery.batch) for delivery in ahead)
+        except Exception:
+            self._store = None
+            raise
+        finally:
+            if ahead.abandoned:
+                self._store = None
+            else:
+                store.close()
+                self._engine.close()
