@@ -8,7 +8,7 @@ Names are imported on first use, so that importing the package needs neither tor
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -102,7 +102,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted([*_HOME, *_SUBMODULES])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value

@@ -68,7 +68,7 @@ class TensorRoom:
             yield raw(flat).numpy().data
 
 
-def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence[object] | None) -> Any:
+def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence[object] | None) -> object:
     """Put tensors and objects back into the tree."""
 
     def give(value: object) -> object:
@@ -84,7 +84,7 @@ def rebuild(skeleton: object, tensors: Sequence[torch.Tensor], objects: Sequence
     return map_tree(give, skeleton)
 
 
-def _marked(content: Any) -> Any:
+def _marked(content: Any) -> object:
     """Mark the weights of a wrapped model, which this format does not distinguish from a part named ``module``."""
     facts = getattr(content, "_metadata", {})
     if content and facts.get("module") and all(str(name).startswith("module.") for name in content):

@@ -43,7 +43,7 @@ class Leaf:
     index: int
 
 
-def map_tree(function: Callable[[Any], object], tree: Any) -> Any:
+def map_tree(function: Callable[[object], object], tree: Any) -> Any:
     """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to everything else in it.
 
     A dict with keys that are not plain values counts as a leaf. The copy has the shape of the tree, which no type can express.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from spark_elastic.data.manifest import Manifest
 from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
 
-Transform = Callable[[pa.Table], Any]
+Transform = Callable[[pa.Table], object]
 _NUMBER = "__spark_elastic_row"
 
 

@@ -172,7 +172,7 @@ class _Batches:
             yield from self._divide(step, indices)
 
 
-class _SeededItems(Dataset[Any]):
+class _SeededItems(Dataset[object]):
     """A dataset whose items draw the same random numbers in whichever process and after whichever other items they are made.
 
     What `collate_fn` draws follows from the last item of its shard.
@@ -181,12 +181,12 @@ class _SeededItems(Dataset[Any]):
     def __init__(self, dataset: Any, seeds: tuple[int, ...]) -> None:
         self._dataset, self._seeds = dataset, seeds
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         seed_all((*self._seeds, index))
         return self._dataset[index]
 
 
-def _with_own_random_numbers(fetch: Callable[[], Any]) -> Any:
+def _with_own_random_numbers(fetch: Callable[[], object]) -> object:
     """Call `fetch`, which seeds the generators of this process, and put them back."""
     states = random_states()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from spark_elastic.data.columns import Rows
@@ -32,7 +32,7 @@ class Reading:
     location: Location
     columns: Sequence[str] | None = None
     row_filter: RowFilter | None = None
-    transform: Any = None
+    transform: object = None
     options: Mapping[str, object] | None = None
     storage_options: Mapping[str, object] | None = None
 

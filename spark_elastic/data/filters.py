@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
 from spark_elastic.data.source import Source
 
-Filters = Any  # pc.Expression, or tuples (column, op, value), ANDed, or lists of such, ORed
+Filters = object  # pc.Expression, or tuples (column, op, value), ANDed, or lists of such, ORed
 
 
 class RowFilter:

@@ -114,7 +114,7 @@ class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
         """Return the position as plain ints and strings."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go to a position, which may come from a world of another size. Raises DataError for another dataset."""
         ...
 

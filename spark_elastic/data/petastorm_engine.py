@@ -105,7 +105,7 @@ class PetastormEngine:
         self._piece_of: dict[int, int] = {}
         self._group_of: dict[int, int] = {}
         self._asked: set[int] = set()
-        self._arrived: dict[int, pa.Table | list[dict[str, Any]]] = {}
+        self._arrived: dict[int, pa.Table | list[dict[str, object]]] = {}
         # The rows of row groups that were asked for, where a filter chooses.
         self._kept: dict[int, np.ndarray] = {}
 
@@ -194,7 +194,7 @@ class PetastormEngine:
                 columns[name] = column
         return table.column(ROW).to_numpy(), columns
 
-    def _from_dicts(self, rows: list[dict[str, Any]], where: str) -> tuple[np.ndarray, dict[str, Column]]:
+    def _from_dicts(self, rows: list[dict[str, object]], where: str) -> tuple[np.ndarray, dict[str, Column]]:
         assert self._reader is not None
         columns: dict[str, Column] = {}
         for name, field in self._reader.schema.fields.items():

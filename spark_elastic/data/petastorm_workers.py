@@ -251,7 +251,7 @@ def open_reader(
     own_format: bool,
     transform: TransformSpec | None,
     cache_key: Callable[[], str],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     storage_options: Mapping[str, object] | None,
 ) -> PieceReader:
     """Start the workers. Raises ``DataError`` if they do not start; Petastorm's own warnings are left out.

@@ -51,9 +51,9 @@ class _StandIn:
 
 class _UnischemaField(NamedTuple):
     name: str
-    numpy_dtype: Any
+    numpy_dtype: object
     shape: tuple[int | None, ...] = ()
-    codec: Any = None
+    codec: object = None
     nullable: bool | None = False
 
 
@@ -64,7 +64,7 @@ class _Type:
         self.name = name
 
 
-def _reconstruct(kind: type, base: type, state: Any) -> Any:
+def _reconstruct(kind: type, base: type, state: Any) -> object:
     """Stand in for copyreg._reconstructor, by which old pickles make plain objects."""
     if kind is _UnischemaField and base is tuple:
         return _UnischemaField(*state)
@@ -78,7 +78,7 @@ def _stand_in(name: str) -> type:
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         package, _, last = module.rpartition(".")
         if package in _PACKAGES and last == "unischema" and name == "Unischema":
             return _stand_in(name)

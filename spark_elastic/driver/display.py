@@ -119,7 +119,7 @@ def _quietly(write: Callable[..., object], *args: object, **kwargs: object) -> N
         pass
 
 
-def make_bar() -> Any:
+def make_bar() -> object:
     """Make a tqdm bar for this terminal or notebook; None where there is neither, or where the notebook has no widgets."""
     notebook = _in_notebook()
     if not notebook and (sys.stderr is None or not sys.stderr.isatty()):

@@ -120,7 +120,7 @@ class EventLog:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             return self._waiting.popleft() if self._waiting else None
 
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self, event: dict[str, object]) -> None:
         assert self._file is not None
         try:
             self._file.write(json.dumps(event, default=str) + "\n")

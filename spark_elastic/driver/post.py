@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -73,7 +72,7 @@ class PostOffice:
         self.taken, self.emptied = threading.Event(), threading.Event()
         self.port = 0
         self._door: Door
-        self._visits: set[asyncio.Task[Any]] = set()
+        self._visits: set[asyncio.Task[object]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="spark_elastic-post", daemon=True)
 

@@ -7,10 +7,9 @@ import os
 import pickle
 import select
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import cloudpickle
 import msgspec
@@ -43,7 +42,7 @@ class _Told(msgspec.Struct, frozen=True, tag=True):
 class EventTold(_Told, frozen=True):
     """An event of the job."""
 
-    event: dict[str, Any]
+    event: dict[str, object]
 
 
 class OutputTold(_Told, frozen=True):
@@ -210,7 +209,7 @@ class EndWithExecutor:
 class _LetterPrinter(OutputPrinter):
     """Sends to the client what would be printed."""
 
-    def __init__(self, tell: Any) -> None:
+    def __init__(self, tell: Callable[[OutputTold | LogTold], None]) -> None:
         super().__init__()
         self._tell = tell
 

@@ -30,7 +30,7 @@ def is_connect(session: object) -> TypeGuard[ConnectSession]:
     return module is not None and isinstance(session, module.SparkSession)
 
 
-def check_session(spark: Any) -> None:
+def check_session(spark: object) -> None:
     """Raise ``TypeError`` where ``spark`` is no session that lives."""
     if getattr(spark, "sparkContext", None) is None:
         raise TypeError(f"spark must be a SparkSession, not {spark!r}")

@@ -265,7 +265,7 @@ class SparkSlots:
             if slot.future is None and slot.start_at <= now and not self._closing:
                 slot.future = self._submit(slot.number)
 
-    def _submit(self, slot: int) -> Any:
+    def _submit(self, slot: int) -> object:
         self._context.setJobDescription(f"spark_elastic run {self._ticket.run_id}, slot {slot}")
         task = RowsTask(self._ticket, slot)
         with unlogged("py4j.java_gateway", "py4j.clientserver"):  # at DEBUG they log what is sent, and the key with it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -30,7 +29,7 @@ class _ReportFields(msgspec.Struct, frozen=True):
     values: dict[str, object]
 
 
-def as_event(entry: Entry) -> dict[str, Any]:
+def as_event(entry: Entry) -> dict[str, object]:
     """Return the event that ``on_event`` gets, of plain data alone."""
     return {"version": SCHEMA_VERSION, "time": entry.time, **_fields_of(entry.record)}
 

@@ -36,7 +36,7 @@ class CommHook:
     """
 
     # What the last call of a hook in this process has returned.
-    _last: ClassVar[torch.futures.Future[Any] | None] = None
+    _last: ClassVar[torch.futures.Future[object] | None] = None
 
     def __init__(self, state: Any, hook: Callable[..., Any]) -> None:
         if not callable(hook):
@@ -61,7 +61,7 @@ class CommHook:
         CommHook._last = None
         nn.parallel.DistributedDataParallel.register_comm_hook(ddp, state, self._as_torch_takes_it())
 
-    def _as_torch_takes_it(self) -> Callable[..., Any]:
+    def _as_torch_takes_it(self) -> Callable[..., object]:
         """Return a function that calls the hook, because torch accepts neither partials nor annotations that are strings."""
 
         def call(state, bucket):  # type: ignore[no-untyped-def]

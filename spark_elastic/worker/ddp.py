@@ -159,7 +159,7 @@ class DistributedDataParallel(nn.Module):
     # The numbers of rows of the tensors that the last forward with gradients was given; empty if there was none.
     rows_given: set[int]
 
-    def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
+    def __init__(self, module: nn.Module, **ddp_kwargs: object) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
@@ -177,7 +177,7 @@ class DistributedDataParallel(nn.Module):
             _leave_out_of_graphs()  # this takes time once per process, and here no rank waits for another
             job.add_model(self)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
             # By this mark, ``load_checkpoint`` can return the weights without ``module.``.
@@ -218,7 +218,7 @@ class DistributedDataParallel(nn.Module):
             self._keep(_ddp=None)
         self._keep(_sharding=sharding)
 
-    def parts(self, batch: Any) -> Parts:
+    def parts(self, batch: object) -> Parts:
         """Return the shards of a batch that this rank computes, to be iterated, where the loader was made with ``shards=``.
 
             optimizer.zero_grad()
@@ -295,7 +295,7 @@ class DistributedDataParallel(nn.Module):
     def require_backward_grad_sync(self, value: bool) -> None:
         self._keep(_syncs=bool(value))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the module. Raises ``WorkerLostError`` when the world is known to be broken."""
         world = self._world
         if self._sharding is not None:
@@ -438,10 +438,10 @@ def _skip(code: types.CodeType) -> None:
             _skip(nested)
 
 
-def _mark(values: Any, call: _Call, is_leaving: bool) -> Any:
+def _mark(values: object, call: _Call, is_leaving: bool) -> Any:
     """Mark the boundary of a forward at the tensors in ``values`` through which gradients flow back."""
 
-    def mark(value: Any) -> Any:
+    def mark(value: Any) -> object:
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
                 value = Boundary.apply(value, (call, weighting), is_leaving, 1.0)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorldChanged
 from spark_elastic.protocol.fault_points import Point
@@ -35,7 +35,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
         raise TypeError(f"elastic takes a function, not {function!r}")
 
     @functools.wraps(function)
-    def call(state: State, *args: Any, **kwargs: Any) -> T:
+    def call(state: State, *args: object, **kwargs: object) -> T:
         if not isinstance(state, State):
             raise TypeError(f"the first argument of an elastic function is a State, not {type(state).__name__}")
         job = current_job()

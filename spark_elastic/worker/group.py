@@ -23,6 +23,7 @@ from spark_elastic.protocol.messages import Activity
 from spark_elastic.worker.backends import BACKENDS, HOST_BACKEND, find_backend
 from spark_elastic.worker.backends.backend import Backend
 from spark_elastic.worker.backends.gloo import Gloo
+from spark_elastic.worker.system import Threads
 from spark_elastic.worker.torch_store import WorldStore
 from spark_elastic.worker.watched_group import Watch, WatchedGroup
 
@@ -222,7 +223,7 @@ SHORTAGE_SECONDS = 3.0
 
 
 def build_on_thread(
-    group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool], threads: Any = threading
+    group: Group, notify: Callable[[], None], wait: Callable[[Callable[[], bool]], bool], threads: Threads = threading
 ) -> None:
     """Build ``group`` on a thread, and wait for it with ``wait``, which returns False when the generation is over.
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from spark_elastic.protocol.connection import Connection, connect
 from spark_elastic.protocol.credentials import Credentials
@@ -23,18 +23,37 @@ async def _connect(addresses: list[tuple[str, int]], credentials: Credentials, e
     return connection
 
 
+class Threads(Protocol):
+    """What a worker takes from Python's module ``threading``."""
+
+    @property
+    def Thread(self) -> type[threading.Thread]:  # noqa: N802
+        """Make a thread."""
+        ...
+
+    @property
+    def Condition(self) -> Callable[[], threading.Condition]:  # noqa: N802
+        """Make a condition, with a lock of its own."""
+        ...
+
+    @property
+    def Event(self) -> type[threading.Event]:  # noqa: N802
+        """Make an event."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """Clock, threads, process and network of a worker. The defaults are the real ones; the simulation passes in its own."""
 
     # Seconds that only grow.
     clock: Callable[[], float] = time.monotonic
-    # A module with ``Thread``, ``Condition`` and ``Event``, and what one thread hands a result over to another by.
-    threads: Any = threading
+    # The module ``threading``, and what one thread hands a result over to another by.
+    threads: Threads = threading
     future: Callable[[], concurrent.futures.Future[Any]] = concurrent.futures.Future
     # The control thread's event loop, and how other threads call into it.
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    call_in_loop: Callable[..., concurrent.futures.Future[Any]] = asyncio.run_coroutine_threadsafe
+    call_in_loop: Callable[..., concurrent.futures.Future[object]] = asyncio.run_coroutine_threadsafe
     # The number of the process, and its end.
     pid: Callable[[], int] = os.getpid
     exit: Callable[[int], object] = os._exit

@@ -139,7 +139,7 @@ class WatchedGroup(dist.ProcessGroup):
 
 
 def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | None]:
-    def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> dist.Work | None:
+    def call(self: WatchedGroup, *args: Any, **kwargs: object) -> dist.Work | None:
         work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         self._watch.entered(work, name, is_collective)
         if name == REDUCTION and args and any(tensor.numel() for tensor in args[0]):  # Gloo does nothing for empty ones

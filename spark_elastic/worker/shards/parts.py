@@ -37,7 +37,7 @@ MOST_NOTED = 8
 class Parts:
     """The shards of one batch that this rank computes, to be iterated once; ``model.parts(batch)`` makes it."""
 
-    def __init__(self, batch: Any, sources: Sources, touched: set[int], world: World | None) -> None:
+    def __init__(self, batch: object, sources: Sources, touched: set[int], world: World | None) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         delivery = deliveries.find_cut(leaves)
         if delivery is None or delivery.cut is None:
@@ -243,7 +243,7 @@ def _split(numbers: list[int], touched: int, counted: int) -> tuple[list[int], l
     return numbers[:touched], numbers[touched : touched + counted], numbers[touched + counted :]
 
 
-def divided(batch: Any, parts: Sequence[Part], cut: Cut) -> list[Any]:
+def divided(batch: object, parts: Sequence[Part], cut: Cut) -> list[object]:
     """Return each part of a batch, in memory of its own: kernels may compute other bits where rows begin at another address."""
     if cut.is_divided:
         if not isinstance(batch, (list, tuple)) or len(batch) != len(parts):

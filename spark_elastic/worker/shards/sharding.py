@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ class Sharding:
         for model in self._models:
             refuse(model, shards)
 
-    def parts(self, model: DistributedDataParallel, batch: Any) -> Parts:
+    def parts(self, model: DistributedDataParallel, batch: object) -> Parts:
         """Return the loop over the parts of a batch, which leaves gradients in all models that take part in it."""
         for each in self._models:
             each.follow_content()

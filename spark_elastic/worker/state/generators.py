@@ -28,8 +28,8 @@ class Generators:
     """Reads the states of all generators. Used by the user's thread."""
 
     def __init__(self) -> None:
-        self._python: tuple[Sequence[object], Any] = ((), None)
-        self._numpy: tuple[Sequence[object], Any] = ((), None)
+        self._python: tuple[Sequence[object], object] = ((), None)
+        self._numpy: tuple[Sequence[object], object] = ((), None)
 
     def states(self) -> RandomStates:
         """Return the present states."""

@@ -169,7 +169,7 @@ def _named_as_here(module: torch.nn.Module, kept: Mapping[str, T]) -> Mapping[st
     return kept
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
+def _undo_casts(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) -> None:
     """Give an optimizer's state back the dtypes it was kept with, because torch casts it to those of the parameters."""
     if not isinstance(kept, dict) or not {"state", "param_groups"} <= set(kept):
         return  # the optimizer has a format of its own

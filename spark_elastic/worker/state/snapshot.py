@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Stateful(Protocol):
     """An object that is saved and restored through a state dict: a module, an optimizer, a scheduler, a loader."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         """Return the object's state."""
 
     def load_state_dict(self, state_dict: Any, /) -> object:
@@ -79,7 +79,7 @@ def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
     found: dict[str, Stateful] = {}
 
     def look(value: Any, name: str) -> None:
-        kind: Any = type(value)
+        kind: object = type(value)
         if kind in (dict, OrderedDict) and all(map(is_plain, value)):
             for key, entry in value.items():
                 look(entry, f"{name}[{key!r}]")
@@ -173,7 +173,7 @@ def _check_holders(holders: Sequence[tuple[object, set[int]]], objects: Sequence
             )
 
 
-def unflatten(skeleton: object, tensors: list[torch.Tensor]) -> Any:
+def unflatten(skeleton: object, tensors: list[torch.Tensor]) -> object:
     """Build the tree again, each ``Leaf`` replaced by its tensor, which is the snapshot's own; everything else is copied."""
 
     def give(value: object) -> object:

@@ -200,9 +200,9 @@ def small_template(value: Stateful, written: object, tensors: Sequence[torch.Ten
     return template_of(value, written, tensors, start)
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
     return [{key: entry for key, entry in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def _kinds(settings: Sequence[Mapping[str, Any]]) -> list[list[type]]:
+def _kinds(settings: Sequence[Mapping[str, object]]) -> list[list[type]]:
     return [list(map(type, group.values())) for group in settings]
