@@ -81,16 +81,22 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
         return (self.widths[0] or 2) if self.widths else 0
 
     # Spark's own take one row each.
-    def predictRaw(self, value: object) -> DenseVector | np.ndarray:  # type: ignore[override]
-        """Return raw predictions on the driver: a vector for the features of one row, [rows, classes] for [rows, features]."""
-        return self._predict_vector(value, "rawPrediction")
+    def predictRaw(self, value: object, categories: object = None) -> DenseVector | np.ndarray:  # type: ignore[override]
+        """Return raw predictions on the driver: a vector for the features of one row, [rows, classes] for [rows, features].
 
-    def predictProbability(self, value: object) -> DenseVector | np.ndarray:  # type: ignore[override]
-        """Return probabilities on the driver: a vector for the features of one row, [rows, classes] for [rows, features]."""
-        return self._predict_vector(value, "probability")
+        categories: see ``predict``.
+        """
+        return self._predict_vector(value, categories, "rawPrediction")
 
-    def _predict_vector(self, value: object, role: str) -> DenseVector | np.ndarray:
-        found, is_row = self._score(value, Classes({role: role}, None, self.is_probability))
+    def predictProbability(self, value: object, categories: object = None) -> DenseVector | np.ndarray:  # type: ignore[override]
+        """Return probabilities on the driver: a vector for the features of one row, [rows, classes] for [rows, features].
+
+        categories: see ``predict``.
+        """
+        return self._predict_vector(value, categories, "probability")
+
+    def _predict_vector(self, value: object, categories: object, role: str) -> DenseVector | np.ndarray:
+        found, is_row = self._score(value, categories, Classes({role: role}, None, self.is_probability))
         return DenseVector(found[0]) if is_row else found
 
     def _set(self, **params: Any) -> Self:

@@ -25,10 +25,10 @@ from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.dataset import identity_of, written
 from spark_elastic.estimator.frame import Facts, check_columns, check_scalars, is_index, is_vector, labels_of
-from spark_elastic.estimator.layout import Input, Layout, outputs_of
+from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional_inputs
 from spark_elastic.estimator.model import ElasticModel, TorchModel
 from spark_elastic.estimator.objective import Loss, Objective
-from spark_elastic.estimator.params import TrainingParams, inputs, names, param, text
+from spark_elastic.estimator.params import CATEGORICAL_COLS, TrainingParams, inputs, names, param, text
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
@@ -44,7 +44,7 @@ from spark_elastic.estimator.planning import (
     plan_split,
 )
 from spark_elastic.estimator.preflight import widths_of
-from spark_elastic.estimator.row_checks import negative_weight, not_a_class
+from spark_elastic.estimator.row_checks import negative_weight, not_a_class, not_an_index
 from spark_elastic.estimator.runs import (
     VERSION,
     RunRecord,
@@ -174,6 +174,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         """Check the recipe on the first rows, train, and return the model."""
         sample = first_rows(recipe.layout, data)
         recipe = recipe.checked_on(sample)
+        recipe.check_categories(sample, facts)
         layout, run_id = recipe.layout, record.run_id
         model = self._untrained(recipe, sample)
         model._check(facts)
@@ -297,6 +298,7 @@ class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
 
     featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
     inputs = param("inputs", 'keyword arguments of forward: {"x": [columns]} or {"x": ([columns], "int64")}', inputs)
+    categoricalCols = param("categoricalCols", CATEGORICAL_COLS, names)
     labelCols = param("labelCols", "columns of the labels, one for each output", names)
     outputCols = param("outputCols", "columns that transform adds; default prediction, or <label>_prediction", names)
     weightCol = param("weightCol", "column by which rows are weighted in losses and metrics", text)
@@ -304,6 +306,7 @@ class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
 
     def _layout(self, schema: StructType) -> Layout:
         layout = self._layout_of_names()
+        check_scalars(schema, layout.categories, "categoricalCols")
         check_columns(schema, layout.features, "inputs" if self.value("inputs") else "featureCols")
         check_columns(schema, layout.labels, "labelCols")
         if layout.weight:
@@ -311,13 +314,18 @@ class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
         return replace(layout, inputs=tuple(_with_dtype(entry, schema) for entry in layout.inputs))
 
     def _layout_of_names(self) -> Layout:
-        positional, keyword = self.value("featureCols"), self.value("inputs")
-        if (positional is None) == (keyword is None):
+        positional, categories, keyword = (self.value(name) for name in ("featureCols", "categoricalCols", "inputs"))
+        if (keyword is None) == (positional is None) and (keyword or categories is None):
             raise ValueError("give exactly one of featureCols and inputs")
-        if positional:
-            entries = [Input(None, (name,)) for name in positional]
-        else:
+        if keyword and categories:
+            raise ValueError(
+                f"categoricalCols={categories} follow featureCols; with inputs, give them a keyword there: "
+                f'{{"codes": ({categories}, "int64")}}'
+            )
+        if keyword:
             entries = [_keyword_input(name, columns) for name, columns in keyword.items()]
+        else:
+            entries = positional_inputs(positional or (), categories)
         labels = tuple(self.value("labelCols") or ())
         default = [f"{label}_prediction" for label in labels] if len(labels) > 1 else ["prediction"]
         return Layout(tuple(entries), labels, self.value("weightCol"), tuple(self.value("outputCols") or default))
@@ -343,6 +351,10 @@ def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
         raise ValueError(negative_weight(layout.weight, facts[layout.weight]["min"]))
     if layout.weight and facts[layout.weight]["max"] == 0:
         raise ValueError(f"weightCol: all weights of column {layout.weight!r} are 0; give some rows a weight above 0")
+    for name in layout.categories:
+        least, fraction = facts[name]["min"], facts[name]["fraction"]
+        if least < 0 or fraction is not None:
+            raise ValueError(not_an_index(name, least if least < 0 else fraction))
     for name, found in facts.items():
         if is_vector(schema[name].dataType) and found["min"] != found["max"]:
             raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from spark_elastic.errors import DataError
+
 DTYPES = {"int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
 
 
@@ -18,17 +20,19 @@ class Input:
     columns: its columns. Those of a keyword argument are put side by side, scalars as [rows, 1].
     dtype: a key of ``DTYPES``; None makes whole numbers int64 and everything else float32.
     expand: whether a positional scalar is passed as [rows, 1], for models that expect a matrix.
+    categorical: whether the columns hold indexes of categories; they are a positional argument, side by side as [rows, columns].
     """
 
     name: str | None
     columns: tuple[str, ...]
     dtype: str | None = None
     expand: bool = False
+    categorical: bool = False
 
     def tensor(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the argument: [rows], [rows, …] or a nested tensor."""
         parts = [plain(batch[column]) for column in self.columns]
-        if (self.name is not None or self.expand) and not any(part.is_nested for part in parts):
+        if (self.name is not None or self.expand or self.categorical) and not any(part.is_nested for part in parts):
             parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
         value = parts[0] if len(parts) == 1 else _side_by_side(self, parts)
         return value if self.dtype is None else value.to(DTYPES[self.dtype])
@@ -52,19 +56,43 @@ class Layout:
         return unique(column for entry in self.inputs for column in entry.columns)
 
     @property
+    def categories(self) -> list[str]:
+        """The columns that hold indexes of categories."""
+        return [column for entry in self.inputs if entry.categorical for column in entry.columns]
+
+    @property
     def columns(self) -> list[str]:
         """The columns that training needs, each once."""
         return unique([*self.features, *self.labels, *([self.weight] if self.weight else [])])
 
     def call(self, model: Callable[..., object], batch: Mapping[str, torch.Tensor]) -> object:
-        """Call the model on a batch and return what it returns."""
+        """Call the model on a batch and return what it returns.
+
+        Raises ``DataError`` for an index that the model has no category for, as far as torch notices that: on a GPU it ends the
+        process instead.
+        """
         args, kwargs = [], {}
         for entry in self.inputs:
             if entry.name is None:
                 args.append(entry.tensor(batch))
             else:
                 kwargs[entry.name] = entry.tensor(batch)
-        return model(*args, **kwargs)
+        try:
+            return model(*args, **kwargs)
+        except IndexError as error:
+            if not self.categories:
+                raise
+            found = ", ".join(f"{name!r} up to {int(batch[name].max())}" for name in self.categories)
+            raise DataError(
+                f"the network has too few categories for the indexes in these rows: {found} ({error}). An embedding needs a "
+                "row for each index from 0 on, and one more where StringIndexer keeps strings that it has not seen"
+            ) from error
+
+
+def positional_inputs(columns: Sequence[str], categories: Sequence[str] | None) -> list[Input]:
+    """Return an argument for each column, and behind them one for all columns of categories, if there are any."""
+    found = [Input(None, (name,)) for name in columns]
+    return [*found, Input(None, tuple(categories), "int64", categorical=True)] if categories else found
 
 
 _PLAIN = (torch.float32, torch.int64)

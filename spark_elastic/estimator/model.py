@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -19,8 +20,8 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.frame import Facts, column
-from spark_elastic.estimator.layout import Input, Layout
-from spark_elastic.estimator.params import FitParams, boolean, names, param, text, whole
+from spark_elastic.estimator.layout import Layout, positional_inputs
+from spark_elastic.estimator.params import CATEGORICAL_COLS, FitParams, boolean, names, param, text, whole
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
 from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features
@@ -114,18 +115,26 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
             lines.append(f"trained for {len(self.history)} epochs, loss {self.history[-1]['loss']:.6g}")
         return "\n".join(lines)
 
-    def _feed(self, columns: Sequence[str]) -> None:
-        """Feed these columns to the positional arguments of the network, once its inputs are known."""
+    def _feed(self, columns: Sequence[str], *, categorical: bool = False) -> None:
+        """Feed these columns to the positional arguments of the network, or to that of categories, once its inputs are known."""
         inputs = self.layout.inputs
         if not inputs:
             return
-        if len(columns) != len(inputs) or any(entry.name is not None for entry in inputs):
-            raise ValueError(
-                f"the model takes {len(inputs)} columns, {self.layout.features}, and cannot take {list(columns)}"
-            )
-        pairs = list(zip(columns, inputs, strict=True))
-        self.shapes = {column: self.shapes.get(entry.columns[0]) for column, entry in pairs}
-        self.layout = replace(self.layout, inputs=tuple(replace(entry, columns=(column,)) for column, entry in pairs))
+        taken = [name for entry in inputs if entry.categorical == categorical for name in entry.columns]
+        if len(columns) != len(taken) or any(entry.name is not None for entry in inputs):
+            raise ValueError(f"the model takes {len(taken)} columns, {taken}, and cannot take {list(columns)}")
+        new = iter(columns)
+        fed = tuple(
+            replace(entry, columns=tuple(islice(new, len(entry.columns))))
+            if entry.categorical == categorical
+            else entry
+            for entry in inputs
+        )
+        pairs = [
+            pair for old, now in zip(inputs, fed, strict=True) for pair in zip(old.columns, now.columns, strict=True)
+        ]
+        self.shapes = {now: self.shapes.get(old) for old, now in pairs}
+        self.layout = replace(self.layout, inputs=fed)
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -254,23 +263,26 @@ class TorchModel(ElasticModel, TorchModelAccessors):
 
     outputCols = param("outputCols", "columns for the network's outputs, in its order", names)
     featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
+    categoricalCols = param("categoricalCols", CATEGORICAL_COLS, names)
     labelCols = param("labelCols", "columns of the labels that it was trained on", names)
     weightCol = param("weightCol", "column by which rows were weighted in training", text)
 
     def _set(self, **params: object) -> Self:
         if params.get("featureCols") is not None:
             self._feed(names(params["featureCols"]))
+        if params.get("categoricalCols") is not None:
+            self._feed(names(params["categoricalCols"]), categorical=True)
         return super()._set(**params)
 
     def _layout_of_names(self) -> Layout:
-        features, outputs = self.value("featureCols"), self.value("outputCols")
-        if not features or not outputs:
+        features, categories, outputs = (self.value(name) for name in ("featureCols", "categoricalCols", "outputCols"))
+        if not (features or categories) or not outputs:
             raise ValueError(
                 "give featureCols, a column for each positional argument of forward, and outputCols, one for each output: "
                 "this network does not come from a fit, which would have set them"
             )
-        inputs = tuple(Input(None, (name,)) for name in features)
-        return Layout(inputs, tuple(self.value("labelCols") or ()), self.value("weightCol"), tuple(outputs))
+        inputs = positional_inputs(features or (), categories)
+        return Layout(tuple(inputs), tuple(self.value("labelCols") or ()), self.value("weightCol"), tuple(outputs))
 
     def _outputs(self) -> dict[str, int]:
         return dict(zip(self.value("outputCols"), self.widths, strict=True))

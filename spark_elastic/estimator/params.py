@@ -314,6 +314,11 @@ def module(value: object) -> torch.nn.Module:
 # ---------------------------------------------------------------- Params
 
 
+CATEGORICAL_COLS = (
+    "columns of indexes of categories, as StringIndexer makes them; int64 [rows, columns], the last argument of forward"
+)
+
+
 class FitParams(Parameterized, FitParamsAccessors):
     """How estimators train. Their models have these Params, too, as Spark's own models do."""
 

@@ -16,7 +16,7 @@ from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.dataset import Split
-from spark_elastic.estimator.frame import check_scalars, row_shape
+from spark_elastic.estimator.frame import Facts, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective, can_weight
 from spark_elastic.estimator.params import Parameterized
@@ -67,6 +67,12 @@ class Recipe:
             batch = self.transform(batch) if self.transform else batch
             layout, objective = try_model(self.network, self.layout, self.objective, batch)
         return replace(self, layout=layout, objective=objective)
+
+    def check_categories(self, batch: Mapping[str, torch.Tensor], facts: Facts) -> None:
+        """Try the largest index of each column of categories. Raises ValueError, naming it, if the network cannot take it."""
+        for name in self.layout.categories:
+            if (most := facts.get(name, {}).get("max")) is not None:
+                self.checked_on({**batch, name: torch.full_like(batch[name], most)})
 
     def class_labels(self, outputs: int) -> tuple[str, ...]:
         """Return the columns that losses take as class indexes, provided that losses receive the columns unchanged."""

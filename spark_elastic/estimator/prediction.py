@@ -21,8 +21,9 @@ from pyspark.sql.types import StructType
 from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
 from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
-from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.layout import Layout, positional_inputs
 from spark_elastic.estimator.model import ElasticModel
+from spark_elastic.estimator.params import CATEGORICAL_COLS, names, param
 from spark_elastic.estimator.transform import Finish
 
 if TYPE_CHECKING:
@@ -30,20 +31,23 @@ if TYPE_CHECKING:
 
 
 class HasPredictorCols(HasLabelCol, HasFeaturesCol, HasPredictionCol, HasWeightCol, HasPredictorColsAccessors):
-    """Spark ML's columns of predictors."""
+    """Spark ML's columns of predictors, and columns of categories."""
+
+    categoricalCols = param("categoricalCols", CATEGORICAL_COLS, names)
 
 
 def layout_of(params: Predictor | PredictionModel) -> Layout:
     """Return the roles of the columns that the Params name."""
-    features = Input(None, (params.value("featuresCol"),))
-    return Layout((features,), (params.value("labelCol"),), params.value("weightCol"))
+    inputs = positional_inputs([params.value("featuresCol")], params.value("categoricalCols"))
+    return Layout(tuple(inputs), (params.value("labelCol"),), params.value("weightCol"))
 
 
 class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, PredictorAccessors):
-    """Trains on ``labelCol`` and ``featuresCol``, which is the only argument of ``forward``."""
+    """Trains on ``labelCol`` and ``featuresCol``, the first argument of ``forward``; ``categoricalCols`` are the second."""
 
     def _layout(self, schema: StructType) -> Layout:
         layout = self._layout_of_names()
+        check_scalars(schema, layout.categories, "categoricalCols")
         check_columns(schema, layout.features, "featuresCol")
         check_scalars(schema, layout.labels, "labelCol")
         if layout.weight:
@@ -60,6 +64,8 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def _set(self, **params: object) -> Self:
         if isinstance(name := params.get("featuresCol"), str):
             self._feed([name])
+        if params.get("categoricalCols") is not None:
+            self._feed(names(params["categoricalCols"]), categorical=True)
         return super()._set(**params)
 
     def _layout_of_names(self) -> Layout:
@@ -71,12 +77,15 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         shape = self.shapes.get(self.layout.features[0]) if self.layout.inputs else None
         return -1 if shape is None else math.prod(shape)
 
-    def predict(self, x: object) -> float | np.ndarray:
-        """Predict on the driver: a float for the features of one row, an array for [rows, features]."""
-        found, is_row = self._score(x, self._finish({"prediction": 0}))
+    def predict(self, x: object, categories: object = None) -> float | np.ndarray:
+        """Predict on the driver: a float for the features of one row, an array for [rows, features].
+
+        categories: the indexes of a row, or [rows, columns], where the network takes ``categoricalCols``.
+        """
+        found, is_row = self._score(x, categories, self._finish({"prediction": 0}))
         return float(found[0]) if is_row else found
 
-    def _score(self, x: object, finish: Finish) -> tuple[np.ndarray, bool]:
+    def _score(self, x: object, categories: object, finish: Finish) -> tuple[np.ndarray, bool]:
         """Return the one column that ``finish`` makes, and whether ``x`` is the features of one row."""
         if not self.layout.inputs:
             raise ValueError(
@@ -85,8 +94,17 @@ class PredictionModel(ElasticModel, HasPredictorCols):
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
         shape = self.shapes[self.layout.features[0]] or ()
         rows = features.reshape(-1, *shape)
-        (found,) = self._scorer(finish)({self.layout.features[0]: rows}).values()
+        columns = {self.layout.features[0]: rows, **self._columns_of(categories, len(rows))}
+        (found,) = self._scorer(finish)(columns).values()
         return found, features.ndim <= len(shape)
+
+    def _columns_of(self, categories: object, rows: int) -> dict[str, np.ndarray]:
+        """Divide the indexes of ``rows`` rows by columns. Raises ValueError if they are not those that the network takes."""
+        names = self.layout.categories
+        found = np.empty((rows, 0)) if categories is None else np.asarray(categories).reshape(rows, -1)
+        if found.shape[1] != len(names):
+            raise ValueError(f"categories must have an index for each of {names} in each row, not {categories!r}")
+        return {name: found[:, place] for place, name in enumerate(names)}
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the usual metrics for a DataFrame with labels, by the names that Spark's evaluators use."""

@@ -59,7 +59,8 @@ def try_model(
 def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[object, Layout]:
     """Call a copy of the model. Return what it returns, and the layout with which the call succeeded."""
     scalar = tuple(
-        replace(entry, expand=entry.name is None and batch[entry.columns[0]].dim() == 1) for entry in layout.inputs
+        replace(entry, expand=entry.name is None and not entry.categorical and batch[entry.columns[0]].dim() == 1)
+        for entry in layout.inputs
     )
     failure: Exception | None = None
     for candidate in dict.fromkeys((layout, replace(layout, inputs=scalar))):

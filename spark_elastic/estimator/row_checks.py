@@ -25,6 +25,14 @@ def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> No
             raise DataError(not_a_class(name, float(values[found][0])))
 
 
+def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``DataError`` for a number that cannot be the index of a category, naming column and value."""
+    for name in names:
+        values = batch[name]
+        if bool((bad := (values < 0) | (values % 1 != 0)).any()):
+            raise DataError(not_an_index(name, float(values[bad][0])))
+
+
 def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
     """Raise ``DataError`` for a weight below 0, naming column and value."""
     if name is not None and bool((batch[name] < 0).any()):
@@ -34,6 +42,14 @@ def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
 def negative_weight(name: str, least: float) -> str:
     """Return the message for a column of weights that go below 0."""
     return f"weightCol: column {name!r} has weights below 0, down to {least:g}"
+
+
+def not_an_index(name: str, value: float) -> str:
+    """Return the message for a number that is not the index of a category."""
+    return (
+        f"categoricalCols: column {name!r} has the index {value:g}; indexes of categories are whole numbers from 0 on, as "
+        "StringIndexer makes them"
+    )
 
 
 def not_a_class(name: str, value: float) -> str:

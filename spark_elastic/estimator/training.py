@@ -26,7 +26,7 @@ from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
-from spark_elastic.estimator.row_checks import check_classes, check_rows, check_weights
+from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights
 from spark_elastic.estimator.schedules import Course, make_scheduler
 
 _log = logging.getLogger(__name__)
@@ -303,6 +303,7 @@ class Trainer:
             check_rows(batch, self.plan.layout.columns, self.loader if loader is None else loader)
             check_weights(batch, self.plan.layout.weight)
             check_classes(batch, self.plan.class_labels)
+            check_indexes(batch, self.plan.layout.categories)
         if self.device.type != "cpu":
             batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         batch = {name: plain(value) for name, value in batch.items()}

@@ -24,6 +24,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
+from spark_elastic.estimator.row_checks import check_indexes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,12 +47,13 @@ class Scorer:
     def __call__(self, columns: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
         """Predict a batch. columns: by name, arrays of [rows] or [rows, …], or lists of arrays of different lengths.
 
-        Raises ``DataError`` for NaN, infinity and nulls, naming column and row.
+        Raises ``DataError`` for NaN, infinity and nulls, naming column and row, and for indexes that are not those of categories.
         """
         rows = len(next(iter(columns.values())))
         check_finite(columns, list(columns), self._rows.next(rows))
         device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
         batch = {name: _tensor(values).to(device) for name, values in columns.items()}
+        check_indexes(batch, self.layout.categories)
         with in_evaluation(self.module), torch.inference_mode():
             outputs = outputs_of(self.layout.call(self.module, batch), self.layout)
         return self.finish(

@@ -108,6 +108,29 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
         classifier.copy({classifier.labelCol: "a"}).fit(plain)
 
 
+@pytest.mark.filterwarnings("ignore:loading")
+def test_columns_of_indexes_are_the_second_argument_of_the_network(frame: Any, tmp_path: Path) -> None:
+    data = frame.withColumn("place", (f.col("id") % 5).cast("string"))
+    classifier = TorchClassifier(
+        model=networks.WithCategories(), learningRate=5e-2, batchSize=32, epochs=4, categoricalCols=["kind_index", "place_index"],
+        labelCol="kind_index", numProc=1, maxNp=1, verbose=0,
+    )  # fmt: skip
+    stages = [
+        StringIndexer(inputCols=["kind", "place"], outputCols=["kind_index", "place_index"]),
+        VectorAssembler(inputCols=["a", "b"], outputCol="features"),
+        classifier,
+    ]
+    fitted = Pipeline(stages=stages).fit(data)
+    fitted.write().save(str(tmp_path / "fitted"))
+    scored = PipelineModel.load(str(tmp_path / "fitted")).transform(data).collect()
+    assert all(row["prediction"] == row["kind_index"] for row in scored), "the label is one of the categories"
+    row, model = scored[0], fitted.stages[2]
+    assert model.predict(row["features"], [row["kind_index"], row["place_index"]]) == row["prediction"]
+    indexed = fitted.stages[1].transform(fitted.stages[0].transform(data))
+    with pytest.raises(ValueError, match=r"'place_index' up to 6 \(index out of range in self\)"):
+        classifier.fit(indexed.withColumn("place_index", f.col("id") % 7))
+
+
 def test_balanced_classes_weigh_the_same_on_all_workers_together(spark: Any) -> None:
     x, label = np.linspace(-1, 1, 90), np.repeat([0, 1, 2], [60, 25, 5])
     values = [(Vectors.dense(one), float(each)) for one, each in zip(x, label, strict=True)]

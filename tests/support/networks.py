@@ -68,6 +68,20 @@ class TwoHeads(torch.nn.Module):
         return self.number(hidden), self.kind(hidden)
 
 
+class WithCategories(torch.nn.Module):
+    """Takes a vector, and the indexes of two columns of categories side by side."""
+
+    def __init__(self, sizes: tuple[int, int] = (3, 5), width: int = 2, outputs: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(size, 4) for size in sizes)
+        self.head = torch.nn.Linear(width + 4 * len(sizes), outputs)
+
+    def forward(self, x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        looked_up = [table(codes[:, place]) for place, table in enumerate(self.tables)]
+        return self.head(torch.cat([x, *looked_up], 1))
+
+
 class SumOfList(torch.nn.Module):
     """Takes lists of different lengths."""
 
