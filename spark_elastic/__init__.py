@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.base import State as State
     from spark_elastic.worker.state.objects import ObjectState as ObjectState
     from spark_elastic.worker.state.torch_state import TorchState as TorchState
+    from spark_elastic.worker.zero import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
 
 _MODULES = {
     "spark_elastic.checkpoint.newest": ("load_checkpoint", "load_model"),
@@ -95,6 +96,7 @@ _MODULES = {
     "spark_elastic.worker.state.base": ("State",),
     "spark_elastic.worker.state.objects": ("ObjectState",),
     "spark_elastic.worker.state.torch_state": ("TorchState",),
+    "spark_elastic.worker.zero": ("ZeroRedundancyOptimizer",),
 }
 _SUBMODULES = ("data", "loggers", "testing")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -34,11 +34,15 @@ class CommitId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Slices(msgspec.Struct, frozen=True, array_like=True):
-    """Which slices of a commit a worker holds: those numbered ``held``, of ``of`` in all. Slice 0 of 1 is the whole commit."""
+    """Which slices of a commit a worker holds: those numbered ``held``, of ``of`` in all. Slice 0 of 1 is the whole commit.
+
+    ``is_live``: what is equal on all ranks is still that of the commit in its objects, so it lacks no slice of that.
+    """
 
     commit: CommitId
     held: tuple[int, ...]
     of: int
+    is_live: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -36,7 +37,8 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     result = tensor.detach().clone()
     world = current_world()
     if world is not None and world.size > 1:
-        _translate_errors(lambda: dist.all_reduce(result, _OPERATIONS[op]))
+        with translated_errors():
+            dist.all_reduce(result, _OPERATIONS[op])
         if op == "mean":
             result /= world.size
     return result
@@ -48,7 +50,8 @@ def allgather_object(obj: T) -> list[T]:
     if world is None or world.size == 1:
         return [obj]
     gathered = [obj] * world.size
-    _translate_errors(lambda: dist.all_gather_object(gathered, obj))
+    with translated_errors():
+        dist.all_gather_object(gathered, obj)
     return gathered
 
 
@@ -61,7 +64,8 @@ def broadcast_object(obj: T, src: int = 0) -> T:
     if size == 1:
         return obj
     box = [obj]
-    _translate_errors(lambda: dist.broadcast_object_list(box, src))
+    with translated_errors():
+        dist.broadcast_object_list(box, src)
     return box[0]
 
 
@@ -69,12 +73,15 @@ def barrier() -> None:
     """Wait until all ranks have called this function."""
     world = current_world()
     if world is not None and world.size > 1:
-        _translate_errors(dist.barrier)
+        with translated_errors():
+            dist.barrier()
 
 
-def _translate_errors(collective: Callable[[], object]) -> None:
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise ``WorkerLostError`` for errors of collectives in a world that is broken."""
     try:
-        collective()
+        yield
     except RuntimeError as error:
         world = current_world()
         if world is None or not world.is_broken():

@@ -23,11 +23,22 @@ def cluster() -> Iterator[Any]:
 
 
 def train(
-    cluster: Any, *faults: Any, spoil: bool = False, steps: int = STEPS, redundancy: int = 1, **settings: Any
+    cluster: Any,
+    *faults: Any,
+    spoil: bool = False,
+    steps: int = STEPS,
+    redundancy: int = 1,
+    zero: bool = False,
+    struck: int | None = None,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
     with inject(*faults):
         results: list[dict[str, Any]] = spark_elastic.run(
-            train_in_slices, (steps, spoil), {"redundancy": redundancy}, local=cluster, **{"num_proc": 4, **settings}
+            train_in_slices,
+            (steps, spoil, zero, struck),
+            {"redundancy": redundancy},
+            local=cluster,
+            **{"num_proc": 4, **settings},
         )
     for result in results:
         assert result["history"] == list(range(1, steps + 1))
@@ -109,3 +120,33 @@ def test_more_losses_than_the_redundancy_have_the_job_go_on_from_its_durable_che
     results = train(cluster, *neighbours, spoil=True, min_np=4, checkpoint=str(tmp_path))
     assert {result["digest"] for result in results} == {undisturbed}
     assert spark_elastic.load_checkpoint(str(tmp_path))["step"] == STEPS
+
+
+def test_a_divided_optimizer_leaves_the_bits_of_the_plain_one_through_losses(cluster: Any, undisturbed: str) -> None:
+    faults = [
+        kill(rank=2, step=10, at=Point.RECORDED),
+        kill(rank=0, step=15, at=Point.COMMITTED),
+        kill(rank=3, generation=4, at=Point.REPAIR),
+        kill(rank=3, step=20),
+    ]
+    results = train(cluster, *faults, spoil=True, zero=True, struck=5, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+    assert all(0 < result["kept"] < 1 for result in results)
+
+
+def test_a_divided_optimizer_goes_on_after_planned_changes_and_nobody_gathers_weights(
+    cluster: Any, undisturbed: str
+) -> None:
+    results = train(cluster, drain(rank=1, step=5), drain(rank=0, step=15), zero=True, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+    assert sorted(len(result["received"]) for result in results) == [0, 0, 1, 1], "only those that came later"
+
+
+def test_a_divided_optimizer_is_lost_with_two_neighbours_and_not_with_a_redundancy_of_two(
+    cluster: Any, undisturbed: str
+) -> None:
+    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
+    with pytest.raises(StateLostError, match=r"rank 3 holds slices 0, 3 of 4"):
+        train(cluster, *neighbours, zero=True, min_np=4)
+    results = train(cluster, *neighbours, spoil=True, zero=True, redundancy=2, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}

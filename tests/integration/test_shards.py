@@ -60,6 +60,20 @@ def test_three_workers_with_kills_and_joins_leave_the_bits_of_one(run: Any, rows
     assert {each["digest"] for each in result.results} == {alone(run, rows)}
 
 
+def test_a_divided_optimizer_leaves_the_bits_of_one_worker_on_executors_through_kills_and_joins(
+    run: Any, run_on_spark: Any, tmp_path: Path
+) -> None:
+    kills, full = {4: 1, 9: 2}, {2: 3, 7: 3, 12: 3}
+    (tmp_path / "killed").mkdir()
+    result = run_on_spark(
+        shard_training.train_on_shards, STEPS, None, full, kills, str(tmp_path / "killed"), True, num_proc=3, min_np=2,
+        max_np=3,
+    )  # fmt: skip
+    assert len(list((tmp_path / "killed").iterdir())) == len(kills)
+    assert {2, 3} <= set(result.sizes)
+    assert {each["digest"] for each in result.results} == {alone(run, None)}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ten_kills_in_mid_step_and_ten_joins_on_executors_leave_the_bits_of_one_worker(

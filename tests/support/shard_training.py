@@ -23,11 +23,12 @@ def train_on_shards(
     full: dict[int, int] | None = None,
     kills: dict[int, int] | None = None,
     folder: str = "",
+    zero: bool = False,
 ) -> dict[str, Any]:
     """Train a network with convolution, BatchNorm, dropout, Adam and a schedule; return the digest of everything.
 
     ``full``: after these steps, the size of the world that is waited for. ``kills``: before these steps, in the middle of the
-    loop over parts, the rank that dies, once; ``folder`` remembers that.
+    loop over parts, the rank that dies, once; ``folder`` remembers that. ``zero``: divide the state of the optimizer.
     """
     import hashlib
     import os
@@ -48,7 +49,9 @@ def train_on_shards(
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
     model = se.DistributedDataParallel(net)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    if zero:
+        optimizer = se.ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=1e-2)
     if url is None:
         rows = torch.randn(234, 16, generator=generator), torch.randint(0, 3, (234,), generator=generator)
         dataset = torch.utils.data.TensorDataset(*rows)
@@ -57,9 +60,10 @@ def train_on_shards(
         loader = se.data.ParquetLoader(url, global_batch_size=40, shards=8, seed=3)
     state = se.TorchState(
         model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9), loader=loader,
-        step=0, losses=[],
+        step=0, losses=[], commit="sharded" if zero else "copy",
     )  # fmt: skip
     sizes: list[int] = []
+    trained: list[Any] = []
 
     @se.elastic
     def train(state: Any) -> None:
@@ -88,10 +92,11 @@ def train_on_shards(
                     break
             else:
                 state.loader.set_epoch(state.loader.epoch + 1)
+        trained[:] = [model.state_dict(), optimizer.state_dict()]
 
     train(state)
     found = hashlib.sha256(repr(state.losses).encode())
-    for part in (model, optimizer):
-        for leaf in torch.utils._pytree.tree_leaves(part.state_dict()):
+    for part in trained:
+        for leaf in torch.utils._pytree.tree_leaves(part):
             found.update(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
     return {"digest": found.hexdigest(), "sizes": sizes, "losses": state.losses}

@@ -9,12 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 
-def train_in_slices(steps: int, spoil: bool = False, **settings: Any) -> dict[str, Any]:
+def train_in_slices(
+    steps: int, spoil: bool = False, zero: bool = False, struck: int | None = None, **settings: Any
+) -> dict[str, Any]:
     """Train; return a digest of weights and moments, and how many commits were received here. All ranks have equal ones.
 
-    ``spoil``: overwrite the weights whenever the world changes, as code may on its way out.
+    ``spoil``: overwrite the weights whenever the world changes, as code may on its way out. ``zero``: divide the state of the
+    optimizer. ``struck``: in this step of the first generation rank 1 dies when it has updated its weights and shared none.
     """
     import hashlib
+    import os
+    import signal
 
     import torch
 
@@ -32,7 +37,17 @@ def train_in_slices(steps: int, spoil: bool = False, **settings: Any) -> dict[st
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.BatchNorm1d(33), torch.nn.Linear(33, 1))
     model = se.DistributedDataParallel(network)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if zero:
+
+        class Struck(torch.optim.Adam):
+            def step(self, closure: Any = None) -> Any:
+                super().step(closure)
+                if (se.generation(), se.rank(), state.step + 1) == (1, 1, struck):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        optimizer = se.ZeroRedundancyOptimizer(model.parameters(), Struck, lr=0.01)
+    moments, kept = [], []
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
     state = se.TorchState(model, optimizer, scheduler, step=0, history=[], commit="sharded", **settings)
 
@@ -48,6 +63,9 @@ def train_in_slices(steps: int, spoil: bool = False, **settings: Any) -> dict[st
                 state.step += 1
                 state.history.append(state.step)
                 state.commit()
+            kept.append(sum(value.numel() for entry in optimizer.state.values() for value in entry.values()))
+            whole = optimizer.state_dict()["state"]
+            moments.extend(value for number in sorted(whole) for value in whole[number].values())
         except BaseException:
             if spoil:
                 for parameter in model.parameters():
@@ -56,13 +74,13 @@ def train_in_slices(steps: int, spoil: bool = False, **settings: Any) -> dict[st
 
     train(state)
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        for tensor in (parameter, *optimizer.state[parameter].values()):
-            digest.update(tensor.detach().numpy().tobytes())
+    for tensor in (*model.parameters(), *moments):
+        digest.update(tensor.detach().numpy().tobytes())
     return {
         "history": state.history,
         "digest": digest.hexdigest(),
         "received": received,
+        "kept": kept[0] / sum(value.numel() for value in moments),
         "rate": optimizer.param_groups[0]["lr"],
         "size": se.size(),
     }

@@ -28,6 +28,7 @@ from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sharding import shards_in_use
+from spark_elastic.worker.zero import is_part
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState
@@ -302,12 +303,12 @@ def _checks() -> TrainingChecks | None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    if (checks := _checks()) is not None:
+    if not is_part(optimizer) and (checks := _checks()) is not None:
         checks.before_step(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    if (checks := _checks()) is not None:
+    if not is_part(optimizer) and (checks := _checks()) is not None:
         checks.after_step()
 
 

@@ -33,10 +33,14 @@ def why_unsupported(value: object) -> str | None:
 def check_supported(value: object, name: str) -> None:
     """Raise ``TypeError`` for a value that a State cannot hold: every worker holds the whole state, in dense tensors."""
     what = why_unsupported(value)
+    if what == "torch's ZeroRedundancyOptimizer":
+        raise TypeError(
+            f"{name} is {what}, whose parts end with the first loss; write spark_elastic.ZeroRedundancyOptimizer, which takes "
+            "the same arguments"
+        )
     if what is not None:
         raise TypeError(
-            f"{name} is {what}, which a State does not support: every worker holds the whole model and optimizer state, in "
-            "dense tensors"
+            f"{name} is {what}, which a State does not support: every worker holds the whole model, in dense tensors"
         )
     if isinstance(value, torch.nn.Module):
         parts = [*list(value.named_modules())[1:], *value.named_parameters(), *value.named_buffers()]

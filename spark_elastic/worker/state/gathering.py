@@ -38,7 +38,7 @@ class GatherPlan:
 def plan_gather(members: Sequence[Member], newest: CommitId) -> GatherPlan:
     """Plan from what the members hold, in rank order. The senders of each slice take turns."""
     holders = {member.rank: member.slices for member in members if member.commit == newest}
-    whole = {rank for rank, slices in holders.items() if slices is None or slices.is_whole}
+    whole = {rank for rank, slices in holders.items() if slices is None or slices.is_whole or slices.is_live}
     of = max((slices.of for rank, slices in holders.items() if slices and rank not in whole), default=len(whole))
     sources, newcomers = {}, []
     for rank in range(len(members)):
@@ -137,7 +137,7 @@ def _receive(
         )
         small.fit(small_specs)
         for flat in small.flats:
-            _finish(world, [(flat, donor)])
+            receive_all(world, [(flat, donor)])
         mine = Unsliced(skeleton, sliced, specs, small, told)
     assert mine is not None
     room = TensorBuffer()
@@ -151,11 +151,11 @@ def _receive(
                 place.copy_(flat)
         else:
             coming += [(place, source) for place in places]
-    _finish(world, coming)
+    receive_all(world, coming)
     return mine, room
 
 
-def _finish(world: World, coming: Sequence[tuple[torch.Tensor, int]]) -> None:
+def receive_all(world: World, coming: Sequence[tuple[torch.Tensor, int]]) -> None:
     """Receive these tensors, each from its source, all at the same time."""
     staged = [
         (place, place if place.device.type == "cpu" else torch.empty_like(place, device="cpu"), source)

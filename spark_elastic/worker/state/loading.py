@@ -14,6 +14,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 from spark_elastic.worker.state.switches import plain_name, switch_as_noted
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -132,6 +133,8 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
     replaced by clones elsewhere. Raises what ``target.load_state_dict`` raises.
     """
     if isinstance(target, torch.optim.Optimizer):
+        if isinstance(target, ZeroRedundancyOptimizer):
+            target.undivide()  # it is divided anew once all ranks have the whole
         if not _overwrite(target, kept):
             target.load_state_dict(cloned(kept))
             _undo_casts(target, kept)

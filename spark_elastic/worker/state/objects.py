@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from spark_elastic.checkpoint.skeleton import Lender, map_tree
-from spark_elastic.errors import CheckpointError, StateLostError
+from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -18,6 +18,7 @@ from spark_elastic.worker.state.loading import load_tree
 from spark_elastic.worker.state.snapshot import Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
+from spark_elastic.worker.zero import find_divisible
 
 
 class ObjectState(State):
@@ -107,6 +108,7 @@ class ObjectState(State):
             self._receive(arrived, world)
             if is_first:
                 self._commits.restored_size = arrived.skeleton["size"]
+        self._keeper.divide(world, self._values(shared=True))
 
     def _keep_first(self) -> None:
         """Keep the initial values outside a job, where no generation is sealed, if they can be copied already."""
@@ -115,8 +117,25 @@ class ObjectState(State):
             self._keeper.settle()
 
     def _prepare(self) -> None:
+        self._check_divisible()
         self._keeper.prepare(self._values(shared=True))
         self._first_structure = structure_of(find_objects(self._values(shared=True)))
+
+    def _check_divisible(self) -> None:
+        """Refuse an optimizer that is to be divided among ranks where commits could not be put together again."""
+        job = current_job()
+        if job is None or not find_divisible(self._values(shared=True)):
+            return
+        if job.checkpoints is not None:
+            raise CheckpointError(
+                "checkpoint= cannot be given with a ZeroRedundancyOptimizer yet: rank 0, which writes the checkpoints, has only "
+                "its parts of the optimizer's state. Leave one of the two out"
+            )
+        if not self._keeper.divides:
+            raise SparkElasticError(
+                "a ZeroRedundancyOptimizer divides its state among ranks, which only commits in slices bring together again: "
+                f'write TorchState(…, commit="sharded"), not "{self._keeper.name}"'
+            )
 
     def _begin(self, job: Job | None) -> None:
         self._keeper.begin(self._values(shared=True))

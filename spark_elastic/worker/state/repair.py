@@ -120,18 +120,21 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
         raise
 
 
-def announce(world: World, newest: CommitId | None, packed: bytes) -> torch.Tensor:
-    """Tell the other ranks, over the control store, what this one is about to send: return it as a tensor."""
+def announce(world: World, newest: CommitId | None, packed: bytes, name: str = "state") -> torch.Tensor:
+    """Tell the other ranks, over the control store, what this one is about to send: return it as a tensor.
+
+    ``name`` tells what a rank sends in one world from whatever else it sends there.
+    """
     header = _Header(newest, len(packed), hashlib.sha256(packed).digest())
-    world.store.set(f"state/{world.rank}", msgspec.msgpack.encode(header))
+    world.store.set(f"{name}/{world.rank}", msgspec.msgpack.encode(header))
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 def receive_announced(
-    world: World, newest: CommitId | None, source: int, receive: Callable[[torch.Tensor], None]
+    world: World, newest: CommitId | None, source: int, receive: Callable[[torch.Tensor], None], name: str = "state"
 ) -> bytes:
     """Receive what a rank has announced, and verify it."""
-    header = msgspec.msgpack.decode(world.store.get(f"state/{source}"), type=_Header)
+    header = msgspec.msgpack.decode(world.store.get(f"{name}/{source}"), type=_Header)
     if header.commit != newest:
         raise WorkerLostError(f"rank {source} offers commit {header.commit}, expected {newest}")
     packed = torch.empty(header.length, dtype=torch.uint8)

@@ -22,6 +22,7 @@ from spark_elastic.worker.state.keepers import keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 from spark_elastic.worker.world import World
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 # A loader in a State has a state dict, or one of these parts.
 _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
@@ -100,6 +101,8 @@ class TorchState(ObjectState):
             for parameter in value.parameters()
         ]
         for optimizer in find_optimizers(self._values(shared=True)):
+            if isinstance(optimizer, ZeroRedundancyOptimizer) and optimizer.division is not None:
+                continue  # each rank has the state of other parameters
             for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
                 of = names.get(id(parameter), f"parameter {number} of a {type(optimizer).__name__}")
                 for key, value in optimizer.state.get(parameter, {}).items():

@@ -29,6 +29,8 @@ class Keeper(ABC):
     is_waited_for = False
     # Whether ranks hold a commit only together. Then no rank begins a commit before all of them hold the last one.
     is_joint = False
+    # Whether optimizers whose state is divided among the ranks can be kept.
+    divides = False
     # Whether the keeper hooks into the steps of torch's optimizers.
     watches_optimizers = False
 
@@ -106,6 +108,12 @@ class Keeper(ABC):
 
         ``values`` are those of the newest commit on ranks that hold it; ``tell`` describes to a newcomer how their structure has
         changed. Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError``; what was held still is.
+        """
+
+    def divide(self, world: World, values: Mapping[str, object]) -> None:
+        """Divide anew, among the ranks of this world, what is divided. Called once ``values`` are those of the newest commit.
+
+        Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError``; what was held still is.
         """
 
     def holds(self, received: Snapshot) -> bool:

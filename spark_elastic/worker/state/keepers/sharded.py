@@ -19,20 +19,33 @@ from functools import partial
 
 import torch
 
-from spark_elastic.checkpoint.skeleton import Lender, TensorSpec
+from spark_elastic.checkpoint.skeleton import Lender, StateDict, TensorSpec
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.checks.fingerprint import sum_of_bits
 from spark_elastic.worker.job import present_world
 from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
+from spark_elastic.worker.state.keepers.in_place import SmallOptimizer, SmallPart, small_part
 from spark_elastic.worker.state.keepers.keeper import Keeper
+from spark_elastic.worker.state.moving import move, numbers_by_rank, plan_moves
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.slices import SliceBuffer, choose_slices, slice_of
-from spark_elastic.worker.state.snapshot import Found, Snapshot, SnapshotPair, TensorBuffer, flatten
+from spark_elastic.worker.state.snapshot import (
+    Found,
+    KeptPart,
+    Snapshot,
+    SnapshotPair,
+    Stateful,
+    TensorBuffer,
+    as_state_dict,
+    cloned,
+    flatten,
+)
 from spark_elastic.worker.state.structure import outline, remember
-from spark_elastic.worker.state.templates import Templates, template_of
+from spark_elastic.worker.state.templates import Template, Templates, template_of
 from spark_elastic.worker.world import World
+from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, find_divisible
 
 
 @dataclass(slots=True)
@@ -44,6 +57,9 @@ class SlicedSnapshot(Snapshot):
     sliced: tuple[int, ...] = ()
     # None until the commit is complete on this rank.
     commit: CommitId | None = None
+    # What this rank keeps of the state of each optimizer that is divided, and whether any was.
+    parts: Snapshot = field(default_factory=Snapshot)
+    is_divided: bool = False
 
     def with_tensors(self, sliced: Sequence[torch.Tensor]) -> Snapshot:
         """Return the whole commit, given those of its tensors that are sliced. They are not copied."""
@@ -58,10 +74,11 @@ class Sharded(Keeper):
 
     name = "sharded"
     is_joint = True
+    divides = True
 
     def __init__(self, redundancy: int = 1) -> None:
         self._redundancy = redundancy
-        self._templates = Templates(template_of)
+        self._templates = Templates(_template_of)
         self._current, self._spare = SlicedSnapshot(), SlicedSnapshot()
         self._is_empty = True
         self._is_taken = False
@@ -84,7 +101,14 @@ class Sharded(Keeper):
 
     def prepare(self, values: Mapping[str, object]) -> None:
         """Find out whether the values can be copied. How much room commits need depends on the size of the world."""
-        flatten(values, Found())
+        flatten(values, Found(), _part_of)
+
+    def begin(self, values: Mapping[str, object]) -> None:
+        """Forget parts of optimizers that belong to no commit any more."""
+        world = present_world()
+        if world is not None and world.newest_commit is None:
+            for optimizer in find_divisible(values):
+                optimizer.undivide()
 
     def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
         self._is_taken = False
@@ -97,6 +121,10 @@ class Sharded(Keeper):
         constants = set(tensors.constants)
         before = snapshot.buffer.specs, snapshot.slices.specs, snapshot.outline
         specs = tuple(TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in sliced)
+        divisible = find_divisible(values)
+        snapshot.is_divided = any(optimizer.division is not None for optimizer in divisible)
+        snapshot.parts.take({str(n): o.held_state() for n, o in enumerate(divisible) if o.division is not None}, None)
+        snapshot.parts.pending = None  # the copies below come behind these on the stream, and are waited for
         snapshot.slices.fit(specs, *_slices_here(self._redundancy))
         snapshot.slices.copy_from(sliced)
         snapshot.pending = snapshot.buffer.copy_from(
@@ -143,9 +171,11 @@ class Sharded(Keeper):
         found = []
         for snapshot in (self._current, self._spare):
             if snapshot.commit is not None:
-                kept = snapshot.slices
-                is_whole = snapshot is self._current and self._is_back
-                found.append(Slices(snapshot.commit, *(((0,), 1) if is_whole else (kept.held, kept.of))))
+                kept, is_live = snapshot.slices, snapshot is self._current and self._is_back
+                if is_live and not snapshot.is_divided:
+                    found.append(Slices(snapshot.commit, (0,), 1))
+                else:
+                    found.append(Slices(snapshot.commit, kept.held, kept.of, is_live))
         return tuple(found)
 
     # ------------------------------------------------------------------ going back
@@ -205,6 +235,23 @@ class Sharded(Keeper):
         unsliced, room = received
         return whole_of(kept, unsliced, room.views)
 
+    def divide(self, world: World, values: Mapping[str, object]) -> None:
+        newest, division = world.newest_commit, division_of(world.members, world.rank, self._redundancy)
+        # Where the newest commit was divided, nobody holds the whole of it; else everybody has it by now.
+        holders = {m.rank: m.slices for m in world.members if newest is not None and m.commit == newest and m.slices}
+        before = {rank: slices.held for rank, slices in holders.items() if not slices.is_whole}
+        kept = self._current.parts.view() if before and self._is_held else {}
+        for place, optimizer in enumerate(find_divisible(values)):
+            if not before:
+                optimizer.divide(division)
+                continue
+            wanted = numbers_by_rank(optimizer.sizes, division, world.size)
+            moves = plan_moves(optimizer.sizes, before, next(iter(holders.values())).of, wanted)
+            mine = kept.get(str(place), {})
+            received = move(world, moves, mine, f"optimizer {place}")
+            stays = {number: cloned(state) for number, state in mine.items() if number in wanted[world.rank]}
+            optimizer.divide(division, {**stays, **received})
+
     def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
         return SnapshotPair(self._copy() if is_sender else None)
@@ -220,7 +267,7 @@ class Sharded(Keeper):
 
     def _find(self, tree: Mapping[str, object]) -> tuple[object, Found]:
         found = Found()
-        skeleton = flatten(tree, found, remembered=self._templates)
+        skeleton = flatten(tree, found, _part_of, self._templates)
         if self._version != self._templates.version:
             self._sliced = find_sliced(found)
             self._version = self._templates.version
@@ -285,6 +332,43 @@ def _slices_here(redundancy: int) -> tuple[tuple[int, ...], int]:
     if world is None:
         return (0,), 1
     return choose_slices(place_in_ring(world.members, world.rank), world.size, redundancy), world.size
+
+
+def _part_of(value: Stateful) -> StateDict | KeptPart:
+    """Return what is copied whole of an object with a state dict: of a divided optimizer its settings."""
+    if isinstance(value, ZeroRedundancyOptimizer) and value.division is not None:
+        return small_part(value)
+    return as_state_dict(value)
+
+
+class _DividedOptimizer(SmallOptimizer):
+    """The template of a divided optimizer's settings, which ends with the division."""
+
+    def __init__(self, optimizer: ZeroRedundancyOptimizer, part: SmallPart, start: int) -> None:
+        super().__init__(optimizer, part, start)
+        self._of, self._division = optimizer, optimizer.division
+
+    def _is_current(self) -> bool:
+        return self._of.division is self._division and super()._is_current()
+
+
+def _template_of(value: Stateful, written: object, tensors: Sequence[torch.Tensor], start: int) -> Template | None:
+    if isinstance(value, ZeroRedundancyOptimizer) and isinstance(written, SmallPart):
+        return _DividedOptimizer(value, written, start) if SmallOptimizer.fits(written) else None
+    return template_of(value, written, tensors, start)
+
+
+def division_of(members: Sequence[Member], rank: int, redundancy: int) -> Division | None:
+    """Return how optimizers are divided in a world; None if each rank keeps everything, as in small ones."""
+    size = len(members)
+    if size <= redundancy + 1:
+        return None
+    places = [place_in_ring(members, number) for number in range(size)]
+    return Division(
+        rank,
+        tuple(choose_slices(place, size, redundancy) for place in places),
+        tuple(places.index(part) for part in range(size)),
+    )
 
 
 def place_in_ring(members: Sequence[Member], rank: int) -> int:

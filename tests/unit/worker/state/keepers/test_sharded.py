@@ -9,8 +9,8 @@ import torch
 from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
-from spark_elastic import HostsUpdatedInterrupt, TorchState
-from spark_elastic.errors import SparkElasticError, StateLostError
+from spark_elastic import HostsUpdatedInterrupt, TorchState, ZeroRedundancyOptimizer
+from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker.state.keepers.sharded import Sharded
 
@@ -141,6 +141,22 @@ def test_weights_that_changed_after_the_last_commit_are_not_written_as_a_durable
         next(state.model.parameters()).add_(1.0)
     with pytest.raises(SparkElasticError, match="commit after the last change"):
         state._lend().lend()
+
+
+@pytest.mark.parametrize("commit", ["copy", "host", "in_place"])
+def test_only_commits_in_slices_take_a_divided_optimizer(stage: Stage, commit: str) -> None:
+    model = torch.nn.Linear(2, 1)
+    state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), commit=commit)
+    with pytest.raises(SparkElasticError, match=f'commit="sharded".*, not "{commit}"'):
+        state._prepare()
+
+
+def test_a_divided_optimizer_and_durable_checkpoints_do_not_go_together(stage: Stage) -> None:
+    model = torch.nn.Linear(2, 1)
+    state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), commit="sharded")
+    stage.checkpoints = object()
+    with pytest.raises(CheckpointError, match="cannot be given with a ZeroRedundancyOptimizer"):
+        state._prepare()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""Moving: the state of a ``ZeroRedundancyOptimizer`` goes from the holders of a commit to those that keep it in a new world.
+
+Each parameter's state travels point to point, all at the same time. A rank that holds what it is to keep receives nothing. The
+plan is a pure function of the members, as all ranks know them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from spark_elastic.checkpoint.skeleton import TensorSpec
+from spark_elastic.worker.state.gathering import receive_all
+from spark_elastic.worker.state.repair import announce, receive_announced
+from spark_elastic.worker.state.snapshot import Found, flatten, unflatten
+from spark_elastic.worker.world import World
+from spark_elastic.worker.zero import Division, deal
+
+# The state of parameters, by their numbers.
+States = Mapping[int, dict[str, Any]]
+# By receiver and parameter, who sends the parameter's state.
+Moves = dict[tuple[int, int], int]
+
+
+def plan_moves(
+    sizes: Sequence[int], before: Mapping[int, tuple[int, ...]], of: int, wanted: Mapping[int, Sequence[int]]
+) -> Moves:
+    """Plan from who held which of ``of`` parts ``before``, and which parameters each rank is to have; senders take turns."""
+    parts = deal(sizes, of)
+    moves: Moves = {}
+    for rank, numbers in wanted.items():
+        for number in numbers:
+            if parts[number] in before.get(rank, ()):
+                continue
+            senders = [sender for sender, held in sorted(before.items()) if parts[number] in held]
+            moves[rank, number] = senders[(rank + number) % len(senders)]
+    return moves
+
+
+def numbers_by_rank(sizes: Sequence[int], division: Division | None, size: int) -> dict[int, list[int]]:
+    """Return the numbers of the parameters whose state each rank keeps."""
+    if division is None:
+        return {rank: list(range(len(sizes))) for rank in range(size)}
+    parts = deal(sizes, division.of)
+    return {rank: [n for n, part in enumerate(parts) if part in division.held[rank]] for rank in range(size)}
+
+
+def move(world: World, moves: Moves, mine: States, name: str) -> dict[int, dict[str, Any]]:
+    """Carry out the plan; return the states that have come here. ``mine`` is what this rank holds of the commit.
+
+    ``name`` tells exchanges of one world from each other. Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one
+    of them is lost.
+    """
+    try:
+        sending = _send(world, moves, mine, name)
+        received = _receive(world, moves, name)
+        for work, _ in sending:
+            work.wait()
+        return received
+    except RuntimeError as error:
+        if world.is_broken():
+            raise world.lost(error) from error
+        raise
+
+
+def _send(world: World, moves: Moves, mine: States, name: str) -> list[tuple[dist.Work, torch.Tensor]]:
+    """Begin to send all that others take from this rank; a tensor has to live until its work is done."""
+    sending: list[tuple[dist.Work, torch.Tensor]] = []
+
+    def send(tensor: torch.Tensor, receiver: int) -> None:
+        if tensor.numel():
+            sending.append((world.group.send(tensor, receiver), tensor))
+
+    receivers = sorted({receiver for (receiver, _), sender in moves.items() if sender == world.rank})
+    if receivers:
+        contents, tensors = {}, {}
+        for number, state in mine.items():
+            found = Found()
+            skeleton = flatten(state, found)
+            tensors[number] = [tensor.cpu().contiguous() for tensor in found.tensors]
+            contents[number] = skeleton, [TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in found.tensors]
+        packed = announce(world, world.newest_commit, cloudpickle.dumps(contents), name)
+        for receiver in receivers:
+            send(packed, receiver)
+            for number in _numbers(moves, receiver, world.rank):
+                for tensor in tensors.get(number, ()):
+                    send(tensor, receiver)
+    return sending
+
+
+def _receive(world: World, moves: Moves, name: str) -> dict[int, dict[str, Any]]:
+    rooms, skeletons, coming = {}, {}, []
+    for sender in sorted({sender for (receiver, _), sender in moves.items() if receiver == world.rank}):
+        receive = partial(world.group.receive, source=sender)
+        contents = pickle.loads(receive_announced(world, world.newest_commit, sender, receive, name))
+        for number in _numbers(moves, world.rank, sender):
+            if number not in contents:
+                continue  # a parameter that no step has updated yet has no state
+            skeletons[number], specs = contents[number]
+            rooms[number] = [torch.empty(spec.shape, dtype=spec.dtype, device=spec.device) for spec in specs]
+            coming += [(room, sender) for room in rooms[number]]
+    receive_all(world, coming)
+    return {number: cast(dict[str, Any], unflatten(skeletons[number], rooms[number])) for number in skeletons}
+
+
+def _numbers(moves: Moves, receiver: int, sender: int) -> list[int]:
+    """The parameters whose state goes from one rank to another, in the order in which it travels."""
+    return sorted(number for (to, number), source in moves.items() if (to, source) == (receiver, sender))

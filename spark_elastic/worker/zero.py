@@ -1,0 +1,317 @@
+"""ZeroRedundancyOptimizer: each rank keeps the optimizer state of some parameters, and updates these for all ranks.
+
+The parameters are dealt out to as many parts as there are ranks, whole ones, so that each is updated by the same arithmetic as in
+the plain optimizer. Gradients are the same on all ranks, so a rank can also update the parts of its neighbours in the ring, as
+many as the State's redundancy says: that keeps a second copy of their state up to date without a byte on the network, and the
+loss of a rank takes no state with it. The first holder of a part shares its new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spark_elastic.errors import SparkElasticError
+from spark_elastic.worker.collectives import translated_errors
+from spark_elastic.worker.job import current_job
+from spark_elastic.worker.state.snapshot import find_objects
+
+# Weights of at least so many bytes are sent from where they are; smaller ones of one part are put together first.
+LARGE = 1 << 16
+
+
+def deal(sizes: Sequence[int], parts: int) -> list[int]:
+    """Return the part of each parameter: the largest first, each to the part that has least. Pure."""
+    loads = [0] * parts
+    dealt = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        part = loads.index(min(loads))
+        dealt[number] = part
+        loads[part] += sizes[number]
+    return dealt
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Who keeps which parts of the state of an optimizer. There are as many parts as ranks."""
+
+    rank: int
+    # By rank, the parts that it keeps.
+    held: tuple[tuple[int, ...], ...]
+    # By part, the rank that shares the new weights.
+    owners: tuple[int, ...]
+
+    @property
+    def of(self) -> int:
+        """The number of parts."""
+        return len(self.owners)
+
+
+class ZeroRedundancyOptimizer(torch.optim.Optimizer):
+    """An ``optimizer_class(params, **defaults)`` whose state is divided among the ranks (ZeRO, stage 1) of every generation.
+
+        optimizer = se.ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        state = se.TorchState(model, optimizer, commit="sharded")
+
+    Of N ranks each keeps about 2/N of the optimizer state (3/N with ``redundancy=2``), and no rank's loss takes any with it. The
+    weights after each step have the same bits as with the plain optimizer. ``step`` ends with broadcasts of the new weights, and
+    blocks until all ranks have stepped; it raises ``WorkerLostError`` when one is lost. Parameter groups, schedulers, GradScaler
+    and ``clip_grad_norm_`` work as with the plain optimizer, because all ranks have all gradients.
+
+    The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
+    which an optimizer changes its own settings. The state is divided inside an elastic function whose State has the optimizer and
+    ``commit="sharded"``, in worlds of more than two ranks; everywhere else this is the plain optimizer. ``add_param_group`` is
+    refused while it is divided.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        **defaults: Any,
+    ) -> None:
+        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+            raise TypeError(f"optimizer_class must be a class of optimizers, not {optimizer_class!r}")
+        if issubclass(optimizer_class, (torch.optim.LBFGS, ZeroRedundancyOptimizer)):
+            raise ValueError(
+                f"{optimizer_class.__name__} does not update each parameter by itself; use it without ZeroRedundancyOptimizer"
+            )
+        # The optimizer that updates the parameters of this rank; its groups have the settings of ours.
+        self._inner: torch.optim.Optimizer | None = None
+        self._division: Division | None = None
+        self._dealt: list[int] = []
+        inner = optimizer_class(params, **defaults)
+        super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
+        self.state = inner.state
+        inner.is_part = True  # type: ignore[attr-defined]  # see the function of this name
+        self._inner = inner
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters of this rank, then give and get all others. Returns what ``closure`` returns, if it is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_place()
+        self._update()
+        if self._division is not None:
+            self._share(self._division)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the plain optimizer.
+
+        Where the state is divided this is a collective, which all ranks have to call: each gets the whole, in memory of its own.
+        """
+        if self._division is None:
+            return super().state_dict()
+        self._check_place()
+        return self.whole_state_dict(self._gather(self._division))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of the plain optimizer. Where it is divided, all ranks have to load the same; each keeps its parts."""
+        super().load_state_dict(state_dict)
+        assert self._inner is not None
+        groups = [dict(group) for group in self.param_groups]
+        self._inner.__setstate__(
+            {"state": self.state, "param_groups": groups}
+        )  # which knows the formats of older releases
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update(loaded)
+        self._drop()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as with the plain optimizer. Raises ``SparkElasticError`` where the state is divided."""
+        if self._division is not None:
+            raise SparkElasticError(
+                "a parameter group cannot be added while the optimizer's state is divided among ranks: give "
+                "ZeroRedundancyOptimizer all parameters above the elastic function; those that require no gradients cost nothing"
+            )
+        super().add_param_group(param_group)
+        if self._inner is not None:
+            self._inner.add_param_group(dict(self.param_groups[-1]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a ZeroRedundancyOptimizer can be neither copied nor pickled; use its state_dict()")
+
+    # ------------------------------------------------------------------ for the State
+
+    @property
+    def division(self) -> Division | None:
+        """Who keeps what; None while each rank keeps everything."""
+        return self._division
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters, in the order by which state dicts number them."""
+        return list({id(p): p for group in self.param_groups for p in group["params"]}.values())
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of elements of each parameter."""
+        return [parameter.numel() for parameter in self.parameters]
+
+    def held_state(self) -> dict[int, dict[str, Any]]:
+        """Return what this rank keeps, by the numbers of the parameters. Nothing is copied."""
+        return {number: self.state[p] for number, p in enumerate(self.parameters) if p in self.state}
+
+    def divide(self, division: Division | None, held: Mapping[int, dict[str, Any]] | None = None) -> None:
+        """Keep the parts of this rank from now on. ``held`` is their state, by default what is kept of it now."""
+        self._division = division
+        self._dealt = [] if division is None else deal(self.sizes, division.of)
+        if held is not None:
+            parameters = self.parameters
+            self.state.clear()
+            self.state.update({parameters[n]: _laid_out(held[n], parameters[n]) for n in sorted(held)})
+        self._drop()
+
+    def undivide(self) -> None:
+        """Have no state, of any parameter, if it was divided: the whole of it comes next, or training begins anew."""
+        if self._division is not None:
+            self.divide(None, {})
+
+    def whole_state_dict(self, whole: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Return the state dict of the plain optimizer that has this state, by the numbers of the parameters."""
+        parameters, held = self.parameters, self.state
+        self.state = type(held)(dict, {parameters[number]: whole[number] for number in sorted(whole)})
+        try:
+            return super().state_dict()
+        finally:
+            self.state = held
+
+    # ------------------------------------------------------------------ inside
+
+    def _check_place(self) -> None:
+        job = current_job()
+        if self._division is None or job is None:
+            return
+        if job.finished:
+            raise SparkElasticError(
+                "the optimizer's state is divided among ranks that have left the elastic function: call step() and "
+                "state_dict() inside it, on all ranks"
+            )
+        if deal(self.sizes, self._division.of) != self._dealt:
+            raise SparkElasticError(
+                "parameters of a ZeroRedundancyOptimizer have changed their number or sizes while its state was divided"
+            )
+
+    def _is_mine(self, number: int) -> bool:
+        division = self._division
+        return division is None or self._dealt[number] in division.held[division.rank]
+
+    def _drop(self) -> None:
+        """Free the state of what other ranks keep."""
+        for number, parameter in enumerate(self.parameters):
+            if not self._is_mine(number):
+                self.state.pop(parameter, None)
+
+    def _update(self) -> None:
+        """Have the plain optimizer step with the parameters of this rank."""
+        inner = self._inner
+        assert inner is not None
+        mine = {id(parameter) for number, parameter in enumerate(self.parameters) if self._is_mine(number)}
+        inner.state = self.state
+        given = []
+        for group, part in zip(self.param_groups, inner.param_groups, strict=True):
+            given.append({name: value for name, value in group.items() if name not in ("params", "param_names")})
+            part.update(given[-1])
+            part["params"] = [parameter for parameter in group["params"] if id(parameter) in mine]
+        if any(part["params"] for part in inner.param_groups):
+            inner.step()
+        for settings, part in zip(given, inner.param_groups, strict=True):
+            for name, value in settings.items():
+                if part[name] is not value and part[name] != value:
+                    raise SparkElasticError(
+                        f"{type(inner).__name__} changes its setting {name} in a step, from all parameters together, and cannot "
+                        "be divided among ranks; use it without ZeroRedundancyOptimizer"
+                    )
+
+    def _share(self, division: Division) -> None:
+        """Give all ranks the weights that were updated here, and get the others."""
+        works, together = [], dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]]()
+        with translated_errors(), torch.no_grad():
+            for number, parameter in enumerate(self.parameters):
+                if parameter.grad is None:
+                    continue
+                owner, weight = division.owners[self._dealt[number]], parameter.detach()
+                if weight.is_contiguous() and weight.numel() * weight.element_size() >= LARGE:
+                    works.append(dist.broadcast(weight, owner, async_op=True))
+                else:
+                    together.setdefault((owner, weight.dtype, weight.device), []).append(weight)
+            flats = []
+            for (owner, _, _), weights in together.items():
+                flats.append(torch.cat([weight.reshape(-1) for weight in weights]))
+                works.append(dist.broadcast(flats[-1], owner, async_op=True))
+            for work in works:
+                work.wait()
+            for flat, weights in zip(flats, together.values(), strict=True):
+                pieces = flat.split([weight.numel() for weight in weights])
+                shaped = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+                torch._foreach_copy_(weights, shaped)
+
+    def _gather(self, division: Division) -> dict[int, dict[str, Any]]:
+        """Return the whole state, each parameter's from the rank that shares its weights."""
+        held = self.held_state()
+        mine = {
+            number: {name: _Outline.of(value) for name, value in state.items()}
+            for number, state in held.items()
+            if division.owners[self._dealt[number]] == division.rank
+        }
+        parts: list[dict[int, dict[str, Any]]] = [mine] * division.of
+        with translated_errors():
+            dist.all_gather_object(parts, mine)
+            whole = {number: state for part in parts for number, state in part.items()}
+            for number in sorted(whole):
+                owner = division.owners[self._dealt[number]]
+                for name, value in whole[number].items():
+                    if isinstance(value, _Outline):
+                        room = value.room()
+                        if owner == division.rank:
+                            room.copy_(held[number][name])
+                        dist.broadcast(room, owner)
+                        whole[number][name] = room
+        parameters = self.parameters
+        return {number: _laid_out(state, parameters[number]) for number, state in whole.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """What is known of a tensor that is yet to arrive."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: str
+
+    @staticmethod
+    def of(value: object) -> object:
+        """Return the outline of a tensor, and anything else as it is."""
+        return _Outline(value.shape, value.dtype, str(value.device)) if isinstance(value, torch.Tensor) else value
+
+    def room(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+def _laid_out(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    """Lay tensors out in memory as the parameter is, on which the last bits of a step depend."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+
+    def lay_out(value: object) -> object:
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == strides:
+            return value
+        return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
+
+    return {name: lay_out(value) for name, value in state.items()}
+
+
+def is_part(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is the inside of a ``ZeroRedundancyOptimizer``."""
+    return getattr(optimizer, "is_part", False)
+
+
+def find_divisible(values: Mapping[str, object]) -> list[ZeroRedundancyOptimizer]:
+    """Find the optimizers among the objects of a State whose state can be divided among ranks."""
+    return [value for value in find_objects(values).values() if isinstance(value, ZeroRedundancyOptimizer)]

@@ -1,0 +1,193 @@
+"""ZeroRedundancyOptimizer between real processes: the bits of the plain optimizer, each rank with its parts of the state only."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked_world import on_ranks, world
+from torch import nn
+
+from spark_elastic import DistributedDataParallel, SparkElasticError, ZeroRedundancyOptimizer
+from spark_elastic.protocol.messages import Member
+from spark_elastic.worker.state.keepers.sharded import division_of
+from spark_elastic.worker.zero import Division, deal
+
+STEPS = 4
+MAKERS: dict[str, functools.partial[torch.optim.Optimizer]] = {
+    "Adam": functools.partial(torch.optim.Adam, lr=0.01, weight_decay=0.1),
+    "fused AdamW": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "foreach SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "Adagrad, which has state from the start": functools.partial(torch.optim.Adagrad, lr=0.1),
+    "RMSprop with a tensor for a rate": functools.partial(torch.optim.RMSprop, lr=torch.tensor(0.01), centered=True),
+}
+
+
+def members(size: int) -> list[Member]:
+    return [Member(rank, rank, rank, size, 0, 1, None) for rank in range(size)]
+
+
+def divided(rank: int, size: int, redundancy: int = 1) -> Division:
+    division = division_of(members(size), rank, redundancy)
+    assert division is not None
+    return division
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    # One tensor is large enough to be sent by itself, and one is not contiguous.
+    model = nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 70), nn.Linear(70, 3, bias=False))
+    model[2].weight.data = model[2].weight.data.t().contiguous().t()
+    return model
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    matrices, vectors = [p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[torch.Tensor]:
+    """Take some steps, with a schedule and clipped gradients, all but the first by a closure; return the weights."""
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    for number in range(STEPS):
+        rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * number + rank))
+
+        def closure(rows: torch.Tensor = rows) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            return loss  # type: ignore[no-any-return]
+
+        if number:
+            assert optimizer.step(closure) is not None
+        else:
+            closure()
+            optimizer.step()
+        scheduler.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two state dicts are equal to the bit, also in the order of their entries."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def all_beside_plain(folder: Path, rank: int, size: int, redundancy: int) -> list[str]:
+    return [wrong for name in MAKERS for wrong in beside_plain(folder / name, rank, size, redundancy, name)]
+
+
+def beside_plain(folder: Path, rank: int, size: int, redundancy: int, name: str) -> list[str]:
+    """Train with the plain optimizer and with the divided one; tell what differs."""
+    folder.mkdir(exist_ok=True)
+    make = copy.deepcopy(MAKERS[name])
+    plain, ours = DistributedDataParallel(net()), DistributedDataParallel(net())
+    plainly = make(groups(plain))
+    optimizer = ZeroRedundancyOptimizer(groups(ours), make.func, **MAKERS[name].keywords)
+    wrong = []
+    with world(folder, rank, size, [plain, ours]):
+        optimizer.divide(divided(rank, size, redundancy))
+        if not all(map(torch.equal, train(plain, plainly, rank), train(ours, optimizer, rank))):
+            wrong.append("weights")
+        parts = deal(optimizer.sizes, size)
+        mine = [number for number, part in enumerate(parts) if part in divided(rank, size, redundancy).held[rank]]
+        if sorted(optimizer.held_state()) != mine or len(mine) == len(parts):
+            wrong.append(f"keeps {sorted(optimizer.held_state())}, not {mine}")
+        if not same(optimizer.state_dict(), plainly.state_dict()):
+            wrong.append("state dict")
+        # Each goes on from the other's.
+        saved = plainly.state_dict()
+        plainly.load_state_dict(optimizer.state_dict())
+        optimizer.load_state_dict(saved)
+        if not all(map(torch.equal, train(plain, plainly, rank), train(ours, optimizer, rank))):
+            wrong.append("weights after loading")
+        if sorted(optimizer.held_state()) != mine:
+            wrong.append("what is kept after loading")
+    return [f"{name}: {what}" for what in wrong]
+
+
+@pytest.mark.parametrize(("size", "redundancy"), [(3, 1), (4, 2), (2, 0)])
+def test_weights_and_state_have_the_bits_of_the_plain_optimizer(size: int, redundancy: int) -> None:
+    assert on_ranks(size, all_beside_plain, size, redundancy) == [[]] * size
+
+
+def freeze_and_scale(folder: Path, rank: int) -> bool:
+    """Train with a frozen layer, one parameter for three ranks, and a GradScaler that once finds an infinite gradient."""
+    weights = []
+    model, plain = DistributedDataParallel(nn.Linear(2, 2)), DistributedDataParallel(nn.Linear(2, 2))
+    plain.load_state_dict(model.state_dict())
+    for each in (model, plain):
+        each.module.bias.requires_grad_(False)
+    with world(folder, rank, 3, [model, plain]):
+        for each in (model, plain):
+            nn.init.ones_(each.module.weight)
+            optimizer: torch.optim.Optimizer = torch.optim.Adam(each.parameters())
+            if each is model:
+                optimizer = ZeroRedundancyOptimizer(each.parameters(), torch.optim.Adam)
+                optimizer.divide(divided(rank, 3))
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            for number in range(STEPS):
+                optimizer.zero_grad()
+                scaler.scale(each(torch.full((1, 2), float("inf") if number == 1 else 0.1)).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            weights.append(each.module.weight.detach())
+    return torch.equal(*weights) and not torch.equal(weights[0], torch.ones(2, 2))
+
+
+def test_a_scaler_skips_a_step_and_frozen_parameters_and_ranks_without_any_are_fine() -> None:
+    assert on_ranks(3, freeze_and_scale) == [True] * 3
+
+
+def test_parameters_are_dealt_out_evenly_and_always_alike() -> None:
+    assert deal([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
+    assert deal([7], 3) == [0]
+    sizes = [(number * 37) % 101 + 1 for number in range(200)]
+    loads = [sum(size for size, part in zip(sizes, deal(sizes, 8), strict=True) if part == p) for p in range(8)]
+    assert max(loads) - min(loads) <= max(sizes)
+
+
+def test_outside_a_job_it_is_the_plain_optimizer() -> None:
+    weights = []
+    for make in (torch.optim.Adam, functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.Adam)):
+        model = net()
+        optimizer = make(model.parameters(), lr=0.05)
+        weights.append(train(model, optimizer, 0))
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 1.0})
+        optimizer.param_groups[-1]["params"][0].grad = torch.ones(3)
+        optimizer.step()
+        weights[-1].append(optimizer.param_groups[-1]["params"][0].detach())
+    assert all(map(torch.equal, *weights))
+
+
+class Drifting(torch.optim.SGD):
+    """Adapts its rate to all gradients together, as D-Adaptation does."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["lr"] *= 0.5
+        return super().step(closure)
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(TypeError, match="class of optimizers, not"):
+        ZeroRedundancyOptimizer(parameters, torch.optim.Adam(parameters))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="LBFGS does not update each parameter by itself"):
+        ZeroRedundancyOptimizer(parameters, torch.optim.LBFGS)
+    drifting = ZeroRedundancyOptimizer(parameters, Drifting, lr=0.1)
+    with pytest.raises(SparkElasticError, match="Drifting changes its setting lr in a step"):
+        drifting.step()
+    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.Adam)
+    optimizer.divide(divided(0, 3))
+    with pytest.raises(SparkElasticError, match="cannot be added while"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
