@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-import runpy
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from examples_here import example, run_main
 
 import spark_elastic
 from spark_elastic.data.manifest import UNISCHEMA_KEY
-from spark_elastic.testing import Fault, inject, kill
+from spark_elastic.testing import kill
 
 ROOT = Path(__file__).parents[2]
 # What petastorm 0.12.1 writes for the schema of images_petastorm.py; it needs an environment of its own.
@@ -31,18 +30,9 @@ STRIPES = base64.b64decode(
 )
 
 
-def example(name: str) -> types.SimpleNamespace:
-    """Return an example's names. No module of this name can be imported: like a script, it travels to executors whole."""
-    return types.SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / f"{name}.py")))
-
-
 @pytest.fixture
 def run_example(spark: Any) -> Callable[..., Any]:
-    def run(name: str, *arguments: str, faults: list[Fault] | None = None) -> Any:
-        with inject(*(faults or [])):
-            return example(name).main(arguments)
-
-    return run
+    return run_main
 
 
 def test_quick_start_fits_a_line_though_a_worker_is_killed(run_example: Any) -> None:
