@@ -1,1 +1,1 @@
-"""The part that runs in a training process: around user code, and called by it."""
+"""What runs in a training process: the code around the user's function, and the code that this function calls."""

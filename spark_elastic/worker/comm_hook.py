@@ -16,10 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
 
-# Hooks of torch's that send a bucket once, as soon as they are called.
+# Torch's hooks that send a bucket in a single collective, as soon as they are called.
 _SEND_ONCE = (allreduce_hook, fp16_compress_hook, bf16_compress_hook)
 
-# The attribute of a state that changes with the generation. If it is None, torch's hooks look the present group up.
+# The attribute of a hook's state that changes with the generation. If it is None, torch's hooks look up the present group.
 _GROUP = "process_group"
 
 
@@ -30,12 +30,13 @@ class CommHook:
     returns the state. A state of torch's own hooks, such as ``PowerSGDState``, is set back in each world to what it was when it
     was given, so that survivors and newcomers hold the same. Any other state is passed on unchanged.
 
-    Hooks such as PowerSGD's send a bucket in several collectives, each when the one before has arrived. For Gloo that is on
-    threads of its own, at other moments on each rank, and collectives of two buckets would be taken for each other. So a bucket
-    waits until the one before, of whichever model, is reduced. NCCL's futures are done when their kernels are in the stream.
+    Hooks such as PowerSGD's send a bucket in several collectives, each when the one before has arrived. With Gloo these
+    collectives start on Gloo's threads, at different moments on each rank, so collectives of two buckets could be confused with
+    each other. Therefore a bucket waits until the previous one, of whichever model, is reduced. With NCCL this wait is short:
+    its futures are done once their kernels are on the stream.
     """
 
-    # What the last call of a hook in this process has returned.
+    # The future that the last call of any hook in this process has returned.
     _last: ClassVar[torch.futures.Future[object] | None] = None
 
     def __init__(self, state: Any, hook: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ from spark_elastic.worker.tracebacks import find_line, format_for_user
 logger = logging.getLogger("spark_elastic")
 
 HEARTBEAT_SECONDS = 1.0
-# What the exit handlers of a worker may take.
+# How long the exit handlers of a worker may take.
 GOODBYE_SECONDS = 5.0
 
 
@@ -41,11 +41,11 @@ class ControlledWorld(Protocol):
     """
 
     def abort(self, generation: int) -> None:
-        """End what is pending in the group of the host, if the world is of this generation or an older one."""
+        """End what is pending in the host's group, if the world belongs to this generation or an earlier one."""
         return
 
     def abort_device(self, generation: int) -> None:
-        """End what is pending in the group of the device, if the world is of this generation or an older one."""
+        """End what is pending in the device's group, if the world belongs to this generation or an earlier one."""
         return
 
     def activity(self) -> m.Activity:
@@ -53,7 +53,7 @@ class ControlledWorld(Protocol):
         return m.Activity()
 
     def is_stuck(self) -> bool:
-        """Whether the user's thread may wait for what only an abort sets free."""
+        """Whether the user's thread may be waiting for something that only an abort can end."""
         return False
 
     def can_restore(self) -> bool:
@@ -66,7 +66,7 @@ class NoWorld(ControlledWorld):
 
 
 class ControlClient:
-    """Speaks with the driver. Public methods are for user threads; those that may block say on what."""
+    """Talks to the driver. Public methods are for user threads; those that may block say what they wait for."""
 
     def __init__(self, ticket: Ticket, worker: int, token: str, system: System = REAL_SYSTEM) -> None:
         self._system = system
@@ -101,7 +101,7 @@ class ControlClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait, also for a paused driver, until it has taken the result or the error. Without a driver this process ends."""
+        """Wait until the driver, even a paused one, has taken the result or the error. Without a driver this process ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._said_goodbye or not self._ending)
 
@@ -118,7 +118,7 @@ class ControlClient:
 
     @property
     def address(self) -> str:
-        """The local address of the connection to the driver: one that the cluster routes."""
+        """The local address of the connection to the driver, which other machines of the cluster can reach."""
         assert self._connection is not None
         return self._connection.local_address
 
@@ -147,37 +147,38 @@ class ControlClient:
         self._send(m.Reported(self.generation, report))
 
     def claim_fault(self, fault: int) -> bool:
-        """Ask the driver whether this injected fault is to strike here, or has struck often enough."""
+        """Ask the driver whether this injected fault is to strike here, or has struck as often as it should."""
         number = next(self._numbers)
         return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
 
     def beat(self) -> None:
-        """Say that this worker gets on, although it enters no collective."""
+        """Note that this worker makes progress although it enters no collective."""
         self.beats += 1
 
     # ------------------------------------------------------------------ worlds
 
     def ready(self, reason: str) -> m.FormWorld:
-        """Say that this worker stands at the elastic function, and wait for a world that it is a member of."""
+        """Tell the driver that this worker has reached the elastic function, and wait for a world that includes it."""
         with self._changed:
             last = self.generation
             self._send(m.WorkerReady(last, self.commit, reason, self.slices))
             self._changed.wait_for(lambda: self._form is not None and self._form.generation > last)
             assert self._form is not None
-            # In this order: a heartbeat of the new generation must not tell what was done in the old world.
+            # The world is reset before the generation changes: a heartbeat of the new generation must not report activity of
+            # the old world.
             self._world = NoWorld()
             for member in self._form.members:
                 if member.worker == self._worker:
-                    self.commit = member.commit  # it may be an older one, of which others hold the other slices
+                    self.commit = member.commit  # it may be an older commit, of which other workers hold the other slices
             self.generation = self._form.generation
             return self._form
 
     def enter(self, world: ControlledWorld) -> None:
-        """Have what the driver says of generations reach this world, from before it is formed until ``leave``."""
+        """Pass what the driver says about generations on to this world, from before it is formed until ``leave``."""
         self._world = world
 
     def leave(self) -> None:
-        """Let go of the world that was entered."""
+        """Stop passing messages on to the world that was entered."""
         self._world = NoWorld()
 
     def formed(self) -> None:
@@ -185,7 +186,7 @@ class ControlClient:
         self._send(m.WorldFormed(self.generation))
 
     def vote(self) -> None:
-        """Say that this worker has left the elastic function, and wait until all have. A loss raises ``WorkerLostError``."""
+        """Say that this worker has left the elastic function, and wait until all have. Raises ``WorkerLostError``."""
         with self._changed:
             self._send(m.WorkerReturned(self.generation, self.commit))
             self._changed.wait_for(lambda: self._finished == self.generation or self.is_aborted(self.generation))
@@ -251,14 +252,15 @@ class ControlClient:
 
     def _send(self, message: m.Message) -> None:
         assert self._connection is not None
-        # Encoded here, so that what cannot travel is the caller's error.
+        # The message is encoded here, so that a value that cannot be encoded raises in the caller.
         self._loop.call_soon_threadsafe(self._connection.send_encoded, encode(message))
 
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._converse())
         finally:
-            # Whatever ended the conversation, there is no job without the driver. The warm parent ends what this process started.
+            # However the conversation has ended, there is no job without the driver. The warm parent ends what this process has
+            # started.
             self._system.exit(0 if self._said_goodbye else 1)
 
     async def _converse(self) -> None:
@@ -321,5 +323,5 @@ class ControlClient:
 
 
 def _sendable(text: str) -> str:
-    """Replace what is not Unicode: messages of exceptions may hold file names that cannot be decoded."""
+    """Replace characters that cannot be encoded: exception messages may contain file names that are not valid Unicode."""
     return text.encode("utf-8", "replace").decode()

@@ -36,7 +36,7 @@ _Torchs = nn.parallel.DistributedDataParallel
 # Torch 2.6 always broadcasts the parameters, although they are equal already, which costs a reset some milliseconds per megabyte.
 _ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
 _NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
-# Attributes of torch's wrapper that ours lacks, and why.
+# Attributes of torch's wrapper that this one lacks, and why.
 _MISSING = {
     "join": "the loaders of a State give all ranks equally many batches, some of weight 0 where rows are short",
     "_register_builtin_comm_hook": "call register_comm_hook with fp16_compress_hook of torch.distributed.algorithms",
@@ -60,7 +60,7 @@ class _RowsByHand:
     def __init__(self, rows: float, world: World) -> None:
         self.rows, self._size = rows, world.size
         self._total = torch.tensor([rows], dtype=torch.float64)
-        # Whether a backward pass has used these rows. If so, the next ``set_rows`` refers to the next forward, even if it is
+        # Whether a backward pass has used these rows. If so, the next ``set_rows`` applies to the next forward, even if it is
         # called after that forward.
         self.was_used = False
         try:
@@ -174,13 +174,13 @@ class DistributedDataParallel(nn.Module):
         self._leave()
         job = current_job()
         if job is not None:
-            _leave_out_of_graphs()  # this takes time once per process, and here no rank waits for another
+            _leave_out_of_graphs()  # this import takes time once per process, and at this point no rank waits for another
             job.add_model(self)
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
-            # By this mark, ``load_checkpoint`` can return the weights without ``module.``.
+            # ``load_checkpoint`` looks for this mark in order to return the weights without the prefix ``module.``.
             destination._metadata[prefix[:-1]][WRAPPER_MARK] = True
 
     def attach(self, world: World) -> None:
@@ -304,9 +304,9 @@ class DistributedDataParallel(nn.Module):
             return self.module(*args, **kwargs)
         if world.is_broken():
             raise WorkerLostError(f"generation {world.generation} is broken")
-        self._read_agreement()  # this comes before any other collective, which a rank that differs might not enter
+        self._read_agreement()  # the comparison precedes all other collectives, which a rank that differs might not enter
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            inputs = [args[0]]  # as nearly always, and found faster
+            inputs = [args[0]]  # this is nearly always the case, and faster to find out
         else:
             inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         call = self._begin(inputs, world)
@@ -335,7 +335,7 @@ class DistributedDataParallel(nn.Module):
         return _mark(outputs, call, True)
 
     def _begin(self, inputs: list[torch.Tensor], world: World) -> _Call | None:
-        """Begin a forward through which gradients may flow back. Return None if none can."""
+        """Begin a forward through which gradients may flow back. Return None if no gradient can."""
         if not torch.is_grad_enabled():
             deliveries.see(inputs)
             return None
@@ -351,7 +351,7 @@ class DistributedDataParallel(nn.Module):
         return call
 
     def follow_content(self) -> Content:
-        """Return what is trained now. If it has changed, the ranks compare the change, which is a collective."""
+        """Return which parameters are trained now. If they have changed, all ranks compare the change in a collective."""
         self._read_agreement()
         content = self._content
         if content is None or not content.is_current():

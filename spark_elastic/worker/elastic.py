@@ -44,7 +44,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
             return function(state, *args, **kwargs)
         job.enter_elastic()
         state._prepare()
-        if job.is_fixed:  # a loss ends this process, and the call ends with the world
+        if job.is_fixed:  # a loss ends this process, so the function is entered only once
             state._begin(job)
             return function(state, *args, **kwargs)
         return _run(job, state, lambda: function(state, *args, **kwargs))

@@ -1,4 +1,4 @@
-"""Injected faults, worker side: named points of the protocol at which a fault of the job's plan may strike.
+"""Injected faults on the worker's side: named points of the protocol at which a fault of the job's plan may strike.
 
 Without a plan each point costs one call. ``spark_elastic.testing`` makes plans.
 """

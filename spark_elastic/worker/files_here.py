@@ -1,4 +1,4 @@
-"""Finds files that only some machines have: a script that saves to its own machine goes on there, and begins anew elsewhere."""
+"""Finds files that only some machines have: a script that saves to a local disk continues there, and starts over elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-# How many folders down and how many files are looked at on each machine, and how many names a warning has.
+# The limits of the search on each machine, in folder levels and files, and how many names a warning lists.
 DEPTH = 2
 MOST_ENTRIES = 5_000
 MOST_NAMES = 3
@@ -55,7 +55,7 @@ def _files(path: str, depth: int) -> Iterator[str]:
 
 
 def describe_scattered(found: Mapping[str, Sequence[str] | None]) -> str:
-    """Say which files only some places have; empty where all have the same. ``found``: files by place, None if unknown."""
+    """Say which files only some machines have; empty if all have the same. ``found``: files by machine, None if unknown."""
     known = {place: names for place, names in found.items() if names is not None}
     if len(known) < len(found):
         return ""

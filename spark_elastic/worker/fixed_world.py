@@ -1,8 +1,8 @@
 """``run(elastic=False)``: a world of fixed size around the whole of the user's function.
 
 The function finds its rank, collectives and torch's default group from its first line on. When a worker is lost, the driver
-ends all the others, too, and everything runs again in new processes: no code that swallows errors, no module and no global
-of an attempt is left beside the next one. So there is nothing to go back to here, and no loop.
+ends all the others, too, and everything runs again in new processes: nothing of one attempt, such as its modules, its globals
+or code that swallows errors, can affect the next one. Therefore there is no state to restore here, and no loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def call_in_fixed_world(job: Job, call: Callable[[], T]) -> T:
     except BaseException as error:
         if not isinstance(error, WorldChanged) and (job.world is None or not job.world.is_broken()):
             raise
-        # The world is broken, so whatever user code has made of a failed collective is not the code's own error.
+        # The world is broken, so the exception comes from a failed collective, whatever user code has turned that into.
         job.control.ready(str(error) or type(error).__name__)
         raise
     job.finish()
@@ -52,7 +52,7 @@ def call_in_fixed_world(job: Job, call: Callable[[], T]) -> T:
 
 
 def _accept_init_process_group(world: World) -> None:
-    """Let ``init_process_group()``, with which functions for TorchDistributor begin, find the group that exists already."""
+    """Have ``init_process_group()``, with which functions for TorchDistributor begin, accept the group that exists already."""
     of_torch = dist.init_process_group
 
     @functools.wraps(of_torch)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from spark_elastic.worker.backends.backend import Backend
 
-# Libraries by the names that ``run(backend=…)`` takes, and their classes. A class is imported when it is asked for, because the
-# driver, which only checks names, needs no torch.
+# The classes of the libraries, by the names that ``run(backend=…)`` takes. A class is imported only when it is looked up,
+# because the driver checks names without importing torch.
 BACKENDS: Mapping[str, str] = {
     "gloo": "spark_elastic.worker.backends.gloo.Gloo",
     "nccl": "spark_elastic.worker.backends.nccl.Nccl",
 }
-# The one that every world has.
+# The library whose group every world has.
 HOST_BACKEND = "gloo"
 
 

@@ -13,7 +13,7 @@ from spark_elastic.worker.torch_store import WorldStore
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
 
-# Hangs are found by the driver. A library's own timeout must not end a long evaluation on one rank that says heartbeat().
+# The driver detects hangs. A library's own timeout must not interrupt a long evaluation on one rank that calls heartbeat().
 COLLECTIVE_TIMEOUT = timedelta(hours=24)
 
 
@@ -23,14 +23,15 @@ class Backend(Protocol):
     ``build`` and ``subgroup`` may hang with a peer; ``abort`` may be called from any thread, at any time, and does not block.
     """
 
-    # The devices whose tensors the library takes, by torch's names. One that names "cpu" serves user code there instead of Gloo.
+    # The devices whose tensors the library takes, by torch's names. A library that names "cpu" replaces Gloo for user code
+    # there.
     devices: ClassVar[tuple[str, ...]]
-    # The library by torch's name, or CUSTOM where torch has none. No other in the table may have the same: torch keeps one
-    # group for each kind, and silently uses the first that it was given.
+    # Torch's name for the library, or CUSTOM if torch has none. No two libraries in the table may have the same kind: torch
+    # keeps one group for each kind, and silently uses the first one registered.
     kind: ClassVar[dist.ProcessGroup.BackendType]
-    # Whether no collective is complete before those that were entered ahead of it, as on a stream.
+    # Whether collectives complete in the order in which they were entered, as on a stream.
     in_order: ClassVar[bool]
-    # Whether the host goes on before a collective has succeeded, so that an abort may spoil what comes after on the device.
+    # Whether the host continues before a collective has succeeded, so that an abort may spoil what follows on the device.
     runs_ahead: ClassVar[bool]
     # The group of all ranks, once it is built.
     group: CollectiveGroup | None
@@ -38,7 +39,7 @@ class Backend(Protocol):
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None: ...
 
     def build(self) -> None:
-        """Connect to all ranks, at once: a group that connects at its first collective can hold user code with a dead peer.
+        """Connect to all ranks now: a group that connected at its first collective could block user code on a dead peer.
 
         Raises what torch raises when a peer does not answer in time.
         """
@@ -47,10 +48,10 @@ class Backend(Protocol):
         """Make a group of some of the ranks, which ``abort`` reaches, too."""
 
     def abort(self) -> list[threading.Thread]:
-        """End all pending and later collectives. Return the threads that are still about it."""
+        """End all pending and later collectives. Return the threads that are still working on the abort."""
 
     def close(self) -> None:
-        """Let go of the groups. Whatever is pending on them has been aborted."""
+        """Release the groups. Everything pending on them has been aborted before."""
 
     def drop(self) -> None:
         """Free what closed groups hold. This may block."""

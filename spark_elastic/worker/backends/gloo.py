@@ -49,14 +49,14 @@ class Gloo(Backend):
         self._gate.shut()
         self.sockets.addresses.update(self._mesh.addresses)
         self.sockets.capture()
-        # Ahead of the proof: where Gloo's own timeout has struck, the abort that follows can end the process.
+        # This comes before the proof: once Gloo's own timeout has expired, the abort that follows it can end the process.
         self.group._set_default_timeout(COLLECTIVE_TIMEOUT)
         name = f"generation {self._store.generation}"
         if problem := prove(self.group, self._rank, self._size, self._mesh.secret, name):
             raise WorkerLostError(problem)
 
     def subgroup(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
-        """Make a group of user code on the same device, so that an abort reaches it."""
+        """Make a group for user code on the same Gloo device, so that an abort reaches it."""
         with self._gate.opened():
             group = self._new(store, rank, size)
         group._set_default_timeout(COLLECTIVE_TIMEOUT)
@@ -67,17 +67,17 @@ class Gloo(Backend):
         return group
 
     def abort(self) -> list[threading.Thread]:
-        """End collectives with an error, on this rank and its peers. It is done when this returns."""
+        """End collectives with an error, on this rank and its peers. They have ended when this returns."""
         self.sockets.shut()
         return []
 
     def close(self) -> None:
-        """Let go of the groups. Those of user code are torch's."""
+        """Release the group of all ranks. Torch owns the groups that user code has made."""
         self._remains = [self.group, self._device]
         self.group = self._device = None
 
     def drop(self) -> None:
-        """Free what closed groups hold. Gloo's destructor waits for Gloo's threads, and must not run on one of these."""
+        """Free what closed groups hold. Gloo's destructor joins Gloo's threads, so it must not run on one of them."""
         self._remains.clear()
         self.sockets.close()
 
@@ -98,7 +98,7 @@ def _create_device(address: str) -> dist.ProcessGroupGloo.Device:
 
 
 def _secret_of(store: dist.Store, rank: int) -> bytes:
-    """A secret of the members of a group of user code, brought by its first rank."""
+    """Return a secret that only the members of a group of user code know; its first rank generates it."""
     if rank == 0:
         store.set("secret", secrets.token_bytes(SECRET_BYTES))  # type: ignore[arg-type]  # torch takes bytes, its stubs do not
     secret: bytes = store.get("secret")

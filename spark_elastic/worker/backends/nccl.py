@@ -43,7 +43,7 @@ class Nccl(Backend):
     def abort(self) -> list[threading.Thread]:
         """End collectives without an error and with nonsense in their results, also of peers that have not aborted yet."""
         groups = [group for group in (self.group, *self._subgroups) if group is not None]
-        # NCCL's abort may wait for kernels; the caller may be the control thread and must not.
+        # NCCL's abort may wait for kernels, and the caller may be the control thread, which must not wait.
         aborting = [
             threading.Thread(target=group.abort, name="spark_elastic-nccl-abort", daemon=True) for group in groups
         ]
@@ -60,8 +60,8 @@ class Nccl(Backend):
         self._remains.clear()
 
     def _new(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
-        # Errors are ours to notice: the driver aborts the group, torch's watchdog would end the process. Set only where it
-        # is not yet: threads of groups before this one may be reading it.
+        # This package handles errors by having the driver abort the group, whereas torch's watchdog would end the process. The
+        # variable is written only if it has another value, because threads of earlier groups may be reading it.
         if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0":
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         interface = interface_of(self._address)
@@ -70,8 +70,8 @@ class Nccl(Backend):
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
         group = dist.ProcessGroupNCCL(store, rank, size, options)
-        # Connect now: a communicator that is built at the first collective could hold the user's thread with a dead peer. This
-        # thread has not used the GPU yet, and NCCL takes the thread's own context of CUDA.
+        # Connect now: a communicator that is built at the first collective could block the user's thread on a dead peer. The
+        # device is set because this thread has not used the GPU yet, and NCCL takes the thread's CUDA context.
         torch.cuda.set_device(0)
         group.eager_connect_single_device(torch.device("cuda", 0))
         return group
