@@ -169,7 +169,9 @@ class ControlClient:
             self._world = NoWorld()
             for member in self._form.members:
                 if member.worker == self._worker:
-                    self.commit = member.commit  # it may be an older commit, of which other workers hold the other slices
+                    self.commit = (
+                        member.commit
+                    )  # it may be an older commit, of which other workers hold the other slices
             self.generation = self._form.generation
             return self._form
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How long ``close`` waits for the abort of the device's group before torch destroys it.
+# How long ``close`` waits for the abort of the device's group before torch destroys that group.
 ABORT_SECONDS = 2.0
-# Torch knows our backends by this prefix and the library's name.
+# This package's backends are registered with torch under this prefix and the library's name.
 PREFIX = "elastic_"
 
 
@@ -59,15 +59,15 @@ class Group:
             self._backends[backend] = self._device = library(store, rank, size, address, timeout)
         self._in_order = library.in_order
         self._watch = Watch(self._in_order)
-        # The watches of the groups that user code has made, which torch and the user hold.
+        # The watches of the groups that user code has made. Torch and user code own these groups.
         self._others: list[weakref.ref[Watch]] = []
         # Whether the host continues before a collective has succeeded.
         self.runs_ahead = library.runs_ahead
-        # The group that torch is given as its default group.
+        # The group that is registered as torch's default group.
         self.watched: WatchedGroup | None = None
 
     @property
-    def gloo(self) -> Any:  # torch's stubs leave out the collectives of a backend
+    def gloo(self) -> Any:  # Any, because torch's stubs leave out the collectives of a backend
         """The group of all ranks for tensors of the host."""
         return self._host.group
 
@@ -110,7 +110,7 @@ class Group:
 
     @property
     def _devices(self) -> dict[str, str]:
-        """The name of the library that takes the tensors of each device; the last one, if there are several."""
+        """The library that takes the tensors of each device; if several do, the last one."""
         return {device: name for name, backend in self._backends.items() for device in backend.devices}
 
     def _watched(
@@ -128,7 +128,7 @@ class Group:
         return self._watch.take_reduction()
 
     def froze(self, model: str) -> None:
-        """Note that this model, which was called last, has no parameter that requires a gradient; empty if one does."""
+        """Note that this model, which was called last, has no parameter that requires a gradient; empty if it has one."""
         self._watch.frozen = model
 
     def compares(self, change: str) -> None:
@@ -136,7 +136,7 @@ class Group:
         self._watch.compares(change)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Give all ranks the values that ``source`` has, for tensors on the host. Blocks."""
+        """Give all ranks the values that ``source`` has, for a tensor on the host. Blocks until they have arrived."""
         dist.broadcast(tensor, src=source)
 
     def send(self, tensor: torch.Tensor, receiver: int) -> dist.Work:
@@ -157,11 +157,12 @@ class Group:
 
     def activity(self) -> Activity:
         """Return what this rank has entered and waits for, and what its connections do."""
-        # Read before ``compared``: a rank notes a comparison ahead of the collective that makes it.
+        # The collectives are counted before ``compared`` is read, because a rank notes a comparison before the collective that
+        # makes it.
         collectives, recent = self._watch.count()
         changes, compared_in, change = self._watch.compared
         moved, silent = self._host.sockets.traffic()
-        # Every watch is asked, because each remembers the newest work that it had at the last call.
+        # Every watch has to be asked, because each remembers the newest work that it had at the last call.
         waiting = [watch.is_waiting() for watch in self._watches()]
         return Activity(
             collectives, any(waiting), moved, silent, changes, compared_in, change, recent, self._watch.frozen
@@ -172,7 +173,7 @@ class Group:
         return [self._watch, *(watch for watch in (other() for other in self._others) if watch is not None)]
 
     def is_broken(self) -> bool:
-        """Whether a peer is gone, as far as this process can tell by itself."""
+        """Whether a peer is gone, as far as this process can tell without the driver."""
         return self._aborted.is_set() or self._host.sockets.is_broken()
 
     def abort(self) -> None:
@@ -185,14 +186,14 @@ class Group:
         return [] if self._device is None else self._device.abort()
 
     def give_up(self) -> list[threading.Thread]:
-        """Abort both groups, once no rank has anything left to complete. Return what ``abort_device`` does."""
+        """Abort both groups, which is safe once no rank has anything left to complete. Return what ``abort_device`` returns."""
         self.abort()
         return self.abort_device()
 
     def close(self) -> None:
         """End the use of the group. Its connections are shut, so that pending operations fail; ``drop`` frees the rest."""
         for thread in self.give_up():
-            thread.join(ABORT_SECONDS)  # what torch does next may wait for kernels
+            thread.join(ABORT_SECONDS)  # torch's next call may wait for kernels
         if dist.is_initialized():
             dist.destroy_process_group()
         for watch in self._watches():
@@ -217,8 +218,8 @@ class Group:
         return dropping
 
 
-# How long a machine that has no descriptor or memory left waits before the next world is tried. The driver gives a job up after
-# some failed worlds in a row, and the shortage may last only a moment.
+# How long a machine without free descriptors or memory waits before the next world is tried. The shortage may be short, and the
+# driver gives a job up after some failed worlds in a row.
 SHORTAGE_SECONDS = 3.0
 
 
@@ -252,7 +253,8 @@ def build_on_thread(
         raise WorkerLostError(f"the group could not be built: {failures[0]}") from failures[0]
 
 
-# The group for which torch calls a creator next; only the thread that runs user code registers groups.
+# The group for which torch calls a creator next. Only the thread that runs user code registers groups, so one variable is
+# enough.
 _offered: Group | None = None
 _default_taken: set[str] = set()
 
@@ -267,7 +269,7 @@ def _creator(backend: str) -> Callable[[_DistributedBackendOptions, object], Wat
     def create(options: _DistributedBackendOptions, backend_options: object) -> WatchedGroup:
         assert _offered is not None, "the backend is registered for spark_elastic's own use"
         if backend not in _default_taken:
-            _default_taken.update(BACKENDS)  # this group serves all devices, so torch needs no other as its default
+            _default_taken.update(BACKENDS)  # this group serves all devices, so torch needs no further default group
             assert _offered.watched is not None, "a group is offered once it is watched"
             return _offered.watched
         return _offered.subgroup(options)

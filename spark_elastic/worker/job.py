@@ -40,13 +40,13 @@ class Job:
         self.control = control
         # Whether one world spans the whole of the user's function, as under run(elastic=False).
         self.is_fixed = is_fixed
-        # As many ranks as a world of this job may come to have.
+        # The largest number of ranks that a world of this job may have.
         self.max_np = max_np
         self.reporter = Reporter(control.report, runtime.clock)
         self.checkpoints = checkpoints
         self.world: World | None = None
         self._last_world: World | None = None
-        # The state that the elastic function was called with.
+        # The state with which the elastic function was called.
         self.state: State | None = None
         self.finished = False
         self._worker = worker
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def address(self) -> str:
-        """The address that this worker uses among workers."""
+        """The address at which other workers reach this one."""
         return self._address
 
     def enter_elastic(self) -> None:
@@ -104,7 +104,7 @@ class Job:
         return [model for model in (ref() for ref in self._models) if model is not None]
 
     def finish(self) -> None:
-        """Note that all ranks have left the elastic function. From now on each calls its models alone, without a world."""
+        """Note that all ranks have left the elastic function. From now on each rank calls its models alone, without a world."""
         self.finished = True
         for model in self.models:
             model.detach()

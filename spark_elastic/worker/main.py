@@ -61,8 +61,8 @@ def _call(control: ControlClient, payload: Payload) -> int:
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
     except BaseException as error:
-        # In a fixed world the others would wait in vain for a rank that has raised. Another try would not help against these
-        # errors, either.
+        # In a fixed world the other ranks would wait in vain for a rank that has raised. The two kinds of errors named here
+        # would recur in every attempt.
         control.failed(error, fatal=not payload.elastic or isinstance(error, (NotInWorldError, ScriptFailedError)))
         return 1
     world = job.world
@@ -94,7 +94,7 @@ def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...]
 
 
 def _pin(control: ControlClient, key: str, make: Callable[[], bytes]) -> bytes:
-    """Return the value that the whole job agrees on, which the first workers to ask make. Newcomers get it while others train."""
+    """Return a value that is the same in the whole job: the first worker to ask makes it, and newcomers get the same one."""
     name = f"pinned/{key}"
     if control.store("check", (name,), generation=WHOLE_JOB).amount:
         return control.store("get", (name,), generation=WHOLE_JOB).values[0]

@@ -2,7 +2,7 @@
 
 Gloo takes whoever connects first for the rank that it expects. So before a group counts as formed, each rank sends every other
 rank a code that only a holder of the group's secret can compute. The secret comes from the control store, which serves members
-alone. A code is bound to generation, group, sender and receiver, so a stranger has no use for the codes that it is sent.
+alone. A code is bound to generation, group, sender and receiver, so a stranger cannot reuse the codes that it receives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CODE_BYTES = 32
 
 
 def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
-    """Exchange codes with every rank, each over its own connection. A collective of all ranks.
+    """Exchange codes with every other rank, over the connection to that rank. This is a collective of all ranks.
 
     ``gloo`` is a ``ProcessGroupGloo``, whose collectives torch's stubs leave out.
 
@@ -35,7 +35,7 @@ def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
 
 
 def codes(secret: bytes, group: str, size: int, *, sender: int) -> bytes:
-    """Return what a rank sends to all ranks, in their order; a part for itself is included."""
+    """Return the codes that a rank sends, in the order of the receivers; there is one for itself, too."""
     return b"".join(_code(secret, group, sender, receiver) for receiver in range(size))
 
 

@@ -1,4 +1,4 @@
-"""What is registered in modules: parts, parameters and buffers, in dicts of torch's by their names."""
+"""What is registered in modules: submodules, parameters and buffers, which torch keeps in dicts by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def same_objects(some: Collection[object], others: Collection[object]) -> bool:
 
 
 class Registered:
-    """The objects that stand in some registers, with a quick check whether they still do: it runs in every step."""
+    """The objects in some of these dicts, and a check whether they are still there, quick enough to run in every step."""
 
     def __init__(self, registers: Iterable[Mapping[str, object]]) -> None:
         self._registers = list(registers)
@@ -34,5 +34,5 @@ class Registered:
 
     @property
     def names(self) -> list[str]:
-        """The names under which objects stand there at present."""
+        """The names under which objects are registered at present."""
         return list(itertools.chain.from_iterable(self._registers))

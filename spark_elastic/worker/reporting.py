@@ -11,8 +11,8 @@ from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report, S
 
 # Rank 0 reports the progress of the job at most this often.
 PROGRESS_SECONDS = 0.5
-# How many reports of metrics a rank may send at once, and per second in the long run. Further reports are merged, and the newest
-# value of each name counts.
+# How many reports of metrics a rank may send at once, and per second in the long run. Further reports are merged, and the
+# newest value of each name is kept.
 BURST = 20
 REPORTS_PER_SECOND = 4.0
 
@@ -29,7 +29,7 @@ class Reporter:
         self._allowed = float(BURST)
         self._counted_at = 0.0
         self._waiting: dict[str, object] = {}
-        # The step at which the newest of these were given.
+        # The step at which the newest of the waiting values were given.
         self._given_at = 0
 
     def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
@@ -45,7 +45,7 @@ class Reporter:
         self._active_at, self._has_stepped = now, False
 
     def committed(self, step: int, progress: Callable[[int], Progress] | None) -> None:
-        """Note a commit of the user's."""
+        """Note a commit that user code has made."""
         now = self._active_at = self._clock()
         if not self._has_stepped:
             self._has_stepped = True
@@ -57,12 +57,12 @@ class Reporter:
             self.metrics(self._given_at, {})
 
     def balanced(self, step: int, change: Change) -> None:
-        """Send a change of shares, which is the same on all ranks; one of them reports it."""
+        """Send a change of shares. It is the same on all ranks, so only one rank calls this."""
         seconds = [microseconds / 1e6 for microseconds in change.microseconds]
         self._send(SharesChanged(step, list(change.before), list(change.after), seconds, change.unit))
 
     def finished(self, step: int, progress: Callable[[int], Progress] | None) -> None:
-        """Send the last reports: this rank has left the user's function."""
+        """Send the last reports, because this rank has left the user's function."""
         if progress is not None:
             self._send(progress(step))
         if self._waiting:

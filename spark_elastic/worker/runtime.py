@@ -1,6 +1,6 @@
 """Runtime: everything that a worker takes from outside.
 
-The defaults are the real things. Whatever a worker asks of the world outside goes through here, so that the simulation can
+The defaults are the real implementations. Whatever a worker needs from outside goes through here, so that the simulation can
 pass in its own.
 """
 
@@ -33,14 +33,14 @@ def prepare_process() -> None:
 
 
 class _UntilConfigured(logging.StreamHandler[TextIO]):
-    """Writes to stderr as long as user code has not configured logging; from then on our records go where all others do."""
+    """Writes to stderr until user code configures logging; from then on the package's records go where all others do."""
 
     def handle(self, record: logging.LogRecord) -> bool:
         return False if logging.getLogger().handlers else super().handle(record)
 
 
 def _name_our_warnings() -> None:
-    """Show who warns, without configuring the root logger: that is for user code to do, and ``basicConfig`` works only once."""
+    """Show who warns, but leave the root logger alone: user code may configure it, and ``basicConfig`` works only once."""
     handler = _UntilConfigured()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logger.addHandler(handler)
@@ -53,7 +53,7 @@ def _reseed() -> None:
 
 
 def _allow_all_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one: each peer takes four of them, and user code opens files, too."""
+    """Raise the soft limit of open files to the hard one: each peer takes four descriptors, and user code needs some, too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -63,7 +63,7 @@ def _allow_all_descriptors() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime(System):
-    """What one worker runs on."""
+    """Everything that one worker takes from outside."""
 
     # Turns the process into a worker.
     prepare: Callable[[], None] = prepare_process

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
-# The names under which optimizers and schedulers keep rates; none has all of them.
+# The names under which optimizers and schedulers keep learning rates; no class has all of them.
 _IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 _IN_SCHEDULERS = ("base_lrs", "max_lrs")
 # The key, in the first parameter group, of (factor, steps): by what the rates have yet to be multiplied, and in how many steps.

@@ -36,15 +36,16 @@ from spark_elastic.worker.world import World
 
 logger = logging.getLogger("spark_elastic")
 
-# A script has so long to end by itself after SIGTERM.
+# How many seconds a script has to end by itself after SIGTERM.
 TERM_SECONDS = 5.0
-# A script may fail because a peer was lost, which the driver is about to say. After so long the failure counts as the script's.
+# A script may fail because a peer was lost, of which the driver is about to tell. If the driver tells nothing for this many
+# seconds, the failure counts as the script's own.
 BLAME_SECONDS = 3.0
 BEAT_SECONDS = 1.0
-# Starts after failures, unless --max-restarts says otherwise.
+# How often a script is started again after failures, unless --max-restarts says otherwise.
 MAX_RESTARTS = 3
 BACKOFF_LIMIT_SECONDS = 30.0
-# How many bytes are read of the error that a script has written down.
+# How many bytes of a script's error file are read.
 ERROR_BYTES = 64 * 1024
 
 _MAIN = "import pickle, sys; pickle.load(open(int(sys.argv[1]), 'rb'))()"
@@ -107,7 +108,7 @@ def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
 def _find_fault(
     world: World, plan: RestartOnChange, record: _Record, code: int, error_file: int, is_over: Callable[[], bool]
 ) -> None:
-    """Raise if the script has failed by itself. Returns when the world is over for another reason.
+    """Raise if the script itself has failed. Returns if the world is over for another reason.
 
     When one script fails, all do. The first rank to say so has the script to blame, unless a worker was lost, as the driver
     would soon tell.
@@ -128,7 +129,7 @@ def _find_fault(
 
 
 class _Record:
-    """What the whole job knows of its scripts: when the first one began, how often they failed, and in which world last."""
+    """What the job knows of its scripts: when the first one began, how often they failed, and in which world they last did."""
 
     def __init__(self, control: ControlClient) -> None:
         self.control = control
@@ -152,7 +153,7 @@ class _Record:
 
 
 def backoff_seconds(failures: int) -> float:
-    """Return how long to wait before a start, since a script that has failed at once is likely to do so again."""
+    """Return how long to wait before a start, because a script that has failed immediately is likely to fail again."""
     return min(2.0 ** (failures - 1), BACKOFF_LIMIT_SECONDS) if failures else 0.0
 
 
@@ -172,7 +173,7 @@ def _wait(
     seconds: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Wait for a condition, with heartbeats, so that this worker is not taken to hang. Return whether the condition holds."""
+    """Wait for a condition, with heartbeats, so that this worker does not seem to hang. Return whether the condition holds."""
     deadline = None if seconds is None else now() + seconds
     while True:
         left = BEAT_SECONDS if deadline is None else min(BEAT_SECONDS, deadline - now())
@@ -239,7 +240,7 @@ def environment(world: World, meeting: Meeting, run_id: str, max_restarts: int) 
 
 
 def interfaces(meeting: Meeting) -> dict[str, str]:
-    """Return variables that have Gloo and NCCL in the script use the job's network; torch would look the host's name up."""
+    """Return variables by which the script's Gloo and NCCL use the job's network; torch would look up the host's name."""
     name = interface_of(meeting.own)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
@@ -305,7 +306,7 @@ def _tell_end(process: subprocess.Popen[bytes], control: ControlClient) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], spare: list[psutil.Process]) -> None:
-    """Ask the script to end, then kill it and all that it has left behind."""
+    """Ask the script to end, then kill it and every process that it has started."""
     process.terminate()
     try:
         process.wait(TERM_SECONDS)

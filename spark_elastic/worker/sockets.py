@@ -9,7 +9,8 @@ User code opens sockets, too, so those of the group are recognized by address: e
 device listens on, and a connection belongs to the group if its own or its peer's address is among the published ones.
 
 Gloo goes on listening when its ranks are connected, and keeps a descriptor for good of everybody who connects. At the limit of
-descriptors it ends the process. So the kernel turns callers away in that time (``Gate``).
+descriptors it ends the process. Therefore the kernel is told to turn callers away as long as no connections are being made
+(``Gate``).
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ logger = logging.getLogger("spark_elastic")
 
 Address = tuple[str, int]
 
-# Of the kernel's struct tcp_info: tcpi_retransmits, tcpi_probes, tcpi_bytes_acked, tcpi_bytes_received.
+# Fields of the kernel's struct tcp_info: tcpi_retransmits, tcpi_probes, tcpi_bytes_acked, tcpi_bytes_received.
 _TCP_INFO = struct.Struct("=2xBB116xQQ")
-# A connection is silent when something was sent again so often without an answer, a second or two in a local network.
+# A connection counts as silent after this many retransmissions without an answer, which take a second or two in a local
+# network.
 SILENT_TRIES = 3
 
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
@@ -78,7 +80,7 @@ class GroupSockets:
         try:
             return any(events & _BROKEN for _, events in self._poll.poll(0))
         except RuntimeError:
-            return self._shut  # another thread is asking at this moment
+            return self._shut  # another thread is checking at this moment
 
     def traffic(self) -> tuple[int, int]:
         """Return how many bytes have arrived, here and at the other ends, and how many connections are silent.
@@ -99,18 +101,18 @@ class GroupSockets:
         return moved, silent
 
     def shut(self) -> None:
-        """Have Gloo read the end of every connection of the group: its pending collectives fail at once, on this rank.
+        """Have Gloo read the end of every connection of the group, so that its pending collectives fail at once on this rank.
 
         The peers learn nothing of it: our duplicates keep the connections open until ``close``. Connections that were made
-        after ``capture`` (``new_group`` in user code) are found, too. If a peer saw their end ahead of the driver's word that
-        the world is broken, it would take that for an error of its user's.
+        after ``capture`` (``new_group`` in user code) are found, too. A peer that saw a connection end before the driver has
+        said that the world is broken would take that for an error in user code.
         """
         with self._lock:
             self._shut = True
             self._shut_kept()
             try:
                 self._keep_new()
-            except OSError as error:  # no descriptor is left for looking
+            except OSError as error:  # no descriptor is left to look for further connections
                 logger.warning("connections of groups that user code has made may stay open: %s", error)
             self._shut_kept()
 
@@ -173,7 +175,7 @@ class Gate:
         self._lock = threading.Lock()
 
     def shut(self) -> None:
-        """Refuse connections, unless somebody is in ``opened`` right now."""
+        """Refuse connections, unless some thread is inside ``opened`` right now."""
         with self._lock:
             if not self._guests:
                 self._each(_refuse_connections)
@@ -226,12 +228,12 @@ _has_warned = False
 
 
 def is_published(address: Address, content: bytes) -> bool:
-    """Whether what a Gloo device publishes of itself contains this address as C lays it out: port, then host."""
+    """Whether the bytes that a Gloo device publishes contain this address in C's layout: port, then host."""
     host, port = address
     number = port.to_bytes(2, "big")
     if ":" not in host:
         return number + socket.inet_aton(host) in content
-    flow = b"\0" * 4  # lies between port and host in IPv6
+    flow = b"\0" * 4  # the flow label, which lies between port and host in IPv6
     return number + flow + socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) in content
 
 
@@ -259,7 +261,7 @@ def _descriptors() -> list[int]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of every internet stream socket of this process. A duplicate cannot become somebody else's file."""
+    """Yield a duplicate of every internet stream socket of this process. No other file can take over a duplicate's number."""
     for descriptor in _descriptors():
         try:
             if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):

@@ -46,15 +46,15 @@ class Threads(Protocol):
 class System:
     """Clock, threads, process and network of a worker. The defaults are the real ones; the simulation passes in its own."""
 
-    # Seconds that only grow.
+    # A clock in seconds that never goes back.
     clock: Callable[[], float] = time.monotonic
-    # The module ``threading``, and what one thread hands a result over to another by.
+    # The module ``threading``, and the class of futures by which one thread hands a result to another.
     threads: Threads = threading
     future: Callable[[], concurrent.futures.Future[Any]] = concurrent.futures.Future
     # The control thread's event loop, and how other threads call into it.
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     call_in_loop: Callable[..., concurrent.futures.Future[object]] = asyncio.run_coroutine_threadsafe
-    # The number of the process, and its end.
+    # The id of the process, and the function that ends it.
     pid: Callable[[], int] = os.getpid
     exit: Callable[[int], object] = os._exit
     # How the driver is reached.

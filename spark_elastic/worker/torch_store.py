@@ -46,7 +46,7 @@ class WorldStore(Store):
         return self._control.store("get", (key,), generation=self._generation).values[0]
 
     def gather(self, key: str, value: bytes, size: int) -> tuple[bytes, ...]:
-        """Bring a value, and return those of all ranks, in any order, once ``size`` ranks have brought one."""
+        """Contribute a value, and return those of all ranks, in any order, once ``size`` ranks have contributed one."""
         (packed,) = self._control.store("gather", (key,), (value,), size, generation=self._generation).values
         return unpack(packed)
 
@@ -67,7 +67,7 @@ class WorldStore(Store):
 
 
 class MeshStore(Store):
-    """What Gloo asks of a store while it connects all ranks, in one round trip instead of two for each peer.
+    """The store that Gloo uses while it connects all ranks: it takes one round trip, instead of two for each peer.
 
     Gloo has every rank set one key, which ends with its rank, and get the keys of all others. So a ``set`` waits for the values
     of all ranks, and keeps them. Along with them travel ``addresses``, where the ranks' devices listen, and ``secret``, 16 random
@@ -88,7 +88,7 @@ class MeshStore(Store):
 
     def set(self, key: str, value: bytes | str) -> None:
         value = value.encode() if isinstance(value, str) else bytes(value)
-        if len(self._may_be) > 1:  # user code has opened a listener meanwhile
+        if len(self._may_be) > 1:  # user code has opened a listening socket in the meantime
             self.address = next((one for one in self._may_be if is_published(one, value)), self.address)
         # The value comes last because all ranks' values end alike, which ``pack`` makes use of.
         mine = msgspec.msgpack.encode((key, self.address, self._mine, value))

@@ -9,7 +9,7 @@ from spark_elastic.worker.world import World
 
 
 def rank_variables(world: World) -> dict[str, str]:
-    """Return the variables for this worker's rank. A worker that has a GPU sees no other, and so its local rank is 0."""
+    """Return the variables for this worker's rank. A worker that has a GPU sees no other GPU, so its local rank is 0."""
     me = world.me
     local_rank, local_size = (0, 1) if DEVICE_VARIABLE in os.environ else (me.local_rank, me.local_size)
     return {

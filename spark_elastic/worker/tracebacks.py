@@ -6,12 +6,12 @@ import os
 import traceback
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# By these functions torch calls the ``forward`` of each module; they are the same in every traceback.
+# The functions by which torch calls the ``forward`` of each module. They are the same in every traceback.
 _OF_TORCH = (("torch/nn/modules/module.py", "call_impl"), ("torch/nn/parallel/distributed.py", "forward"))
 
 
 def format_for_user(error: BaseException) -> str:
-    """Format an exception and its causes. The innermost frames stay, because the error arose in them."""
+    """Format an exception and its causes. The innermost frames are kept, because the error arose there."""
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part is not None:

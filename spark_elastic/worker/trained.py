@@ -1,4 +1,4 @@
-"""What of wrapped models is trained: found quickly at every forward, and compared among all ranks where it has changed."""
+"""Which parameters of wrapped models are trained: checked quickly at every forward, and compared by all ranks after changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Content:
         self._parameters = list(module.parameters())
         self._facts = self._look()
         self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
-        # Torch's wrapper makes room for these dtypes. They change with ``model.double()``, which keeps the parameters the same.
+        # Torch's wrapper allocates buckets of these dtypes. They change with ``model.double()``, which keeps the parameters'
+        # identities.
         self.dtypes = [parameter.dtype for parameter in self.trainable]
 
     def is_current(self) -> bool:
@@ -36,7 +37,7 @@ class Content:
         return self._registered.is_current() and self._look() == self._facts
 
     def is_reduced_as(self, reduced: Content | None) -> bool:
-        """Whether the wrapper of torch's that was made for ``reduced`` fits this content."""
+        """Whether torch's wrapper, which was made for ``reduced``, fits this content."""
         return reduced is not None and same_objects(reduced.trainable, self.trainable) and reduced.dtypes == self.dtypes
 
     def _look(self) -> list[torch.dtype | None]:

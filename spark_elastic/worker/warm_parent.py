@@ -1,10 +1,10 @@
 """The warm parent: a process that has imported torch, forks training workers on request, and is their guardian.
 
-Its fork is ready to train in milliseconds, where a fresh interpreter takes seconds. The parent runs no thread and does not touch
-CUDA, so forking is safe. It adopts whatever a worker leaves behind. When the process that started it ends, so does the parent,
-with everything below it: it notices the end of its socket or, should another process hold that open, gets a signal from the
-kernel. It may rest between two jobs for which that process runs tasks: it has imported then, and knows of neither job.
-``task/packets.py`` has what the two tell each other.
+Its fork is ready to train in milliseconds, where a fresh interpreter takes seconds. The parent runs no thread and does not
+touch CUDA, so forking is safe. It adopts whatever a worker leaves behind. When the process that started it ends, so does the
+parent, with everything below it: it notices the end of its socket or, should another process hold that open, gets a signal from
+the kernel. Between two jobs for which that process runs tasks the parent stays idle: it has done its imports, and knows nothing
+of either job. ``task/packets.py`` defines the messages between the two processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_elastic.worker.control import ControlClient
 
 
 def main(descriptor: int, task_pid: int) -> None:
-    """Serve until the task is gone. Called in a fresh interpreter."""
+    """Serve the task until it is gone. Called in a fresh interpreter."""
     signal.signal(signal.SIGTERM, lambda *_: _end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
@@ -35,15 +35,15 @@ def main(descriptor: int, task_pid: int) -> None:
     try:
         import_everything()
     except Exception as error:
-        failure = error  # raised by the workers, because they speak with the driver and this process does not
+        failure = error  # the workers raise it, because they are connected to the driver and this process is not
     _Guardian(connection, failure).serve()
 
 
 def import_everything() -> None:
     """Import what every worker needs, so that a newcomer does not have to. DDP and optimizers pull in torch._dynamo.
 
-    The garbage collector is off meanwhile, which saves a quarter of the time: it would look through all that the imports make,
-    and find nothing.
+    The garbage collector is off meanwhile, which saves a quarter of the time: it would scan all objects that the imports
+    create, and free nothing.
     """
     gc.disable()
     try:
@@ -73,7 +73,7 @@ class _Guardian:
         self._worker: int | None = None
         self._pid = 0
         self._pidfd = -1
-        # Workers to start when the present one is gone, each with the descriptors for its output.
+        # The workers to start when the present one is gone, each with the descriptors for its output.
         self._pending: list[tuple[packets.Start, list[int]]] = []
 
     def serve(self) -> None:
@@ -107,7 +107,7 @@ class _Guardian:
                 self._kill(order.worker)
             case packets.Rest():
                 if self._failure is not None:
-                    return False  # another try, in a new process, may be able to import
+                    return False  # a new process may be able to import it
                 self._ticket = None
                 packets.send(self._connection, packets.Resting())
         return True
@@ -165,7 +165,7 @@ def _run(ticket: Ticket, worker: int, token: str) -> int:
 
 
 def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
-    """Play a worker that raises the error of the imports."""
+    """Act as a worker that raises the error of the imports."""
     with ControlClient(ticket, worker, token) as control:
         control.payload()
         control.failed(failure)

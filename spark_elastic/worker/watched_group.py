@@ -1,8 +1,8 @@
 """WatchedGroup: a process group that knows whether anything waits in it. Torch is given such groups for all user code.
 
-No library reports which of its collectives are incomplete, and a rank that waits in a collective for ever looks like a rank that
-computes for long. Torch is therefore given a group that passes each call on to the real one, and keeps the work that the call
-returns until the work is complete.
+No library reports which of its collectives are incomplete, and a rank that hangs in a collective looks like a rank that
+computes for a long time. Torch is therefore given a group that passes each call on to the real one, and keeps the work that the
+call returns until the work is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
 
-# The calls that all ranks have to make in the same order. TRANSFERS concern only some ranks, and are therefore not counted.
+# The calls that all ranks have to make in the same order. TRANSFERS involve only some ranks, and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
     "allreduce_coalesced",
@@ -40,12 +40,12 @@ COLLECTIVES = (
 TRANSFERS = ("send", "recv", "recv_anysource")
 # The collective that DDP uses for gradients. No rank has its result before all have entered it.
 REDUCTION = "allreduce"
-# How many of the last collectives are known by name, since a rank may be this far ahead of another for which it waits.
+# How many of the last collectives are remembered by name: a rank may be this far ahead of another one for which it waits.
 RECENT = 16
 
 
 class Watch:
-    """The works that a rank has entered, and those among them that are not complete. May be used from any thread.
+    """Torch's ``Work`` objects for what a rank has entered, and which of them are incomplete. May be used from any thread.
 
     ``in_order``: no work completes before the works that were entered ahead of it. Then only the newest work is kept, and
     ``is_waiting`` asks about a work only from the second call on, because GPUs must not be asked while a graph of kernels is
@@ -56,7 +56,7 @@ class Watch:
         self.collectives = 0
         # The last change of what models train, as in ``Activity``: changes, compared_in, change.
         self.compared = (0, 0, "")
-        # The model that was called last if none of its parameters required a gradient, else empty.
+        # The model that was called last, if none of its parameters required a gradient; else empty.
         self.frozen = ""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._in_order = in_order
@@ -75,7 +75,7 @@ class Watch:
             self._pending = kept if work is None else [*kept, work]
 
     def reduces(self, work: dist.Work | None) -> None:
-        """Note that a collective was entered whose result takes something from each rank."""
+        """Note that a collective was entered whose result depends on every rank."""
         if self._reduction is None:
             self._reduction = work
 
@@ -142,7 +142,9 @@ def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | Non
     def call(self: WatchedGroup, *args: Any, **kwargs: object) -> dist.Work | None:
         work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
         self._watch.entered(work, name, is_collective)
-        if name == REDUCTION and args and any(tensor.numel() for tensor in args[0]):  # Gloo does nothing for empty ones
+        if (
+            name == REDUCTION and args and any(tensor.numel() for tensor in args[0])
+        ):  # Gloo does nothing for empty tensors
             self._watch.reduces(work)
         return work
 

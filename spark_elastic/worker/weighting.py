@@ -21,7 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.stopwatch import note_gradients
 
-# Stands for a weight of zero, by which nothing can be divided. The gradient of a repeated batch vanishes beside the others.
+# Replaces a weight of zero, because some gradients are divided by a weight. Scaled by it, the gradient of a repeated batch
+# vanishes beside the others.
 TINY = 2.0**-60
 
 
@@ -81,7 +82,7 @@ class Weighting:
         return weight / self._weight
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if self._weight is None:  # no output of a wrapped model is on the way to the loss
+        if self._weight is None:  # the loss does not depend on the output of a wrapped model
             latest = self._latest or deliveries.newest()
             self._weight = (1.0 if latest is None else latest.weight) or TINY
         self.accumulated = torch._C._current_graph_task_id()
@@ -115,5 +116,5 @@ class Boundary(torch.autograd.Function):
         return weighted, None, None, None
 
 
-# There is one for each process, as there is one default group of torch's.
+# There is one for each process, just as torch has one default group.
 weighting = Weighting()

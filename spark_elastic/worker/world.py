@@ -18,7 +18,7 @@ from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
-# The numbers of int64 that every rank adds to the control collective of a commit: the world's own, then those of the loader.
+# How many int64 values every rank contributes to the control collective of a commit: the world's own, then those of the loader.
 OWN_FIELDS = 7
 LOADER_FIELDS = 4
 
@@ -101,7 +101,7 @@ class World:
     def start_exchange(self, values: Sequence[int]) -> None:
         """Start the control collective of a commit with this rank's ``values``; it is read at the next commit.
 
-        So it costs no round trip, and all ranks read what it says at the same commit. Raises ``WorkerLostError``.
+        Therefore the collective costs no waiting, and all ranks read its result at the same commit. Raises ``WorkerLostError``.
         """
         mine = torch.tensor(values, dtype=torch.int64)
         if self.size == 1:
@@ -129,7 +129,7 @@ class World:
         return [list(map(int, row)) for row in everybody.view(self.size, -1).tolist()]
 
     def meet(self) -> None:
-        """Wait until all ranks have come here. Raises ``WorkerLostError``."""
+        """Wait until all ranks have called this. Raises ``WorkerLostError``."""
         if self.size == 1:
             return
         here, everybody = torch.zeros(1), torch.empty(self.size, 1)
@@ -149,14 +149,14 @@ class World:
         with self._waiting():
             copy.wait()
         if not self.group.runs_ahead:
-            return True  # the reductions before the copy had succeeded before the host went on
+            return True  # the host waits for reductions, so those before the copy have succeeded
         if copy.was_made is not None:
             return copy.was_made
         # If the generation ended before ``watch``, nobody has checked the copy.
         return not self._control.is_aborted(self.generation)
 
     def rest(self) -> None:
-        """Block until the GPU has done all that it was given, so that nothing of a failed step runs after the restore."""
+        """Block until the GPU has finished all its work, so that nothing of a failed step runs after the restore."""
         if torch.cuda.is_initialized():
             with self._waiting():
                 torch.cuda.synchronize()
@@ -182,7 +182,7 @@ class World:
         self.group.compares(change)
 
     def froze(self, model: str) -> None:
-        """Have the driver know that nothing of the model that was called last requires a gradient; empty where something does."""
+        """Tell the driver that no parameter of this model, the last one called, requires a gradient; empty if one does."""
         self.group.froze(model)
 
     def can_restore(self) -> bool:
@@ -205,7 +205,7 @@ class World:
         self.group.close()
 
     def drop(self) -> None:
-        """Free what a closed world holds. Does not block."""
+        """Free the resources of a closed world. Does not block."""
         self.group.drop()
 
     def abort(self, generation: int) -> None:

@@ -1,1 +1,1 @@
-"""Mistakes of user code that are refused before they train wrongly."""
+"""Checks for mistakes in user code, which raise before the mistakes spoil the training."""

@@ -34,12 +34,13 @@ from spark_elastic.errors import RanksDifferError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker.checks.unsupported import why_unsupported
 
-# How many elements of a tensor a fingerprint covers, unless the bits of all of them are asked for.
+# How many elements of a tensor a fingerprint covers, unless rank 0 asks for the bits of all of them.
 PIECE = 16_384
 # Rank 0 asks for a fingerprint at most this often, and so seldom that checks take at most this share of the time.
 SECONDS = 5.0
 SHARE = 0.002
-# If ranks run on machines of several kinds, digests are bound to differ and all figures travel, so rank 0 asks less often.
+# If ranks run on machines of several kinds, digests always differ and all figures have to be exchanged, so rank 0 asks less
+# often.
 MIXED_SECONDS = 60.0
 TOLERANCE = 1e-3
 
@@ -107,7 +108,7 @@ def _sum_of_bits(flat: torch.Tensor) -> torch.Tensor:
     """Add up a tensor's memory, eight bytes at a time, so that a single element that differs changes the sum."""
     a_word = max(1, 8 // flat.element_size())
     if flat.storage_offset() % a_word:
-        flat = flat.clone()  # ranks may hold it at different offsets, and have to add up the same words
+        flat = flat.clone()  # ranks may hold the tensor at different offsets, and have to add up the same words
     words = len(flat) - len(flat) % a_word
     rest = flat[words:].view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
     return flat[:words].view(torch.int64).sum() + rest

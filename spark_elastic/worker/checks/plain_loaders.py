@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
 
-# The steps of a generation at which new iterations are looked for; an iteration that begins later is of another epoch.
+# The steps of a generation at which new iterations are looked for; an iteration that begins later belongs to a later epoch.
 LOOKS_AT = (2, 32)
 # A loader that advances at this many steps in a row does not do so by coincidence.
 ENOUGH_MOVES = 2
@@ -100,7 +100,7 @@ def _is_plain(loader: DataLoader[object]) -> bool:
     try:
         batches, rows = loader.batch_sampler, loader.sampler
     except AttributeError:
-        return False  # its constructor has raised, or is still running on another thread
+        return False  # the loader's constructor has raised, or is still running on another thread
     return (
         loader._dataset_kind == _DatasetKind.Map
         and (batches is None or type(batches) is BatchSampler)

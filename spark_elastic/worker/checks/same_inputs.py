@@ -13,9 +13,9 @@ import torch
 
 from spark_elastic.worker.checks.fingerprint import digest_of_bits
 
-# This many commits at which all ranks had the same inputs, other ones each time, are no coincidence.
+# After this many commits at which all ranks had the same inputs, different ones each time, it is no coincidence.
 ENOUGH = 3
-# How many commits are looked at, and how many inputs ahead of each; limited because a digest takes time and waits for the GPU.
+# How many commits are examined, and how many inputs before each; limited because a digest takes time and waits for the GPU.
 LOOKS = 16
 
 
@@ -58,5 +58,5 @@ class SameInputs:
         return found and len(set(everybody)) == 1
 
 
-# There is one for the process, as there is one default group of torch's.
+# There is one for each process, just as torch has one default group.
 same_inputs = SameInputs()

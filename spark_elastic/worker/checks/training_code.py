@@ -33,13 +33,13 @@ from spark_elastic.worker.zero import is_part
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState
 
-# This many steps without a commit are worth a warning: a loss would take all of them back.
+# After this many steps without a commit there is a warning, because the loss of a worker would undo all of them.
 STEPS_WITHOUT_COMMIT = 1000
-# How deep inside an object of the State an optimizer is looked for.
+# How deep inside the objects of a State optimizers are searched for.
 DEPTH = 5
 # Containers with more entries than this hold data and are not searched.
 LENGTH = 1000
-# How many frames up from an optimizer's step the scaler that calls it is looked for.
+# How many stack frames above an optimizer's step are searched for the GradScaler that calls it.
 FRAMES = 10
 
 _hooks: list[RemovableHandle] = []
@@ -50,7 +50,7 @@ class TrainingChecks:
 
     def __init__(self, state: TorchState, job: Job, plain_loaders: PlainLoaders | None = None) -> None:
         self._state = state
-        # The loaders that may yet be seen to feed the training; None once that is settled, so that steps cost nothing more.
+        # The loaders that may turn out to feed the training; None once that is settled, so that steps cost nothing more.
         self._plain_loaders = plain_loaders
         self._job = job
         self._checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -94,7 +94,9 @@ class TrainingChecks:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Examine an optimizer's first step in a generation."""
-        if loops.open is None:  # a loop that is open finds parameters changed, and lets other optimizers step in a part
+        if (
+            loops.open is None
+        ):  # an open loop detects changed parameters itself, and other optimizers may step within a part
             loops.refuse("an optimizer's step came")
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
@@ -122,7 +124,7 @@ class TrainingChecks:
         return self._steps
 
     def after_step(self) -> None:
-        """Note that the gradients have been used; those that have not are another optimizer's and not checked."""
+        """Note that the gradients have been used; any that have not belong to another optimizer and are not checked."""
         self._is_pending = False
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -148,14 +150,14 @@ class TrainingChecks:
         bare = [p for p in trained if id(p) not in wrapped and id(p) not in own_parameters]
         if (
             bare and not self._job.is_fixed
-        ):  # code in a fixed world may average by hand, and fingerprints show if it does not
+        ):  # code in a fixed world may average gradients by hand, and fingerprints show it if that is missing
             self._check_bare(bare, is_shared, bool(wrapped))
         if is_shared:
             self._check_beside(optimizer, shared)
         return bool(trained)
 
     def _check_bare(self, bare: Sequence[torch.Tensor], is_shared: bool, is_any_wrapped: bool) -> None:
-        """Refuse parameters that train while no wrapper averages their gradients, unless that is the user's own business."""
+        """Refuse parameters that train although no wrapper averages their gradients, unless that may be intended."""
         names = self._state._parameter_names()
         name = next((names[id(p)] for p in bare if id(p) in names), None)
         if name is None and not is_shared and is_any_wrapped:
@@ -236,7 +238,7 @@ class TrainingChecks:
             for p in group["params"]
             if p.grad is not None
         ]
-        # Gradients with which a GradScaler would not step are dropped anyway, and so are those that were set to zero.
+        # Gradients that a GradScaler would skip, or that were set to zero, need no step, so they do not count.
         if any(bool(g.any()) for g in gradients) and all(bool(torch.isfinite(g).all()) for g in gradients):
             raise TrainingCodeError(
                 "a commit came after backward() and before optimizer.step(): gradients are not part of a commit, so the "

@@ -18,7 +18,7 @@ from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.shards.tree import Node, nodes_of, total
 from spark_elastic.worker.world import World
 
-# Torch 2.13 has given all_gather_into_tensor this name.
+# The name that torch 2.13 has given to all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 # What a shard, or a node, contributes to each item. None stands for zeros, which need no memory.
@@ -75,7 +75,7 @@ def _add_flat(cut: Cut, nodes: dict[Node, Values], like: Sequence[torch.Tensor],
     chunk = -(-sum(lengths) // size)
     sent = [nodes_of(cut.shards, cut.shards_of(each, size)) for each in range(size)]
     assert tuple(nodes) == sent[rank], (tuple(nodes), sent[rank])
-    # Gloo has no all-to-all for the memory of GPUs.
+    # Gloo has no all-to-all for tensors on GPUs.
     wire = like[0].device if world.backend != "gloo" else torch.device("cpu")
     flat = torch.zeros(len(nodes), size * chunk, dtype=like[0].dtype, device=wire)
     for row, values in zip(flat, nodes.values(), strict=True):

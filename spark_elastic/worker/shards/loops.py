@@ -1,4 +1,4 @@
-"""Which loop over the parts of a batch is open in this process, for all that must not happen inside one."""
+"""Which loop over the parts of a batch is open in this process, so that what must not happen inside one can be refused."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ class Loops:
             )
 
 
-# There is one for the process, as there is one default group of torch's.
+# There is one for each process, just as torch has one default group.
 loops = Loops()

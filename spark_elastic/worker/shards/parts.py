@@ -1,13 +1,13 @@
 """Parts: the loop over the shards of a batch that this rank computes, after which gradients are those of the whole batch.
 
-Before each part, gradients are cleared, buffers are set back, and all random number generators are seeded by (the loader's seed,
-epoch, first row of the batch, number of the loop over it, shard): what a part computes depends on its shard and on nothing else.
-After it, its gradients and buffers are taken, weighted by its rows, and added in the order of the tree. When the loop ends, the
-sums of all ranks are added, which is a collective. A loop that is left early leaves nothing behind.
+Before each part, gradients are cleared, buffers are set back, and all random number generators are seeded by (the loader's
+seed, epoch, first row of the batch, number of the loop over it, shard): what a part computes depends on its shard and on
+nothing else. After it, its gradients and buffers are taken, weighted by its rows, and added in the order of the tree. When the
+loop ends, the sums of all ranks are added, which is a collective. A loop that is left early changes nothing.
 
-Which gradients and buffers the parts have touched is not known ahead, and may differ between ranks. Ranks therefore exchange a
-header that counts this along with everything that earlier loops of the generation touched, and what is touched for the first time
-in a second exchange.
+Which gradients and buffers the parts touch is not known in advance, and may differ between ranks. Therefore ranks first
+exchange everything that earlier loops of the generation have touched, along with a header that counts what this loop has
+touched; whatever is touched for the first time follows in a second exchange.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spark_elastic.worker.shards.sources import Sources
 from spark_elastic.worker.shards.tree import RunningSum
 from spark_elastic.worker.world import World
 
-# How many numbers a part can note. They travel in the header, which has room for as many.
+# How many numbers a part can note. The header has room for this many.
 MOST_NOTED = 8
 
 
@@ -128,7 +128,7 @@ class Parts:
         return [None] * (1 + 2 * len(self._sources.parameters) + len(self._sources.averaged))
 
     def _check(self) -> None:
-        """Refuse what a part must not do."""
+        """Refuse what must not happen within a part."""
         if [parameter._version for parameter in self._sources.parameters] != self._versions:
             raise TrainingCodeError(
                 f"parameters changed inside the loop over model.parts(batch): optimizer.step() belongs after it. {HOW}"
@@ -194,7 +194,7 @@ class Parts:
         self._set_gradients(touched, sums)
         self._set_buffers(touched[2 * len(sources.parameters) :], counted, sums)
         self._means = dict(zip(names, noted, strict=False))
-        # What comes after the loop draws the same random numbers on all ranks.
+        # Code after the loop draws the same random numbers on all ranks.
         seed_all((*self._seeds, self._cut.shards))
 
     def _add(
@@ -211,9 +211,9 @@ class Parts:
             parameter.grad = before
             if not touched[place]:
                 continue
-            # In memory of its own, where it begins at the same alignment in every world.
+            # The copy has memory of its own, so that it begins at the same alignment in every world.
             gradient = torch.empty_like(parameter).copy_(sums[1 + place])
-            if touched[place] == touched[count + place]:  # it was sparse wherever there was one
+            if touched[place] == touched[count + place]:  # the gradient was sparse in every shard that had one
                 gradient = _sparse(gradient, sums[1 + count + place])
             parameter.grad = gradient if before is None else before.add_(gradient)
 

@@ -41,7 +41,7 @@ class Sharding:
             before, self._sources = self._sources, Sources(self._models)
             if before.structure != self._sources.structure:
                 self._touched.clear()
-        # Each kind of loop (of a generator, of its discriminator) touches parameters of its own.
+        # Each kind of loop (one for a generator, one for its discriminator) touches parameters of its own.
         return Parts(batch, self._sources, self._touched.setdefault(id(model), set()), self._world)
 
     def check_forward(self, model: DistributedDataParallel) -> None:

@@ -25,7 +25,7 @@ class Buffer:
 
     @property
     def present(self) -> torch.Tensor:
-        """The tensor that is registered now."""
+        """The tensor that is registered at present."""
         value = self.owner._buffers[self.key]
         if value is None or value.shape != self.tensor.shape or value.dtype != self.tensor.dtype:
             raise TrainingCodeError(
@@ -62,7 +62,8 @@ class Sources:
                 if tensor is not None:
                     name = f"{prefix}.{key}".lstrip(".").removeprefix("module.")
                     buffers.setdefault(id(tensor), Buffer(module, key, name, tensor, tensor.clone()))
-        # Those that are averaged, those that count, such as BatchNorm's batches, and those that must not change.
+        # The buffers that are averaged, those that count something, such as BatchNorm's batches, and those that must not
+        # change.
         self.averaged = [b for b in buffers.values() if b.tensor.is_floating_point()]
         self.counters = [b for b in buffers.values() if not b.tensor.is_floating_point() and not b.tensor.dim()]
         self.constant = [b for b in buffers.values() if not b.tensor.is_floating_point() and b.tensor.dim()]
@@ -74,7 +75,7 @@ class Sources:
 
     @property
     def structure(self) -> list[object]:
-        """What the places of parameters and buffers are counted by."""
+        """The structure by which the places of parameters and buffers are numbered."""
         return [*((p.shape, p.dtype) for p in self.parameters), *((b.name, b.tensor.shape) for b in self.buffers)]
 
     def is_current(self) -> bool:

@@ -1,4 +1,4 @@
-"""The tree in which the values of V shards are added: the same association of the same sum, whichever rank computes which shard.
+"""The tree in which the values of V shards are added: the sum is associated alike, whichever rank computes which shard.
 
 The tree is binary: every node is a range of shards, cut in the middle. If V is divisible by 3, the whole is cut at two thirds, so
 that thirds are nodes, too. V = 24 is then spread evenly over 1, 2, 3, 4, 6 and 8 ranks, each of which adds its shards up
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Node(NamedTuple):
-    """The shards [start, stop), added up."""
+    """The sum over the shards [start, stop)."""
 
     start: int
     stop: int
@@ -57,7 +57,7 @@ def total(shards: int, have: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
 
 
 class RunningSum(Generic[T]):
-    """Adds the values of consecutive shards as they come, and keeps as few of them as the order of the tree allows."""
+    """Adds the values of consecutive shards as they arrive, and holds as few of them as the order of the tree allows."""
 
     def __init__(self, shards: int, add: Callable[[T, T], T]) -> None:
         self._add = add

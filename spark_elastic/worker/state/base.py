@@ -29,7 +29,7 @@ class State(ABC):
     that lacks the newest commit after a loss receives it in ``sync``.
     """
 
-    # Finds mistakes in the training function; None where the state does not know what to look at.
+    # The checks of the training function; None if the state does not know what to check.
     _checks: TrainingChecks | None = None
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class State(ABC):
         return True
 
     def _leave(self, world: World) -> None:
-        """Finish the generation: the user's function has returned, and the vote comes next."""
+        """Finish the generation, because the user's function has returned; the vote comes next."""
         self._commits.leave(self, world)
 
     # ------------------------------------------------------------------ what ObjectState and TorchState add

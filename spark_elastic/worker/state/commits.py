@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from spark_elastic.worker.state.keepers.keeper import Keeper
 
 _NO_LOADER = (0,) * LOADER_FIELDS
-# Where among the numbers of a commit a rank says how long a step takes it.
+# The index, among a rank's values for a commit, of the time that a step takes it.
 MEASURED = 6
-# The commits of a generation up to this index are waited for at once: the driver takes them as signs that it makes progress.
+# The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
+# progress.
 FIRST_COMMIT = 1
 
 
@@ -53,7 +54,7 @@ class Commits:
 
     def __init__(self, keeper: Keeper | None) -> None:
         self.keeper = keeper
-        # How many commits of the whole job led to this state, and the index of the last one in its generation.
+        # How many commits of the whole job have led to this state, and the index of the last one in its generation.
         self.steps = 0
         self.index = 0
         # The size of the world that wrote the durable checkpoint from which this job resumed; 0 without one.
@@ -153,8 +154,8 @@ class Commits:
     def _meet(self, has_met: bool) -> None:
         """Wait until all ranks hold the last commit: the next one overwrites the one before, which any of them may yet need.
 
-        Who has taken part in a reduction of the step has met them all. The commit that seals a generation overwrites none to
-        which anybody could go back.
+        A rank that has taken part in a reduction of the step has met all others. The commit that seals a generation overwrites
+        none that a rank could still go back to.
         """
         world = present_world()
         if world is not None and not has_met and self.index >= 0:
@@ -185,7 +186,7 @@ class Commits:
         raise HostsUpdatedInterrupt("workers arrive or leave")
 
     def _has_met(self, world: World) -> bool:
-        """Whether a reduction over all ranks has preceded this commit. Waits for its end, as the step itself does as a rule."""
+        """Whether a reduction over all ranks has preceded this commit. Waits for its end, as the step itself usually has."""
         try:
             return world.has_met()
         except WorkerLostError:
@@ -199,7 +200,7 @@ class Commits:
         assert self._pace is not None
         self._read(world.finish_exchange(), state, world)
         self._pace.count()
-        if self._is_interrupted:  # it stays True even if user code swallows the interrupt
+        if self._is_interrupted:  # the value stays True even if user code swallows the interrupt
             return True
         commit = CommitId(world.generation, self.index)
         if not has_met or self._pace.is_due() or (is_commit and self._comparison.wants(commit)):
@@ -207,7 +208,7 @@ class Commits:
             fingerprint = self._comparison.report(commit, state._compared, is_commit)
             report = _NO_LOADER if loader is None else loader.report()
             pace = self._pace.begin(getattr(loader, "steps_left", 0))
-            # Where the host runs ahead of its device it cannot tell how long a step takes there.
+            # A host that runs ahead of its device cannot tell how long a step takes there.
             measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
             mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured]
             world.start_exchange([*mine, *report])
@@ -304,10 +305,10 @@ class Commits:
         )
         self._pace = self.pace(job.clock)
         self.index = -1
-        self.steps -= 1  # the sealing commit is not a step of the user's
+        self.steps -= 1  # the sealing commit is not a step that user code has made
         self.record(state.save)
         if self.keeper is not None and self.keeper.is_joint:
-            # Whoever is lost before all have sealed the generation leaves others that have the whole state.
+            # If a rank is lost before all have sealed the generation, others still have the whole state.
             self.keeper.keep_live()
             world.meet()
             self.keeper.release_live()

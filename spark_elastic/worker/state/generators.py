@@ -1,8 +1,8 @@
 """The random number generators of a process, whose states a commit keeps.
 
-To ask NumPy and Python for the states of their generators takes longer than all else that a small commit does in Python, and in
-most steps nobody draws a number from them. So the memory of a generator is compared with what it was at the last commit, and the
-generator is asked only if it differs.
+Asking NumPy and Python for the states of their generators takes longer than everything else that a small commit does in Python,
+and in most steps nothing draws numbers from them. Therefore a generator's memory is compared with its content at the last
+commit, and the generator is asked for its state only if the two differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_elastic.data.randomness import RandomStates
 
 # The words of a Mersenne Twister's state and the position in them, as NumPy lays them out.
 _TWISTER_BYTES = 625 * 4
-# What any object of Python's begins with: its type, and a number of references that changes all the time.
+# The header of any Python object: its type, and its reference count, which changes all the time.
 _HEAD_BYTES = object.__basicsize__
 
 

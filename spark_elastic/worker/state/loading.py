@@ -94,7 +94,7 @@ def _can_be_refilled(present: object, loaded: object) -> bool:
         alike = type(present) is kind and getattr(present, "maxlen", None) == getattr(loaded, "maxlen", None)
         return alike and (not isinstance(loaded, numpy.ndarray) or _takes(present, loaded))
     if (type(present).__module__, type(present).__qualname__) != (kind.__module__, kind.__qualname__):
-        return False  # names are compared, because a newcomer defines a class inside a function anew
+        return False  # names are compared, because a newcomer has its own copy of a class that is defined inside a function
     return hasattr(present, "__dict__") and all(_is_all_in_dict(owner) for owner in (type(present), kind))
 
 
@@ -147,7 +147,7 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
         target.zero_grad(set_to_none=True)
     else:
         target.load_state_dict(cloned(kept))
-        if isinstance(target, torch.amp.GradScaler) and target.is_enabled():  # one that is not keeps nothing
+        if isinstance(target, torch.amp.GradScaler) and target.is_enabled():  # a disabled scaler keeps nothing
             # Its state dict does not say that step() has been called and update() has not.
             target._per_optimizer_states.clear()
 
@@ -175,7 +175,7 @@ def _named_as_here(module: torch.nn.Module, kept: Mapping[str, T]) -> Mapping[st
 def _undo_casts(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) -> None:
     """Give an optimizer's state back the dtypes it was kept with, because torch casts it to those of the parameters."""
     if not isinstance(kept, dict) or not {"state", "param_groups"} <= set(kept):
-        return  # the optimizer has a format of its own
+        return  # the optimizer's state dict has a format of its own
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in kept["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):

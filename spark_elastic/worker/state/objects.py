@@ -95,7 +95,7 @@ class ObjectState(State):
             return
         is_first = world.newest_commit is None
         if is_first and world.rank == 0:
-            # A job begins with the state of rank 0.
+            # A job without commits begins with the state of rank 0.
             self._commits.restored_size = self._restore_durable(world)
             self._take(self._commits.steps, self._commits.restored_size)
             self._keeper.settle()
@@ -187,7 +187,7 @@ class ObjectState(State):
     def _take(self, steps: int, size: int) -> None:
         """Begin a commit of the present values, made by a world of this size."""
         if self._keeper.take(steps, size, self._values(shared=True), self._own_part()):
-            self._tell()  # a change that cannot be described to a newcomer is an error now, on every rank
+            self._tell()  # a change that cannot be described to a newcomer raises now, on every rank
 
     def _take_next(self) -> None:
         world = present_world()
@@ -212,7 +212,7 @@ class ObjectState(State):
             return None
         own = Snapshot()
         own.take(self._values(shared=False), None)
-        own.pending = None  # the copy of the shared part comes behind it on the stream, and is waited for
+        own.pending = None  # the copy of the shared part follows on the stream, and that one is waited for
         return own
 
     def _load_shared(self, kept: Snapshot) -> None:

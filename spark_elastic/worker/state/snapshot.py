@@ -66,7 +66,7 @@ class Remembered(Protocol):
         """Return the skeleton of the object that was found last, its tensors added; ``write`` makes one that is not known."""
 
     def end(self, found: Found) -> None:
-        """The commit has come to all objects."""
+        """Note that the commit has visited all objects."""
 
 
 def has_state_dict(value: object) -> TypeGuard[Stateful]:
@@ -218,7 +218,7 @@ class TensorBuffer:
     flats: list[torch.Tensor] = field(default_factory=list)
     views: list[torch.Tensor] = field(default_factory=list)
     held: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
-    # What has to be equal of tensors that come into the same room. Asked of the views each time, it would take twice as long.
+    # What has to be equal for tensors to fit into this room. Reading it from the views each time would take twice as long.
     _kinds: tuple[list[object], ...] = ()
 
     def fit(self, specs: tuple[TensorSpec, ...]) -> None:
@@ -279,7 +279,7 @@ class TensorBuffer:
         return pending_copy(tensors)
 
     def _has_room_for(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether the tensors are like those of the last time, as they nearly always are. Making specs would take longer."""
+        """Whether the tensors are like those of the last call, as they nearly always are. Making specs would take longer."""
         return self._kinds == self._kinds_of(tensors)
 
     def _kinds_of(self, tensors: list[torch.Tensor]) -> tuple[list[object], ...]:

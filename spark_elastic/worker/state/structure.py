@@ -225,7 +225,7 @@ def _graft(live: torch.nn.Module, told: torch.nn.Module, device: torch.device) -
     live._modules.update(children)
     has_changed = False
     for mine_by_name, told_by_name in ((live._parameters, told._parameters), (live._buffers, told._buffers)):
-        tensors: dict[str, Any] = {}  # parameters in the first round, buffers in the second
+        tensors: dict[str, Any] = {}  # holds parameters in the first round of the loop, and buffers in the second
         for name, wanted in told_by_name.items():
             mine_tensor = mine_by_name.get(name)
             if wanted is None:

@@ -49,7 +49,7 @@ class TorchState(ObjectState):
     be lost at once; beyond that the state is lost, or comes back from the durable checkpoint (see ``keepers/sharded.py``).
     """
 
-    # The loaders of torch's that existed when the elastic function was called.
+    # Torch's own DataLoaders that existed when the elastic function was called.
     _plain_loaders: PlainLoaders | None = None
 
     def __init__(

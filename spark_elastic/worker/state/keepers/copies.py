@@ -105,7 +105,7 @@ def send_whole(
 
 
 class Current(Protocol):
-    """Whatever has the last commit."""
+    """An object that has the last commit."""
 
     @property
     def current(self) -> Snapshot:

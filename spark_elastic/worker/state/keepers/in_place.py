@@ -47,7 +47,7 @@ class InPlace(PartlyCopied):
 
     @property
     def pending(self) -> PendingCopy | None:
-        """None after a step: its reductions have succeeded, so a copy that is enqueued behind them cannot be spoilt."""
+        """None after a step: the step's reductions have succeeded, so a copy that is enqueued behind them cannot be spoilt."""
         return None if self.guard.dirty else super().pending
 
     def settle(self) -> None:
@@ -95,7 +95,7 @@ class StepGuard:
         self._hooks: list[RemovableHandle] = []
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Watch these and no others."""
+        """Watch these optimizers and no others."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(self._stepping) for optimizer in optimizers]
