@@ -1,1 +1,1 @@
-"""What runs in a training process: the code around the user's function, and the code that this function calls."""
+"""What runs in a training process, around user code and called by it."""
