@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, FloatType
 
@@ -36,15 +36,20 @@ ABANDONED_SECONDS = 24 * 3600.0
 _COMPLETE = "_complete.json"
 _SPLIT = "_split"
 _KEY = "__spark_elastic_key"
+_STRATUM = "__spark_elastic_stratum"
 
 
 @dataclass(frozen=True)
 class Split:
-    """Selects the rows for validation: a random fraction, or the rows where the column ``indicator`` is true."""
+    """Selects the rows for validation: a random fraction, or the rows where the column ``indicator`` is true.
+
+    stratify: a column of classes, of each of which the fraction is taken.
+    """
 
     fraction: float = 0.0
     indicator: str | None = None
     seed: int = 0
+    stratify: str | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -95,11 +100,13 @@ def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
 
 
 def _selected(frame: DataFrame, names: Sequence[str], split: Split) -> list[Column]:
-    return [*(as_numbers(frame, name) for name in names), *_indicator(frame, split)]
+    stratum = [column(split.stratify).alias(_STRATUM)] if split.stratify else []
+    return [*(as_numbers(frame, name) for name in names), *_indicator(frame, split), *stratum]
 
 
 def _with_split(content: str, split: Split) -> str:
     how = f"{split.fraction}/{split.seed}/{split.indicator}" if split.is_wanted else ""
+    how += f"/{split.stratify}" if split.stratify else ""
     return f"{content[:5]}{hashlib.blake2b(f'{content}/{how}'.encode(), digest_size=16).hexdigest()}"
 
 
@@ -183,10 +190,11 @@ def _write(
     target = store.spark_url(url)
     numbers = frame.select(*_selected(frame, names, split))
     # The rows are sorted by a hash, so that files hold them in the same order however Spark's shuffle delivers them.
-    spread = numbers.repartition(parts).withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
+    divided = _stratified(numbers, names, split) if split.stratify else numbers
+    spread = divided.repartition(parts).withColumn(_KEY, f.xxhash64(*(column(name) for name in names)))
     spread = spread.sortWithinPartitions(_KEY)
     if split.is_wanted:
-        if split.indicator is None:
+        if split.indicator is None and split.stratify is None:
             spread = spread.withColumn(_SPLIT, (f.rand(split.seed) < split.fraction).cast("int"))
         spread = spread.sortWithinPartitions(_SPLIT, _KEY)
     else:
@@ -196,7 +204,7 @@ def _write(
     wanted = [*_observed(spread, names), *(content_of(numbers) if by_rows else ())]
     observed = spread.drop(_KEY).observe(observation, *wanted)
     try:
-        writer = observed.write.option("parquet.block.size", ROW_GROUP_BYTES)
+        writer = observed.drop(_STRATUM).write.option("parquet.block.size", ROW_GROUP_BYTES)
         writer.partitionBy(_SPLIT).parquet(target)
         seen = observation.get
         dataset = _checked(url, frame, names, seen, split)
@@ -216,6 +224,19 @@ def _indicator(frame: DataFrame, split: Split) -> list[Column]:
     if split.indicator is None:
         return []
     return [f.coalesce(column(split.indicator).cast("boolean").cast("int"), f.lit(0)).alias(_SPLIT)]
+
+
+def _stratified(numbers: DataFrame, names: Sequence[str], split: Split) -> DataFrame:
+    """Hold back the fraction of each class, rounded, but at least one of its rows; a class of one row is trained on.
+
+    Which rows these are depends on their content and the seed, so that the same data are divided in the same way again.
+    """
+    of_class = Window.partitionBy(_STRATUM)
+    rows = f.count(f.lit(1)).over(of_class)
+    held_back = f.least(rows - 1, f.greatest(f.lit(1), f.round(rows * split.fraction)))
+    shuffled = f.xxhash64(f.lit(split.seed), *(column(name) for name in names))
+    place = f.row_number().over(of_class.orderBy(shuffled))
+    return numbers.withColumn(_SPLIT, (place <= held_back).cast("int"))
 
 
 def _observed(frame: DataFrame, names: Sequence[str]) -> list[Column]:

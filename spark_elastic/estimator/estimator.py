@@ -145,10 +145,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         session = spark or SparkSession.getActiveSession()
         if session is None:
             raise ValueError("there is no active SparkSession; give spark=")
-        if self.value("validationFraction") or self.value("validationIndicatorCol"):
-            raise ValueError(
-                "fit_on_parquet validates on validation_url, not by validationFraction or validationIndicatorCol"
-            )
+        for name in ("validationFraction", "validationIndicatorCol", "stratifyCol"):
+            if self.value(name):
+                raise ValueError(f"fit_on_parquet validates on validation_url, not by {name}={self.value(name)!r}")
         recipe = plan_recipe(self, self._layout_of_names(), self._default_loss())
         check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes = plan_sizes(self, session)

@@ -362,6 +362,11 @@ class FitParams(Parameterized, FitParamsAccessors):
     validationFraction = param(
         "validationFraction", "fraction of the rows, chosen at random, that is used for validation", number(0, 1)
     )
+    stratifyCol = param(
+        "stratifyCol",
+        "column of classes, of each of which validationFraction takes that share; not for fit_on_parquet",
+        text,
+    )
     numProc = param("numProc", "workers to wait for at the start", whole(1))
     minNp = param("minNp", "the number of workers below which training waits", whole(1))
     maxNp = param("maxNp", "the largest number of workers to request from Spark", whole(1))

@@ -133,9 +133,14 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
     """Return how rows are split for validation. Raises ValueError if the Params contradict each other."""
-    split = Split(params.value("validationFraction"), indicator, params.value("seed"))
+    stratify = params.value("stratifyCol")
+    split = Split(params.value("validationFraction"), indicator, params.value("seed"), stratify)
     if split.fraction and split.indicator:
         raise ValueError(f"give validationFraction={split.fraction} or validationIndicatorCol={indicator!r}, not both")
+    if stratify is not None and not split.fraction:
+        raise ValueError(f"stratifyCol={stratify!r} is for validationFraction, which takes that share of each class")
+    if stratify is not None and stratify not in schema.names:
+        raise ValueError(f"stratifyCol: there is no column {stratify!r}; the DataFrame has {', '.join(schema.names)}")
     if split.indicator:
         check_scalars(schema, [split.indicator], "validationIndicatorCol")
     return split

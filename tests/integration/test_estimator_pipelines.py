@@ -402,6 +402,30 @@ def test_rows_that_change_while_they_are_written_are_not_used_again(spark: Any, 
     assert len(store.files.names(f"{store.data_url}/{identity}-{found.url.rpartition('/')[0].rpartition('-')[2]}")) == 1
 
 
+def test_validation_takes_its_share_of_each_class_however_rare(frame: Any, tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    kinds = (
+        f.when(f.col("id") < 3, "rare")
+        .when(f.col("id") == 3, "single")
+        .when(f.col("id") < 104, "some")
+        .otherwise("most")
+    )
+    data = frame.withColumn("kind", kinds)
+    found = []
+    for seed in (7, 7, 8):
+        split = Split(0.2, seed=seed, stratify="kind")
+        with written(data, ["id", "a"], store, split, 1, f"seed-{seed}", reuse=False) as rows:
+            held_back = data.sparkSession.read.parquet(store.spark_url(rows.validation_url))
+            assert held_back.columns == ["id", "a"]
+            assert (rows.rows, rows.validation_rows) == (ROWS, 1 + 20 + 99)
+            found.append({row["id"] for row in held_back.select("id").collect()})
+    first, again, other = found
+    counts = [sum(low <= row < high for row in first) for low, high in ((0, 3), (3, 4), (4, 104), (104, ROWS))]
+    assert counts == [1, 0, 20, 99]
+    assert first == again != other
+    assert len({named(data, Split(0.2)), named(data, Split(0.2, stratify="kind"))}) == 2
+
+
 def test_writers_of_the_same_data_share_them_and_remove_what_a_dead_one_has_left(
     frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,14 @@ from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
 from spark_elastic.estimator.persistence import ModelWriter
-from spark_elastic.estimator.planning import made_up_batch, own_randomness, plan_data, plan_recipe, plan_sizes
+from spark_elastic.estimator.planning import (
+    made_up_batch,
+    own_randomness,
+    plan_data,
+    plan_recipe,
+    plan_sizes,
+    plan_split,
+)
 from spark_elastic.estimator.runs import VERSION, RunRecord, describe_params, read_record
 from spark_elastic.estimator.slots import SlotLedger
 from spark_elastic.launchers.session import check_gpus
@@ -69,6 +76,7 @@ def make(**params: Any) -> TorchEstimator:
 
 def recipe(estimator: TorchEstimator) -> Any:
     layout = estimator._layout(SCHEMA)
+    plan_split(estimator, estimator.value("validationIndicatorCol"), SCHEMA)
     planned = plan_recipe(estimator, layout, estimator._default_loss())
     batch = made_up_batch(layout, SCHEMA)
     return planned if batch is None else planned.checked_on(batch)
@@ -77,8 +85,9 @@ def recipe(estimator: TorchEstimator) -> Any:
 ONE_CYCLE = torch.optim.lr_scheduler.OneCycleLR
 SETTINGS = {
     "model": torch.nn.Linear(1, 1), "modelFn": torch.nn.Linear, "modelParams": {"in_features": 1}, "optimizer": torch.optim.SGD,
-    "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "lossWeights": [1.0, 2.0],
-    "metrics": {"mae": torch.nn.L1Loss()}, "categoricalCols": ["code"], "featureCols": ["x"], 
+    "optimizerParams": {"momentum": 0.5}, "learningRate": 0.5, "loss": torch.nn.L1Loss(), "stratifyCol": "n",
+    "lossWeights": [1.0, 2.0],
+    "metrics": {"mae": torch.nn.L1Loss()}, "categoricalCols": ["code"], "featureCols": ["x"],
     "inputs": {"x": ["x", "n"], "code": [["n"], "int64"]},
     "labelCols": ["y"], "outputCols": ["score"], "weightCol": "n", "validationIndicatorCol": "n", "featuresCol": "f",
     "labelCol": "l", "predictionCol": "p", "rawPredictionCol": "r", "probabilityCol": "pr", "thresholds": [0.4, 0.6],
@@ -178,6 +187,11 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"categoricalCols": ["z"]}, "categoricalCols: there is no column 'z'"),
         ({"categoricalCols": ["text"]}, r"categoricalCols: column 'text' is string.*StringIndexer makes numbers"),
         ({"categoricalCols": ["list"]}, r"categoricalCols: column 'list' is array<double>; it must be one number"),
+        ({"stratifyCol": "text"}, "stratifyCol='text' is for validationFraction"),
+        (
+            {"stratifyCol": "z", "validationFraction": 0.1},
+            "stratifyCol: there is no column 'z'; the DataFrame has x, y",
+        ),
         ({"loss": [torch.nn.MSELoss()] * 2}, "2 losses, labels"),
         ({"lossWeights": [1.0, 2.0]}, "lossWeights"),
         ({"weightCol": "n", "loss": lambda output, label: output.mean()}, "takes no reduction="),
