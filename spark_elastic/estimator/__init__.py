@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
+    from spark_elastic.estimator.callbacks import BatchContext as BatchContext
     from spark_elastic.estimator.callbacks import BestModel as BestModel
     from spark_elastic.estimator.callbacks import Callback as Callback
     from spark_elastic.estimator.callbacks import EarlyStopping as EarlyStopping
     from spark_elastic.estimator.callbacks import EpochContext as EpochContext
+    from spark_elastic.estimator.callbacks import FitContext as FitContext
     from spark_elastic.estimator.callbacks import MLflow as MLflow
     from spark_elastic.estimator.callbacks import TensorBoard as TensorBoard
     from spark_elastic.estimator.classifier import TorchClassificationModel as TorchClassificationModel
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     from spark_elastic.estimator.store import Store as Store
 
 _HOMES = {
+    "BatchContext": "callbacks",
     "BestModel": "callbacks",
     "Callback": "callbacks",
     "EarlyStopping": "callbacks",
     "EpochContext": "callbacks",
+    "FitContext": "callbacks",
     "MLflow": "callbacks",
     "Store": "store",
     "TensorBoard": "callbacks",

@@ -1,8 +1,9 @@
-"""Callbacks: objects whose ``on_epoch_end(ctx)`` runs on rank 0 after each epoch.
+"""Callbacks: objects whose methods run on rank 0: where a fit begins, after each step and each epoch, and where it fails.
 
-Callbacks travel by pickle, to the workers and after each epoch from rank 0 to all ranks: when rank 0 is lost, its successor
-continues with the attributes as they were. Attributes that cannot be pickled (open files, connections) have to be dropped by
-``__getstate__``. If the end of an epoch is interrupted, it is repeated, so a callback may see the same epoch twice.
+Callbacks travel by pickle, to the workers, and from rank 0 to all ranks at the beginning and after each epoch: when rank 0 is
+lost, its successor continues with the attributes as they were then. Attributes that cannot be pickled (open files, connections)
+have to be dropped by ``__getstate__``. What is interrupted by a loss is repeated, so a callback may see the same epoch twice, and
+the steps since the last commit.
 """
 
 from __future__ import annotations
@@ -54,11 +55,73 @@ class EpochContext:
 
 
 @saved_as("spark_elastic.estimator")
+@dataclass(kw_only=True)
+class FitContext:
+    """Where a fit is when it begins, or when an exception ends it.
+
+    Args:
+        epoch: the number of the present epoch, from 0; it is higher at the beginning of a fit that goes on with a run.
+        step: the number of the next step in this epoch, from 0.
+        model: the network.
+        run_id: the name of the run in the store.
+        log_url: the run's folder for logs in the store; None without a store that keeps logs.
+    """
+
+    epoch: int
+    step: int
+    model: torch.nn.Module
+    run_id: str
+    log_url: str | None = None
+
+
+@saved_as("spark_elastic.estimator")
+@dataclass(kw_only=True)
+class BatchContext(FitContext):
+    """What a callback sees after a step.
+
+    Args:
+        epoch: the number of the epoch, from 0.
+        step: the number of the step in this epoch, from 0.
+        model: the network, in training mode.
+        run_id: the name of the run in the store.
+        log_url: the run's folder for logs in the store; None without a store that keeps logs.
+        loss: the mean over the rows of this step on all ranks, weighted if rows have weights; NaN if all weights are 0.
+        learning_rate: that of the optimizer's first group, after a scheduler that steps each step.
+    """
+
+    loss: float
+    learning_rate: float
+
+
+# The methods by which an object is known as a callback.
+HOOKS = ("on_epoch_end", "on_fit_begin", "on_batch_end", "on_exception")
+
+
+@saved_as("spark_elastic.estimator")
 class Callback:
-    """A base class for callbacks; any object with ``on_epoch_end`` can serve as one."""
+    """A base class for callbacks; any object with one of its methods can serve as one.
+
+    An error that a method raises ends the fit, except one of ``on_exception``, which is logged.
+    """
+
+    def on_fit_begin(self, ctx: FitContext) -> None:
+        """React to the beginning of a fit, also of one that goes on with a run; not to a reset in the fit."""
+
+    def on_batch_end(self, ctx: BatchContext) -> None:
+        """React to a step. Brings the loss of each step to the CPU, for which a GPU is waited for.
+
+        Attributes that are set here survive the loss of rank 0 from the end of the epoch on. The steps since the last commit are
+        repeated after a loss, and seen again.
+        """
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
         """React to the end of an epoch."""
+
+    def on_exception(self, ctx: FitContext, error: Exception) -> None:
+        """React to an exception that training has raised on rank 0; in a job, training may go on after that from the last commit.
+
+        A lost worker, and what only another rank raises, does not come here.
+        """
 
 
 class _Monitor(Callback):

@@ -201,6 +201,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             terminate_on_nan=self.value("terminateOnNaN"),
             commit_steps=self.value("commitSteps"),
             class_weights=self._class_weights(model, data),
+            fit_id=secrets.token_hex(6),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
         checkpoint = {

@@ -19,7 +19,8 @@ class FitState(se.TorchState):
     by the rows' weights; the last sum is that of the weights. sizes: the sizes of the worlds that have trained in this epoch.
     history: a line of JSON for each epoch that has ended. stopped: the number of epochs that were wanted when a callback ended
     training, else 0. best: the weights that a callback has kept. started: the time when the epoch began. callbacks: the pickled
-    callbacks. callbacks_given: a description of the callbacks that the fit began with.
+    callbacks. callbacks_given: a description of the callbacks that the fit began with. begun: the fit whose beginning callbacks
+    have been told of.
     """
 
     epoch: int
@@ -33,6 +34,7 @@ class FitState(se.TorchState):
     started: float
     callbacks: bytes
     callbacks_given: str
+    begun: str
 
 
 def history_of(state: FitState) -> list[Metrics]:

@@ -15,6 +15,7 @@ from spark_elastic._json import Json
 from spark_elastic.data.engine import ENGINES
 from spark_elastic.driver.run import DRIVERS
 from spark_elastic.estimator.accessors import FitParamsAccessors, TrainingParamsAccessors
+from spark_elastic.estimator.callbacks import HOOKS
 from spark_elastic.estimator.store import Store
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.loggers import Logger, list_of_loggers
@@ -277,8 +278,8 @@ def callback_list(value: object) -> list[object]:
     """Convert a callback or a list of callbacks."""
     listed = list(value) if isinstance(value, Sequence) else [value]
     for entry in listed:
-        if not callable(getattr(entry, "on_epoch_end", None)):
-            raise TypeError(f"must be objects with on_epoch_end(ctx), not {entry!r}")
+        if not any(callable(getattr(entry, hook, None)) for hook in HOOKS):
+            raise TypeError(f"must be objects with on_epoch_end(ctx), or another of {', '.join(HOOKS)}, not {entry!r}")
     return listed
 
 
@@ -418,7 +419,9 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
 
     model = param("model", "the network, a torch.nn.Module; fit trains a copy", module)
     store = param("store", "a Store or its URL; in local modes a temporary folder if none is given", store)
-    callbacks = param("callbacks", "objects with on_epoch_end(ctx), called on rank 0", callback_list)
+    callbacks = param(
+        "callbacks", "objects with on_epoch_end(ctx) or other methods of Callback, called on rank 0", callback_list
+    )
     loggers = param(
         "loggers", "where numbers are logged, from the driver: MLflowLogger, TensorBoardLogger", logger_list
     )

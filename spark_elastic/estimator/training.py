@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import math
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
 import spark_elastic as se
-from spark_elastic import _saved_names
 from spark_elastic.data import ParquetLoader
-from spark_elastic.errors import DataError, SparkElasticError
-from spark_elastic.estimator.callbacks import Callback, EpochContext, Metrics
+from spark_elastic.errors import DataError, NotFiniteLossError, SparkElasticError
+from spark_elastic.estimator.callback_runner import CallbackRunner
+from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import plain
@@ -52,7 +50,13 @@ def train(plan: TrainingPlan) -> Trained | None:
     torch.manual_seed(plan.seed)
     trainer = Trainer(plan)
     state = trainer.make_state()
-    se.elastic(trainer.run)(state)
+    try:
+        se.elastic(trainer.run)(state)
+    except Exception as error:
+        trainer.callbacks.fail(state, error)
+        raise
+    if trainer.not_finite is not None:
+        trainer.callbacks.fail(state, NotFiniteLossError(trainer.not_finite))
     if se.rank() != 0:
         return None
     weights = state.best if state.best is not None else trainer.model.module.state_dict()
@@ -82,7 +86,7 @@ class Trainer:
         self._class_weights = torch.tensor(plan.class_weights, device=self.device) if plan.class_weights else None
         self.loader = ParquetLoader(plan.data.training_url, columns=plan.layout.columns, **plan.data.training)
         self.scheduler = make_scheduler(plan.steps, self.optimizer, self._course)
-        self._callbacks: tuple[bytes, list[Callback]] = (b"", [])
+        self.callbacks = CallbackRunner(plan, self.model.module)
         # Says where a loss was not a finite number, which ends the fit; and the last epoch for which that was logged.
         self.not_finite: str | None = None
         self._complained: int | None = None
@@ -117,6 +121,7 @@ class Trainer:
             started=0.0,
             callbacks=self.plan.callbacks,
             callbacks_given=self.plan.callbacks_given,
+            begun="",
         )
 
     def run(self, state: FitState) -> None:
@@ -131,6 +136,7 @@ class Trainer:
             state.callbacks, state.callbacks_given = self.plan.callbacks, self.plan.callbacks_given
         if state.epoch == 0 and state.step == 0:
             torch.manual_seed(self.plan.seed * 1009 + se.rank())  # dropout masks differ between ranks
+        self.callbacks.begin(state)
         # A callback stops training only for the number of epochs wanted at the time: a fit that wants more continues.
         while max(state.epoch, state.stopped) < self.plan.epochs:
             if not state.started:
@@ -168,6 +174,7 @@ class Trainer:
             self._step()
             assert isinstance(sums, torch.Tensor), "at least one batch was taken"
             state.sums = sums if state.sums is None else state.sums + sums
+            self.callbacks.end_batch(state, sums, self.optimizer)
             taken, sums = 0, 0.0
             state.step += 1
             every = self.plan.checkpoint_steps
@@ -340,7 +347,7 @@ class Trainer:
             "seconds": time.time() - state.started,
             "sizes": list(state.sizes),
         }
-        metrics, state.callbacks, stop, keep = self._call_back(state, metrics)
+        metrics, state.callbacks, stop, keep = self.callbacks.end_epoch(state, metrics)
         if keep:
             state.best = kept_weights(self.model.module.state_dict())
         # The history is kept as bytes, which no commit copies, however many epochs it covers.
@@ -391,33 +398,6 @@ class Trainer:
         self._look(state, "val_loss", float(sums[0]))
         means = _means(names, sums)
         return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
-
-    def _call_back(self, state: FitState, metrics: Metrics) -> tuple[Metrics, bytes, bool, bool]:
-        """Run the callbacks on rank 0. Return on all ranks: metrics, pickled callbacks, whether to stop, whether to keep."""
-        outcome: tuple[Metrics, bytes, bool, bool] | Exception | None = None
-        if se.rank() == 0:
-            try:
-                context = EpochContext(
-                    state.epoch, metrics, history_of(state), self.model.module, self.plan.run_id, self.plan.log_url
-                )
-                for callback in (callbacks := self._live_callbacks(state.callbacks)):
-                    callback.on_epoch_end(context)
-                packed = cloudpickle.dumps(callbacks)
-                self._callbacks = (packed, callbacks)
-                outcome = (context.metrics, packed, context.stopped, context.kept)
-            except Exception as error:
-                outcome = error if _can_travel(error) else RuntimeError(f"{type(error).__name__}: {error}")
-        outcome = se.broadcast_object(outcome)
-        if isinstance(outcome, Exception):
-            raise outcome
-        assert outcome is not None, "rank 0 has sent its outcome"
-        return outcome
-
-    def _live_callbacks(self, packed: bytes) -> list[Callback]:
-        """Return the callbacks that ``packed`` holds: the objects of this process, if they were the last ones to run."""
-        before, live = self._callbacks
-        callbacks: list[Callback] = live if before == packed else _saved_names.loads(packed)
-        return callbacks
 
 
 def _as_plain(value: object) -> object:
@@ -477,10 +457,3 @@ def _means(names: list[str], sums: torch.Tensor | None) -> dict[str, float]:
         return {"loss": float("nan")}
     *values, weight = sums.tolist()
     return {name: value / weight if weight else float("nan") for name, value in zip(names[:-1], values, strict=True)}
-
-
-def _can_travel(error: Exception) -> bool:
-    try:
-        return isinstance(pickle.loads(pickle.dumps(error)), Exception)
-    except Exception:
-        return False

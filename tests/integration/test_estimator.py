@@ -106,6 +106,8 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
     assert [entry["rows"] for entry in model.history] == [600] * 2
     assert [entry["seen_by_callback"] for entry in model.history] == [1, 2]
+    assert [entry["begun"] for entry in model.history] == [[0], [0]], "a fit begins once, whatever is lost"
+    assert [entry["last_step"] for entry in model.history] == [11, 11]
     assert len(model.history[0]["sizes"]) > 1
 
 

@@ -111,9 +111,18 @@ class Recorder:
     def __init__(self, last: int | None = None) -> None:
         self.last = last
         self.epochs: list[int] = []
+        self.begun: list[int] = []
+        self.steps: list[int] = []
+
+    def on_fit_begin(self, ctx: Any) -> None:
+        self.begun.append(ctx.epoch)
+
+    def on_batch_end(self, ctx: Any) -> None:
+        self.steps.append(ctx.step)
 
     def on_epoch_end(self, ctx: Any) -> None:
         self.epochs.append(ctx.epoch)
+        ctx.metrics["begun"], ctx.metrics["last_step"] = self.begun, self.steps[-1]
         ctx.metrics["seen_by_callback"] = len(self.epochs)
         if ctx.epoch == self.last:
             ctx.stop()

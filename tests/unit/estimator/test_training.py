@@ -19,12 +19,14 @@ from torch import nn
 import spark_elastic as se
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
+from spark_elastic.estimator.callback_runner import _does
 from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.params import callback_list
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
@@ -272,6 +274,70 @@ def test_early_stopping_waits_for_its_patience_and_keeps_the_best() -> None:
     assert [ctx.stopped for ctx in seen] == [False, False, False, True]
     assert (callback.best, callback.best_epoch) == (2.0, 1)
     assert callback.waited == 0, "a fit that goes on is patient again"
+
+
+class Story:
+    """Notes which of its methods are called, in a file and in the history."""
+
+    def __init__(self, path: Path, fail_at: int | None = None) -> None:
+        self.path, self.fail_at, self.losses = path, fail_at, [-1.0]
+
+    def note(self, line: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{line}\n")
+
+    def on_fit_begin(self, ctx: Any) -> None:
+        self.losses.clear()
+        self.note(f"begin {ctx.epoch} of {ctx.run_id}")
+
+    def on_batch_end(self, ctx: Any) -> None:
+        self.losses.append(ctx.loss)
+        if self.fail_at == len(self.losses):
+            raise KeyError(f"at {ctx.epoch}/{ctx.step}, learning rate {ctx.learning_rate}")
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        self.note(f"end {ctx.epoch}")
+        ctx.metrics["losses"] = self.losses
+
+    def on_exception(self, ctx: Any, error: Exception) -> None:
+        self.note(f"{type(error).__name__} {ctx.epoch}/{ctx.step}")
+        raise ValueError("this one is logged")
+
+
+def test_callbacks_hear_of_the_beginning_of_each_step_and_of_what_ends_training(
+    dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = train(plan(dataset, callbacks=[Story(tmp_path / "whole")]))
+    assert found is not None
+    assert (tmp_path / "whole").read_text().splitlines() == ["begin 0 of run", "end 0", "end 1"]
+    first, second = (entry["losses"] for entry in found.history)
+    assert (len(first), second[:10]) == (10, first), "ten steps an epoch, and attributes stay"
+    assert np.mean(first) == pytest.approx(found.history[0]["loss"])
+    with pytest.raises(KeyError, match=r"at 1/2, learning rate 0\.1"):
+        train(plan(dataset, callbacks=[Story(tmp_path / "failed", fail_at=13)]))
+    assert (tmp_path / "failed").read_text().splitlines() == ["begin 0 of run", "end 0", "KeyError 1/2"]
+    assert "on_exception of Story has failed" in caplog.text
+    diverging = {"optimizer_arguments": {"lr": 1e30}}
+    assert train(plan(dataset, steps=diverging, callbacks=[Story(tmp_path / "nan")])) is not None
+    assert (tmp_path / "nan").read_text().splitlines()[-1].startswith("NotFiniteLossError 0/")
+
+
+def test_a_fit_that_goes_on_with_a_run_begins_again_and_a_reset_does_not(dataset: str, tmp_path: Path) -> None:
+    story = Story(tmp_path / "story")
+    state = Trainer(plan(dataset, callbacks=[story], epochs=1)).make_state()
+    for epochs, fit in ((1, "first"), (1, "first"), (2, "second")):
+        trainer = Trainer(plan(dataset, callbacks=[story], epochs=epochs, fit_id=fit))
+        trainer.model, trainer.optimizer, trainer.loader = state.model, state.optimizer, state.loader
+        se.elastic(trainer.run)(state)
+    assert (tmp_path / "story").read_text().splitlines() == ["begin 0 of run", "end 0", "begin 1 of run", "end 1"]
+
+
+def test_a_callback_of_one_method_is_enough_and_the_base_class_does_nothing_at_a_step() -> None:
+    steps = SimpleNamespace(on_batch_end=print)
+    assert callback_list([steps, EarlyStopping()])
+    assert _does(steps, "on_batch_end")
+    assert not _does(EarlyStopping(), "on_batch_end"), "so no step waits for its loss"
+    assert _does(EarlyStopping(), "on_epoch_end")
 
 
 class StopAfter:
