@@ -30,12 +30,13 @@ def train(
     redundancy: int = 1,
     zero: bool = False,
     struck: int | None = None,
+    written: str = "",
     **settings: Any,
 ) -> list[dict[str, Any]]:
     with inject(*faults):
         results: list[dict[str, Any]] = spark_elastic.run(
             train_in_slices,
-            (steps, spoil, zero, struck),
+            (steps, spoil, zero, struck, written),
             {"redundancy": redundancy},
             local=cluster,
             **{"num_proc": 4, **settings},
@@ -149,4 +150,27 @@ def test_a_divided_optimizer_is_lost_with_two_neighbours_and_not_with_a_redundan
     with pytest.raises(StateLostError, match=r"rank 3 holds slices 0, 3 of 4"):
         train(cluster, *neighbours, zero=True, min_np=4)
     results = train(cluster, *neighbours, spoil=True, zero=True, redundancy=2, min_np=4)
+    assert {result["digest"] for result in results} == {undisturbed}
+
+
+def test_a_divided_optimizer_goes_on_from_the_durable_checkpoint_when_the_state_is_lost(
+    cluster: Any, undisturbed: str, tmp_path: Path
+) -> None:
+    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
+    written = {"checkpoint": str(tmp_path), "written": str(tmp_path)}
+    results = train(cluster, *neighbours, zero=True, spoil=True, min_np=4, **written)
+    assert {result["digest"] for result in results} == {undisturbed}
+    saved = spark_elastic.load_checkpoint(str(tmp_path))
+    assert saved["step"] == STEPS
+    assert sorted(saved["optimizer"]["state"]) == list(range(6)), "as the plain optimizer's"
+
+
+def test_a_checkpoint_goes_on_with_a_divided_optimizer_or_without_at_any_size(
+    cluster: Any, undisturbed: str, tmp_path: Path
+) -> None:
+    settings = {"checkpoint": str(tmp_path), "checkpoint_interval": 0}
+    train(cluster, zero=True, steps=9, **settings)
+    train(cluster, steps=16, num_proc=2, **settings)
+    train(cluster, zero=True, steps=20, num_proc=2, **settings)
+    results = train(cluster, zero=True, **settings)
     assert {result["digest"] for result in results} == {undisturbed}

@@ -10,16 +10,19 @@ from typing import Any
 
 
 def train_in_slices(
-    steps: int, spoil: bool = False, zero: bool = False, struck: int | None = None, **settings: Any
+    steps: int, spoil: bool = False, zero: bool = False, struck: int | None = None, written: str = "", **settings: Any
 ) -> dict[str, Any]:
     """Train; return a digest of weights and moments, and how many commits were received here. All ranks have equal ones.
 
     ``spoil``: overwrite the weights whenever the world changes, as code may on its way out. ``zero``: divide the state of the
     optimizer. ``struck``: in this step of the first generation rank 1 dies when it has updated its weights and shared none.
+    ``written``: a folder in which a checkpoint has to be before the tenth step.
     """
     import hashlib
     import os
     import signal
+    import time
+    from pathlib import Path
 
     import torch
 
@@ -63,6 +66,8 @@ def train_in_slices(
                 state.step += 1
                 state.history.append(state.step)
                 state.commit()
+                while written and state.step == 9 and not list(Path(written).rglob("manifest.json")):
+                    time.sleep(0.01)
             kept.append(sum(value.numel() for entry in optimizer.state.values() for value in entry.values()))
             whole = optimizer.state_dict()["state"]
             moments.extend(value for number in sorted(whole) for value in whole[number].values())

@@ -171,6 +171,10 @@ class State(ABC):
         """Return the lender from which a durable checkpoint of the last commit is written."""
         raise NotImplementedError
 
+    def _shared_values(self) -> dict[str, object]:
+        """The objects that all ranks share, by name."""
+        return {}
+
     def _enter_world(self, rank: int, size: int) -> None:
         """Take this rank's share of the data."""
 

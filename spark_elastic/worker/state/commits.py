@@ -29,6 +29,7 @@ from spark_elastic.worker.state.scores import Scores
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
 if TYPE_CHECKING:
+    from spark_elastic.checkpoint.skeleton import Lender
     from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.worker.state.base import State
     from spark_elastic.worker.state.keepers.keeper import Keeper
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _NO_LOADER = (0,) * LOADER_FIELDS
 # The index, among a rank's values for a commit, of the time that a step takes it.
 MEASURED = 6
+# The index of whether a later commit is to be brought together on rank 0, for a durable checkpoint.
+BRINGS_TOGETHER = 7
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
@@ -64,6 +67,9 @@ class Commits:
         self._is_interrupted = False
         self._comparison: Comparison | None = None
         self._pace: Pace | None = None
+        # Whether the next commit is to be brought together on rank 0, and whether rank 0 has asked for that.
+        self._brings_together = False
+        self._has_asked = False
         self._scores = Scores()
         self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
 
@@ -93,15 +99,31 @@ class Commits:
                 self._score(state, job.checkpoints, world, score)
             if durable:
                 job.checkpoints.ask()
-            if job.checkpoints.is_due():
+            if not self._is_divided and job.checkpoints.is_due():
                 self.settle()
                 job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
+        if self._brings_together:
+            self._brings_together = self._has_asked = False
+            lender = self._bring_together(state, world)
+            if lender is not None and job.checkpoints is not None and job.checkpoints.is_due():
+                job.checkpoints.begin(CommitId(world.generation, self.index), lender)
         if self._exchange(state, job, world, has_met):
             self._interrupt()
         faults.reached(Point.COMMITTED, **where)
         deliveries.committed()
         for model in job.models:
             model.forget_rows()
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether no rank can write its commits to a durable checkpoint alone."""
+        return self.keeper is not None and self.keeper.is_divided
+
+    def _bring_together(self, state: State, world: World) -> Lender | None:
+        """Bring the last commit together on rank 0, which gets a lender of it. This is a collective."""
+        assert self.keeper is not None
+        self.settle()
+        return self.keeper.bring_together(world, state._shared_values(), f"commit {self.index}")
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported on rank 0."""
@@ -210,9 +232,17 @@ class Commits:
             pace = self._pace.begin(getattr(loader, "steps_left", 0))
             # A host that runs ahead of its device cannot tell how long a step takes there.
             measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
-            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured]
+            asks = self._asks_to_bring_together(job, world)
+            mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured, asks]
             world.start_exchange([*mine, *report])
         return False
+
+    def _asks_to_bring_together(self, job: Job, world: World) -> bool:
+        """Whether this is rank 0, and a durable checkpoint is due that all ranks have to take part in."""
+        if self._has_asked or not self._is_divided or world.rank != 0 or job.checkpoints is None:
+            return False
+        self._has_asked = job.checkpoints.is_due()
+        return self._has_asked
 
     def _read(self, everybody: list[list[int]] | None, state: State, world: World) -> None:
         """Evaluate what all ranks reported at a commit."""
@@ -230,6 +260,7 @@ class Commits:
         if balancing is not None:
             self._balance(balancing, [values[MEASURED] for values in everybody], world)
         self._is_interrupted = any(values[0] for values in everybody)
+        self._brings_together = self._brings_together or bool(everybody[0][BRINGS_TOGETHER])
         assert self._comparison is not None
         assert self._pace is not None
         self._pace.agree(everybody[0][5])
@@ -291,7 +322,7 @@ class Commits:
 
     def enter(self, state: State, job: Job, world: World) -> None:
         """Begin a generation, whose commits are made by this state."""
-        self._is_interrupted = False
+        self._is_interrupted = self._brings_together = self._has_asked = False
         self._scores = Scores()
         job.state = state
         world.can_restore_if(self.can_restore)
@@ -329,8 +360,11 @@ class Commits:
         job = current_job()
         assert job is not None
         job.reporter.finished(self.steps, _progress_of(state, world))
-        if job.checkpoints is not None and world.rank == 0:
-            job.checkpoints.finish(CommitId(world.generation, self.index), state._lend(), world.is_broken)
+        if job.checkpoints is not None:
+            lender = self._bring_together(state, world) if self._is_divided else None
+            if world.rank == 0:
+                commit = CommitId(world.generation, self.index)
+                job.checkpoints.finish(commit, state._lend() if lender is None else lender, world.is_broken)
         if state._checks is not None:
             state._checks.before_return()
             state._checks.end()

@@ -126,10 +126,10 @@ class ObjectState(State):
         job = current_job()
         if job is None or not find_divisible(self._values(shared=True)):
             return
-        if job.checkpoints is not None:
+        if job.checkpoints is not None and job.checkpoints.metric is not None:
             raise CheckpointError(
-                "checkpoint= cannot be given with a ZeroRedundancyOptimizer yet: rank 0, which writes the checkpoints, has only "
-                "its parts of the optimizer's state. Leave one of the two out"
+                "checkpoint_best= cannot be given with a ZeroRedundancyOptimizer: rank 0 alone learns that a commit is the best, "
+                "and has only its parts of the optimizer's state. Leave one of the two out"
             )
         if not self._keeper.divides:
             raise SparkElasticError(
@@ -143,6 +143,9 @@ class ObjectState(State):
 
     def _lend(self) -> Lender:
         return self._keeper.lend(self._values(shared=True))
+
+    def _shared_values(self) -> dict[str, object]:
+        return self._values(shared=True)
 
     def _receive(self, arrived: Snapshot, world: World) -> None:
         """Load the commit that has arrived."""

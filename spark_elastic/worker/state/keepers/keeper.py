@@ -116,6 +116,18 @@ class Keeper(ABC):
         Blocks only on the ranks that this one exchanges data with. Raises ``WorkerLostError``; what was held still is.
         """
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether ranks hold the commits of this generation only together, so that ``lend`` can lend none alone."""
+        return False
+
+    def bring_together(self, world: World, values: Mapping[str, object], name: str) -> Lender | None:
+        """Return on rank 0 the lender of the last commit where that ``is_divided``, elsewhere None. This is a collective.
+
+        ``name`` tells this call from all others of the generation.
+        """
+        raise NotImplementedError
+
     def holds(self, received: Snapshot) -> bool:
         """Whether what was received is kept as far as it has to be; otherwise it is taken again once it is loaded."""
         return not self.is_empty and received is self.current

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
-from spark_elastic.checkpoint.skeleton import Lender, StateDict, TensorSpec
+from spark_elastic.checkpoint.skeleton import Lender, StateDict, TensorSpec, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.checks.fingerprint import sum_of_bits
@@ -252,6 +253,25 @@ class Sharded(Keeper):
             stays = {number: cloned(state) for number, state in mine.items() if number in wanted[world.rank]}
             optimizer.divide(division, {**stays, **received})
 
+    @property
+    def is_divided(self) -> bool:
+        return self._current.is_divided
+
+    def bring_together(self, world: World, values: Mapping[str, object], name: str) -> Lender | None:
+        kept, dicts = self._current.parts.view(), []
+        for place, optimizer in enumerate(find_divisible(values)):
+            division = optimizer.division
+            assert division is not None, "all optimizers are divided alike"
+            before = dict(enumerate(division.held))
+            moves = plan_moves(optimizer.sizes, before, division.of, {0: range(len(optimizer.sizes))})
+            mine, exchange = kept[str(place)], f"{name}, optimizer {place}"
+            whole = {**mine, **move(world, moves, mine, exchange)}
+            if world.rank == 0:
+                for sender in set(moves.values()):
+                    world.store.delete_key(f"{exchange}/{sender}")  # or the store would grow with each checkpoint
+                dicts.append(optimizer.whole_state_dict(whole))
+        return WholeCopies(self, partial(self._copy_with, dicts)) if world.rank == 0 else None
+
     def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
         return SnapshotPair(self._copy() if is_sender else None)
@@ -312,14 +332,34 @@ class Sharded(Keeper):
         whole.own = self._current.own
         return whole
 
-    def _copy(self) -> Snapshot:
-        """Copy the whole of the current commit."""
+    def _copy_with(self, dicts: Sequence[dict[str, Any]]) -> Snapshot:
+        """Copy the whole of the current commit, whose divided optimizers have these state dicts."""
+        given = iter(dicts)
+
+        def complete(value: object) -> object:
+            if not isinstance(value, SmallPart):
+                return value
+            content = next(given)
+            for group, settings in zip(content["param_groups"], value.content, strict=True):
+                group.update(settings)
+            return StateDict(content)
+
+        whole = Snapshot()
+        whole.take(map_tree(complete, self._live_whole().view()), None)
+        return whole
+
+    def _live_whole(self) -> Snapshot:
+        """Return the whole of the current commit, uncopied. Raises ``SparkElasticError`` where it is not here any more."""
         if not self._holds_all and (self._live is None or self._versions != [t._version for t in self._live]):
             raise SparkElasticError(
                 'commit="sharded": weights have changed since the last commit(), which this rank has no whole copy of to write '
                 "to a durable checkpoint; commit after the last change"
             )
-        whole = self._whole()
+        return self._whole()
+
+    def _copy(self) -> Snapshot:
+        """Copy the whole of the current commit."""
+        whole = self._live_whole()
         kept = TensorBuffer()
         whole.pending = kept.copy_from(whole.buffer.views)
         whole.buffer = kept

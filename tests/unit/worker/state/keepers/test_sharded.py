@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,11 +152,11 @@ def test_only_commits_in_slices_take_a_divided_optimizer(stage: Stage, commit: s
         state._prepare()
 
 
-def test_a_divided_optimizer_and_durable_checkpoints_do_not_go_together(stage: Stage) -> None:
+def test_a_divided_optimizer_and_the_best_checkpoint_do_not_go_together(stage: Stage) -> None:
     model = torch.nn.Linear(2, 1)
     state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), commit="sharded")
-    stage.checkpoints = object()
-    with pytest.raises(CheckpointError, match="cannot be given with a ZeroRedundancyOptimizer"):
+    stage.checkpoints = SimpleNamespace(metric=object())
+    with pytest.raises(CheckpointError, match="checkpoint_best= cannot be given with a ZeroRedundancyOptimizer"):
         state._prepare()
 
 
