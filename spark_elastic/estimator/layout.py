@@ -65,18 +65,23 @@ class Layout:
         """The columns that training needs, each once."""
         return unique([*self.features, *self.labels, *([self.weight] if self.weight else [])])
 
-    def call(self, model: Callable[..., object], batch: Mapping[str, torch.Tensor]) -> object:
-        """Call the model on a batch and return what it returns.
-
-        Raises ``DataError`` for an index that the model has no category for, as far as torch notices that: on a GPU it ends the
-        process instead.
-        """
+    def arguments(self, batch: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the arguments for a batch: positional, and by keyword."""
         args, kwargs = [], {}
         for entry in self.inputs:
             if entry.name is None:
                 args.append(entry.tensor(batch))
             else:
                 kwargs[entry.name] = entry.tensor(batch)
+        return args, kwargs
+
+    def call(self, model: Callable[..., object], batch: Mapping[str, torch.Tensor]) -> object:
+        """Call the model on a batch and return what it returns.
+
+        Raises ``DataError`` for an index that the model has no category for, as far as torch notices that: on a GPU it ends the
+        process instead.
+        """
+        args, kwargs = self.arguments(batch)
         try:
             return model(*args, **kwargs)
         except IndexError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,6 +20,7 @@ from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
 from spark_elastic.estimator.callbacks import Metrics
+from spark_elastic.estimator.export import export_network
 from spark_elastic.estimator.frame import Facts, column
 from spark_elastic.estimator.layout import Layout, positional_inputs
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FitParams, boolean, names, param, text, whole
@@ -188,6 +190,24 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         session = spark or SparkSession.getActiveSession()
         if session is None:
             raise ValueError("there is no active SparkSession; give spark=")
+        self._known_network()
+        self._check({})
+        prepare_python(session)
+        return self._prediction_udf(session, self._outputs()).register(session, name)
+
+    def export(self, path: str | os.PathLike[str], rows: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write the network as a program that runs without its Python code, and takes batches of any number of rows.
+
+        path: a local file, whose ending says what is written: ``.pt2`` by ``torch.export``, which ``torch.export.load`` reads, or
+        ``.onnx``, for which onnx and onnxscript have to be installed, and the network to have less than 2 GB. rows: a few rows of
+        the features, by column; by default zeros, which are fractional. The program takes what ``forward`` takes: columns
+        positionally, or the keywords of ``inputs``. Raises ``ValueError`` for a network that cannot be exported, with torch's
+        reason, and for columns of lists of different lengths.
+        """
+        export_network(self._known_network(), self.layout, self.shapes, os.fspath(path), rows)
+
+    def _known_network(self) -> torch.nn.Module:
+        """Return the network. Raises ValueError if there is none, or if the shapes of its features are not known."""
         if self.model is None:
             raise ValueError(f"{type(self).__name__} has no network: give model=, or take the model that fit returns")
         if not self.layout.inputs:
@@ -195,9 +215,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
                 f"{type(self).__name__} does not know the shapes of its features yet, because its network does not come from a "
                 "fit: call transform on a DataFrame with them first"
             )
-        self._check({})
-        prepare_python(session)
-        return self._prediction_udf(session, self._outputs()).register(session, name)
+        return self.model
 
     def _output(self, name: str, width: int) -> Column:
         value = column(_STRUCT)[name]

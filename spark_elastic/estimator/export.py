@@ -1,0 +1,64 @@
+"""Writes a network as a program that runs without Python code of its own: by torch.export, or as ONNX."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+
+import torch
+
+from spark_elastic.estimator.layout import Layout
+from spark_elastic.estimator.preflight import ROWS
+
+FORMATS = (".pt2", ".onnx")
+
+
+def export_network(
+    network: torch.nn.Module,
+    layout: Layout,
+    shapes: Mapping[str, tuple[int, ...] | None],
+    path: str,
+    rows: Mapping[str, torch.Tensor] | None,
+) -> None:
+    """Write the network with as many rows in a batch as one likes; see ``ElasticModel.export``."""
+    ending = os.path.splitext(path)[1]
+    if ending not in FORMATS:
+        raise ValueError(f"path must end in {' or '.join(FORMATS)}, which says what is written, not {path!r}")
+    program = exported(network, layout, rows or _zeros(layout, shapes))
+    if ending == ".pt2":
+        torch.export.save(program, path)
+        return
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("to write ONNX, install what torch uses for it: pip install onnx onnxscript") from error
+    torch.onnx.export(program, (), path, dynamo=True, external_data=False, verbose=False)
+
+
+def exported(
+    network: torch.nn.Module, layout: Layout, batch: Mapping[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    """Trace a copy of the network on the CPU, in evaluation mode, with the arguments that ``transform`` gives it."""
+    network = copy.deepcopy(network).cpu().eval()
+    args, kwargs = layout.arguments(batch)
+    rows = torch.export.Dim("rows")
+    shapes = {name: {0: rows} for name in kwargs} or tuple({0: rows} for _ in args)
+    try:
+        return torch.export.export(network, tuple(args), kwargs, dynamic_shapes=shapes)
+    except Exception as error:
+        raise ValueError(
+            f"{type(network).__name__} cannot be exported with these columns: {error}. Columns of whole numbers, and other rows "
+            "than zeros, are to be given as rows="
+        ) from error
+
+
+def _zeros(layout: Layout, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, torch.Tensor]:
+    """Make a batch of fractional zeros in the shapes of the features. Raises ValueError for lists of different lengths."""
+    found = {}
+    for name in layout.features:
+        shape = shapes.get(name)
+        if shape is None:
+            raise ValueError(f"column {name!r} has lists of different lengths, with which no network is exported")
+        found[name] = torch.zeros((ROWS, *shape))
+    return found
