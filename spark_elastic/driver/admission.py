@@ -4,8 +4,9 @@ A newcomer that fails before its first commit has reset the others for nothing, 
 up, for as long as ``form_timeout`` where its packets vanish. So newcomers may break only a few worlds in a row. After that all
 of them wait for a pause, which doubles with each further failure, until a newcomer has made a commit.
 
-A place (machine and executor) waits from the first time on that nobody could connect to its newcomer. Of all places under that
-suspicion one newcomer at a time is let in: where several kept a world from forming, perhaps only one of them was to blame.
+A place (machine and executor) has to wait as soon as the other ranks could not connect to one of its newcomers. Of all
+suspected places only one newcomer at a time is let in: when several kept a world from forming, perhaps only one of them was to
+blame.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from spark_elastic.driver.hosts import Place
 from spark_elastic.driver.workers import Worker
 
-# So many worlds in a row may be broken by newcomers before these have to wait.
+# How many worlds in a row newcomers may break before all newcomers have to wait.
 FREE_FAILURES = 3
 SHORTEST_PAUSE = 15.0
 LONGEST_PAUSE = 1800.0
@@ -76,5 +77,5 @@ class Admission:
 
 
 def _pause(doublings: int, cost: float) -> float:
-    """Return a pause no shorter than what the failure has cost: the others must not stand still for most of the time."""
+    """Return a pause no shorter than what the failure has cost, so that the others do not spend most of their time waiting."""
     return min(max(SHORTEST_PAUSE, cost) * 2.0 ** min(doublings, 16), LONGEST_PAUSE)

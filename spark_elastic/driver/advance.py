@@ -42,7 +42,7 @@ def advance(job: JobState) -> None:
 
 def _run_again(job: JobState, world: Generation) -> None:
     """End what is left of a fixed world; the next one runs all of the user's function again, in new processes."""
-    # Workers that have delivered go, too: one rank's result is of no use without the others'.
+    # Workers that have delivered a result end, too, because it is of no use without those of the other ranks.
     job.order(*job.roster.kill(job.members))
     job.record(RunAgain(world.generation))
     job.drop_world(WorldChange.REPEATED)
@@ -92,10 +92,10 @@ def _finish_plain(job: JobState) -> bool:
 
 
 def _abort_device_if_all_answered(job: JobState) -> None:
-    """Have the device's group aborted once all members have told what they had completed.
+    """Have the device's group aborted once all members have reported what they had completed.
 
-    An abort on one rank can complete the collectives of others with nonsense, so it waits until all have told. A member that is
-    ready has left its collectives, and need not answer.
+    An abort on one rank can complete the collectives of others with nonsense, so the abort waits until all have reported. A
+    member that is ready has left its collectives, and need not report.
     """
     world = job.world
     if world is None or world.device_aborted or not world.answered:

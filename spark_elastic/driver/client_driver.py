@@ -37,7 +37,7 @@ class ClientDriver:
     def sizes(
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None
     ) -> tuple[int, int, int]:
-        """All slots are the workers'."""
+        """Return the sizes that the launcher offers: all slots are for workers."""
         return launcher.sizes(num_proc, min_np, max_np)
 
     def run(
@@ -91,7 +91,7 @@ class ClientDriver:
                 try:
                     return _await(service)
                 except SparkElasticError as error:
-                    # If the slots have ended, all workers are lost as a consequence, which is not what ended the job.
+                    # If the slots have ended, the loss of all workers is a consequence, and not the reason why the job ended.
                     ended = slots.find_end()
                     if ended and not isinstance(error, JobCancelledError):
                         raise JobCancelledError(f"{trouble}: {ended}") from error

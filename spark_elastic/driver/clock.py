@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 TICK_SECONDS = 1.0
-# A silence of the machine itself for longer than this means that the driver was paused, not that everybody else was.
+# If the machine itself has handled no event for longer than this, the driver was paused, and not everybody else.
 PAUSE_SECONDS = 3.0
 
 
@@ -28,8 +28,8 @@ class MachineClock:
     def to_driver_time(self, time: float) -> float:
         """Return the driver time at which the machine's time is ``time``, if the driver is not paused again.
 
-        A time that is still to come stays later than the last event: were it rounded to that moment, the machine would be asked
-        again at once, for ever.
+        A future time stays later than the last event: if it were rounded to that moment, the machine would be asked again
+        immediately, for ever.
         """
         due = time + self._paused
         return max(due, math.nextafter(self.driver_time, math.inf)) if time > self.now else due

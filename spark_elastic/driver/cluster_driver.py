@@ -59,13 +59,13 @@ from spark_elastic.protocol.ticket import Ticket
 
 logger = logging.getLogger("spark_elastic")
 
-# Slots that are not the workers': the driver's, and the one in which queries run that fetch what the driver has to say.
+# How many slots are not for workers: one for the driver, and one for the queries that fetch what the driver reports.
 OWN_SLOTS = 2
-# Drivers that may be lost one after the other without that a checkpoint was written in between.
+# How many drivers may be lost in a row without a checkpoint being written in between.
 LOST_DRIVERS = 3
-# A query that has not reached the driver is followed by the next after so long.
+# How many seconds pass before the next query after one that has not reached the driver.
 RETRY_SECONDS = 1.0
-# Output comes in bursts here, and a printer that is busy may hold up the next query for so long.
+# Output arrives in bursts here, and a busy printer may delay the next query by this many seconds.
 PRINT_SECONDS = 0.5
 
 
@@ -74,13 +74,13 @@ class _DriverLostError(Exception):
 
 
 class ClusterDriver:
-    """Has the driver's service run in a slot, again and again if need be, and passes on what it tells."""
+    """Runs the driver's service in a slot, again in another slot if it is lost, and passes on what the driver reports."""
 
     def __init__(self, wish: CheckpointWish | None) -> None:
         self._wish = wish
 
     def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
-        """Refuse what has no cluster, or would have to be there. The checkpoint directory is claimed by the driver."""
+        """Refuse launchers without a cluster, and what would have to run here. The driver claims the checkpoint directory."""
         if not isinstance(launcher, (SparkLauncher, ConnectLauncher)):
             raise ValueError(
                 "driver='cluster' is for the slots of a Spark session; with local the driver is in this process"
@@ -159,13 +159,13 @@ class _Life:
         self._queries = Queries(launcher.session, self._run_id)
         self._driving: concurrent.futures.Future[list[bytes]]
         self._slots: Slots | None = None
-        # The number of the newest letter, and whether it was told already how the job has ended.
+        # The number of the newest letter, and whether the end of the job has been reported already.
         self._heard = 0
         self._has_told_the_end = False
         self._parts: list[bytes] = []
         self._results: list[bytes] = []
         self._given_up = ""
-        # Somebody has ended the job, by way of Spark.
+        # Somebody has cancelled the job through Spark.
         self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def run(self, call: bytes) -> list[bytes]:
@@ -202,7 +202,9 @@ class _Life:
         self._slots = self._launcher.launch(ticket, self._settings.max_np, listener)
         with ExitStack() as stack:
             stack.enter_context(self._slots)
-            stack.callback(self._queries.interrupt)  # without a driver, what runs in the slots ends by itself
+            stack.callback(
+                self._queries.interrupt
+            )  # without a driver, everything that runs in the slots ends by itself
             stack.callback(self._slots.submit_no_more)
             self._listen(addressed.post)
             return self._read(self._result_of(self._driving))
@@ -281,7 +283,7 @@ class _Life:
         return self._results
 
     def _hear(self, letters: Iterable[Letter]) -> None:
-        """Pass on what has not been heard yet; a letter may come twice."""
+        """Pass on the letters that are new; a letter may arrive twice."""
         for letter in letters:
             if letter.number > self._heard:
                 self._heard = letter.number
@@ -312,7 +314,7 @@ class _Life:
                 assert_never(other)
 
     def _explained(self, error: SparkElasticError) -> SparkElasticError:
-        """Say of a shortage what is particular about it here."""
+        """Add to the error of a shortage what is particular about this place of the driver."""
         if not isinstance(error, NotEnoughHostsError):
             return error
         last = f" The last slot that was given up: {self._given_up}" if self._given_up else ""

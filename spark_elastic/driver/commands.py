@@ -1,4 +1,4 @@
-"""What the ``DriverMachine`` wants done. Imperative; the service executes them in order."""
+"""What the ``DriverMachine`` wants done. Names are in the imperative; the service executes commands in order."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class FinishWorld(msgspec.Struct, frozen=True):
 
 
 class LeaveJob(msgspec.Struct, frozen=True):
-    """Have the worker end: the job goes on, or ends, without it."""
+    """Have the worker end, because the job no longer needs it."""
 
     worker: int
 

@@ -1,4 +1,4 @@
-"""Which hosts can take part in a job, by what their tasks say of them: functions have to travel from the driver to them."""
+"""Decides which hosts can take part in a job by what their tasks report: functions have to be pickled here and run there."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from spark_elastic.protocol.connection import FRAME_LIMIT
 from spark_elastic.protocol.messages import WHOLE_JOB, StoreReply, StoreRequest
 from spark_elastic.protocol.packing import pack
 
-# Bytes that a name space may hold, waiting requests included. Rendezvous takes some hundred bytes a rank.
+# How many bytes a name space may hold, waiting requests included. A rendezvous takes some hundred bytes per rank.
 SPACE_LIMIT = 256 * 2**20
 WAITER_BYTES = 1024
 # Bytes of the values in one answer: it has to fit into a frame.
@@ -127,7 +127,7 @@ def _check_answer(values: Iterable[bytes]) -> None:
 def _get(waiter: _Waiter, space: _Space) -> None:
     """Answer if all keys exist, else wait for any that does not."""
     keys, values = waiter.request.keys, space.values
-    # The second look is at all keys: some may have been deleted meanwhile.
+    # All keys are checked again, because some may have been deleted in the meantime.
     waiter.missing = waiter.missing.difference(values) or set(keys).difference(values)
     if waiter.missing:
         space.grow(waiter.size)
@@ -139,7 +139,7 @@ def _get(waiter: _Waiter, space: _Space) -> None:
 
 
 def _gather(waiter: _Waiter, space: _Space) -> None:
-    """Answer everybody once the last one has come. Each rank asks once, and so the number of requests is that of the ranks."""
+    """Answer all requests once the last one has arrived. Each rank asks once, so there are as many requests as ranks."""
     request, name = waiter.request, waiter.request.keys[0]
     space.grow(waiter.size)
     gathered = space.gathering.setdefault(name, [])
@@ -166,7 +166,7 @@ def _execute(request: StoreRequest, space: _Space) -> StoreReply:
             for key, value in zip(keys, request.values, strict=True):
                 space.put(key, value)
         case "set_default":
-            # Everybody gets the value that came first.
+            # Every caller gets the value that was set first.
             for key, value in zip(keys, request.values, strict=True):
                 if key not in values:
                     space.put(key, value)

@@ -77,7 +77,7 @@ class HostDiscovery:
             try:
                 self._tell(self._ask())
                 warned = ""
-            except Exception as error:  # this process may have no descriptor left, the script may print what is no text
+            except Exception as error:  # no descriptor may be left, or the script may print what is not text
                 if not self._stopping.is_set() and str(error) != warned:
                     warned = str(error)
                     logger.warning("%s; the hosts listed before stay", error)

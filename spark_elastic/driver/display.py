@@ -20,7 +20,7 @@ logger = logging.getLogger("spark_elastic")
 LIVE_SECONDS = 0.25
 # How often the live line is drawn before there is a job.
 AGAIN_SECONDS = 1.0
-# Plain lines are at least so far apart, unless the job begins to do something else.
+# The least number of seconds between two plain lines, unless the job begins to do something else.
 LINE_SECONDS = 10.0
 END_SECONDS = 2.0
 
@@ -38,7 +38,7 @@ class ProgressDisplay:
         self._view = JobView()
         self._changed = threading.Condition()
         self._bar: Any = None if progress is False else make_bar()
-        # A live line is there from the beginning, and says what the job waits for.
+        # A live line is shown from the beginning, and says what the job waits for.
         self._is_new = self._bar is not None
         self._ending = False
         # What the last plain line said, and when the next is due.
@@ -85,7 +85,7 @@ class ProgressDisplay:
             with self._changed:
                 if self._bar is not None:
                     self._changed.wait_for(lambda: self._ending, LIVE_SECONDS)
-                # A session that starts writes to the terminal, too, and its lines take the place of ours.
+                # A Spark session that starts writes to the terminal, too, and its output overwrites this line.
                 again = None if self._bar is None or self._view.has_begun else AGAIN_SECONDS
                 self._changed.wait_for(lambda: self._ending or self._has_news(), again)
                 if self._ending and not self._has_news():
@@ -112,7 +112,7 @@ class ProgressDisplay:
 
 
 def _quietly(write: Callable[..., object], *args: object, **kwargs: object) -> None:
-    """Write to a terminal. The job goes on if that is closed or broken."""
+    """Write to a terminal. The job continues if the terminal is closed or broken."""
     try:
         write(*args, **kwargs)
     except (OSError, ValueError, AttributeError):

@@ -1,8 +1,9 @@
 """Door: the driver's listening socket, at which strangers may knock as often as they like.
 
 A TLS handshake takes some 300 KiB until the peer has shown the job's certificate, so only a few are made at a time. The other
-connections wait, and hold a descriptor each. Peers of different addresses take turns, and of one address the last to come goes
-first, so that a peer that comes after a flood is not behind it. A handshake that takes long makes way for those who wait.
+connections wait, each holding a descriptor. Addresses take turns, and for each address the latest connection goes first, so
+that a peer that arrives after a flood of connections does not have to wait for all of them. A slow handshake is cut off when
+other connections wait.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class DoorLimits:
 
 
 class WaitingLine(Generic[T]):
-    """Those who wait, by address. When the line is full, somebody of the address with the most of them has to go."""
+    """The waiting connections, by address. When the line is full, one of the address with the most of them has to go."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,7 +49,7 @@ class WaitingLine(Generic[T]):
         return self._count
 
     def join(self, address: str, who: T) -> T | None:
-        """Let somebody wait at the end of the line of its address. Return who has to go if there are too many now, else None."""
+        """Add a connection to the line of its address. Return the one that has to go if there are too many now, else None."""
         self._by_address.setdefault(address, []).append(who)
         self._count += 1
         if self._count <= self._limit:
@@ -57,7 +58,7 @@ class WaitingLine(Generic[T]):
         return self._take(most, 0)
 
     def call(self) -> T:
-        """Take the next one out; there has to be one."""
+        """Take the next connection out of the line, which must not be empty."""
         address = next(iter(self._by_address))
         who = self._take(address, -1)
         if address in self._by_address:
@@ -116,7 +117,7 @@ class Door:
         self._loop.add_reader(self._listener, self._knocked)
 
     def close(self) -> None:
-        """Refuse whoever has not shown the job's certificate yet; connections that have been accepted stay."""
+        """Refuse peers that have not shown the job's certificate yet; accepted connections stay open."""
         if self._listener.fileno() < 0:
             return
         self._loop.remove_reader(self._listener)
@@ -134,7 +135,7 @@ class Door:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            # No descriptor is left. The kernel keeps those who knock waiting meanwhile.
+            # No descriptor is left. The kernel keeps new connections waiting in the meantime.
             logger.warning("a connection cannot be accepted: %s", error)
             self._loop.remove_reader(self._listener)
             self._loop.call_later(1.0, self._listen_again)

@@ -17,7 +17,7 @@ from spark_elastic.protocol.records import Entry, EventsDropped, JobFailed, JobF
 
 logger = logging.getLogger("spark_elastic")
 
-# Events that may wait: several minutes of a large job's, some megabytes.
+# How many events may wait: those of several minutes of a large job, which take some megabytes.
 QUEUE_LIMIT = 10_000
 END_SECONDS = 10.0
 
@@ -25,7 +25,7 @@ END_SECONDS = 10.0
 class EventLog:
     """Takes records from the driver's event loop and hands them on as events, from a thread of its own, in order.
 
-    After the job's end nothing more is handed on but what was dropped.
+    After the event that ends the job, only the number of dropped events is still handed on.
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
     is empty. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once, and not called
@@ -80,7 +80,7 @@ class EventLog:
         """Note an entry that has its time already; never blocks."""
         with self._changed:
             if self._has_ended and not isinstance(entry.record, EventsDropped):
-                return  # what workers have sent before they heard of the job's end
+                return  # workers had sent this before they heard of the job's end
             self._has_ended |= isinstance(entry.record, (JobFinished, JobFailed))
             room = (QUEUE_LIMIT // 2 if self._dropped else QUEUE_LIMIT) - len(self._waiting)
             if room <= 0 and not self._is_closing:
@@ -135,4 +135,4 @@ class EventLog:
             if file is not None:
                 file.close()
         except OSError:
-            pass  # what could not be written has been reported
+            pass  # lines that could not be written have been reported

@@ -1,4 +1,4 @@
-"""What can happen to a job, as told to the ``DriverMachine``. Past tense, plain facts."""
+"""What can happen to a job, as reported to the ``DriverMachine``. Names are in the past tense, and fields are plain facts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TaskRegistered(msgspec.Struct, frozen=True):
 
 
 class TaskHeard(msgspec.Struct, frozen=True):
-    """A task has been heard from."""
+    """A message from a task has arrived."""
 
     host: int
 
@@ -61,14 +61,14 @@ class WorkerConnected(msgspec.Struct, frozen=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True):
-    """The worker is gone, as the end of its connection or the kernel tells; its exit code may follow."""
+    """The worker is gone, as the end of its connection or the kernel shows; its exit code may follow."""
 
     worker: int
     sign: FirstSign
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """The worker's task has said that the worker's process is there, and not stopped."""
+    """The worker's task has reported that the worker's process exists and is not stopped."""
 
     worker: int
 

@@ -9,11 +9,13 @@ from enum import Enum
 
 from spark_elastic.errors import WorkerFailure
 
-# The same exception of user code so many times without a commit between ends the job, or a bad row would reset it for ever.
+# How often user code may raise the same exception without a commit in between before the job ends: otherwise a bad row would
+# reset the job for ever.
 SAME_EXCEPTION_LIMIT = 3
-# So many crashes (exit codes, SIGSEGV …) without a commit between end the job. A SIGKILL is the cluster's doing and never counts.
+# How many crashes (exit codes, SIGSEGV …) without a commit in between end the job. A SIGKILL comes from the cluster and never
+# counts.
 CRASH_LIMIT = 10
-# Failures kept for the final error: enough to see the story, few enough to read it.
+# How many failures are kept for the final error: enough to understand what happened, and few enough to read.
 KEPT = 32
 
 _CLUSTERS_DOING = {-signal.SIGKILL, -signal.SIGTERM}
@@ -50,7 +52,7 @@ class FailureBook:
     """Keeps the failures of a job, and counts those that repeat without progress between them."""
 
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
-    # The workers of whose end nothing but the first sign is known.
+    # The workers of whose end only the first sign is known.
     _unexplained: set[int] = field(default_factory=set)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
     _counted: list[tuple[int, str]] = field(default_factory=list)

@@ -16,7 +16,7 @@ from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import CommitId
 
-# Ranks that could not connect so many times in a row are replaced, one after the other.
+# After how many failures in a row to connect ranks are replaced, one after the other.
 FORM_ATTEMPTS = 3
 
 

@@ -8,14 +8,14 @@ from operator import itemgetter
 
 from spark_elastic.driver import events as ev
 
-# Events that occur all the time and carry no news.
+# Events that occur all the time and say nothing new.
 ROUTINE = frozenset({ev.TaskHeard, ev.WorkerHeard, ev.WorkerSeen, ev.ResultFlowed, ev.Tick})
 EVENTS_KEPT = 64
 CHANGES_KEPT = 32
 
 
 class MachineFault(AssertionError):
-    """The driver's machine has made a mistake, which is ours and never the user's. The message ends with the recent history."""
+    """The driver's machine has made a mistake, which is a bug of this package. The message ends with the recent history."""
 
 
 class RecentHistory:

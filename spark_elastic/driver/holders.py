@@ -1,6 +1,7 @@
 """Who holds a commit: one worker the whole of it, or several workers together all of its slices.
 
-Pure functions of what workers have told. A commit that is whole nowhere, and of which a slice is missing, cannot be gone back to.
+Pure functions of what workers have reported. A job cannot go back to a commit that no worker holds whole and of which a slice
+is missing.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from spark_elastic.protocol.messages import HostFacts
 
 COOLDOWN_SECONDS = 0.5
 COOLDOWN_LIMIT_SECONDS = 16.0
-# So many workers in a row that died before they made progress are the host's fault, not chance.
+# After this many workers in a row have died without progress, the host is at fault, and it is not chance.
 FAILURES_OF_A_BAD_HOST = 3
 
 
 class Place(NamedTuple):
-    """Where a worker runs, for the record of failures: a task that Spark starts anew often lands in the same place."""
+    """Where a worker runs, for the record of failures: Spark often restarts a task in the same place."""
 
     machine: str
     # The process id of the executor's JVM on that machine.
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     @property
     def failure_domain(self) -> tuple[str, ...]:
-        """Names what is held to fail together, the executor. ``HostManager`` and ``Admission`` keep a record for each domain."""
+        """Names what is assumed to fail together, the executor. ``HostManager`` and ``Admission`` keep a record for each domain."""
         return (self.machine, str(self.executor))
 
 
@@ -42,7 +42,8 @@ class Host:
     place: Place
     address: str = ""
     worker: int | None = None
-    # Its worker is to leave and no other is started: Spark takes the host away or, if ``unlisted``, discovery has left it out.
+    # The host's worker is to leave and no other is started: Spark takes the host away or, if ``unlisted``, the discovery script
+    # no longer lists it.
     draining: bool = False
     unlisted: bool = False
     released: bool = False

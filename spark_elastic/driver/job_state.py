@@ -23,7 +23,7 @@ from spark_elastic.protocol.records import DriverRecord, JobFailed, JobFinished
 
 
 class JobState:
-    """What the driver knows of its job, and the commands that it has given and nobody has taken yet.
+    """What the driver knows of its job, and the commands that have been given and not yet been taken by ``take_commands``.
 
     The ``DriverMachine`` has one, and hands it to the functions that note events and decide. Nobody else changes it.
     """
@@ -39,7 +39,8 @@ class JobState:
         self.world: Generation | None = None
         self.generation = 0
         self.sizes: dict[int, int] = {}
-        # The newest commit that anybody has told of; None while nothing has been trained, and when all of that has been lost.
+        # The newest commit that any worker has reported; None while nothing has been trained, and after all of it has been
+        # lost.
         self.newest_commit: CommitId | None = None
         # Whether that comes from a commit that was made after the beginning of a world.
         self.has_trained = False
@@ -134,7 +135,9 @@ class JobState:
         if self.world is not None:
             self.change_world(change)
         self.world = None
-        for worker in self.workers.values():  # some may hold slices of a commit that nobody can put together
+        for (
+            worker
+        ) in self.workers.values():  # some workers may hold slices of a commit that cannot be put together any more
             worker.commit, worker.slices = None, None
         self.newest_commit = None
         self.has_trained = False

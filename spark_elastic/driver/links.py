@@ -1,4 +1,4 @@
-"""What the driver keeps of its connections: those to tasks, to workers, and of tasks that wait for a slot to become free."""
+"""What the driver knows of its connections: to tasks, to workers, and to tasks that wait for a slot to become vacant."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
 class Standby:
     """Speculative duplicates of a slot's task, which wait until the original goes.
 
-    If a duplicate ended, Spark would take the slot for done and kill the original.
+    If a duplicate ended, Spark would consider the slot's work done and kill the original.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Standby:
                 vacant.set_result(None)
 
     def close(self) -> None:
-        """Send everybody away."""
+        """Stop all waiting, because no slot becomes vacant any more."""
         for waiting in self._waiting.values():
             for vacant in waiting:
                 vacant.cancel()

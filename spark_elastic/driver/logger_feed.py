@@ -16,9 +16,10 @@ logger = logging.getLogger("spark_elastic")
 class LoggerFeed:
     """Feeds the user's loggers with the events of one job.
 
-    Metrics are those of the rank 0 of that time, by the number of commits. What is done again after a loss is not logged again: a
-    value whose step lies before the last one of its name is left out. ``job/world_size`` and ``job/resets`` come from the driver,
-    which does not know steps; they wait until rank 0 has told its own, for a job that resumes must not begin at step 0.
+    Metrics are those of whichever worker is rank 0 at the time, and steps count commits. What is done again after a loss is not
+    logged again: a value whose step lies before the last one of its name is left out. ``job/world_size`` and ``job/resets``
+    come from the driver, which does not know steps; they wait until rank 0 has told its own, for a job that resumes must not
+    begin at step 0.
     """
 
     def __init__(self, loggers: Sequence[Logger], resumes: str | None) -> None:

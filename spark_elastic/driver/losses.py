@@ -18,7 +18,7 @@ from spark_elastic.protocol.records import NewcomersPaused, StateLost, WorkerLos
 
 
 def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
-    """Take a worker out of the job. From here on it is fenced, so whatever it still sends is ignored."""
+    """Take a worker out of the job. From now on everything that it sends is ignored."""
     worker = job.workers.get(number)
     if worker is None or worker.phase is WorkerPhase.DONE or job.over:
         return
@@ -43,7 +43,7 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
         )
         return
     _forgive_the_blamed(job, world)
-    if worker.phase is not WorkerPhase.READY:  # one that is ready has left its collectives, and nobody hangs in them
+    if worker.phase is not WorkerPhase.READY:  # a worker that is ready has left all collectives
         if is_joining:
             _count_failed_newcomer(job, world, worker, cause)
         break_world(job, f"rank {rank} on {worker.host_name} was lost: {cause}", is_newcomers=is_joining)
@@ -84,7 +84,7 @@ def break_world(job: JobState, reason: str, is_newcomers: bool | None = None) ->
         job.change_world(WorldChange.BROKE)
         world.broken_by = reason
         job.record(WorldBroken(world.generation, reason))
-        if is_newcomers is None:  # another rank may notice a newcomer's end, and say so, before the driver does
+        if is_newcomers is None:  # another rank may notice and report a newcomer's end before the driver does
             is_newcomers = any(map(job.situation.is_joining, job.members))
         world.counts_as_reset = not is_newcomers
         if job.fail_if(job.setbacks.broke(reason, job.book.story(), is_newcomers)):
@@ -154,11 +154,11 @@ def _all_members_lost(job: JobState, world: Generation) -> None:
     elif world.raised >= set(world.workers):
         job.fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", job.book.story()))
     elif any(worker.phase is WorkerPhase.READY and worker.commit is not None for worker in job.workers.values()):
-        pass  # a drained worker that had not been let go yet still holds a commit
+        pass  # a worker whose host drains may not have been dismissed yet, and then still holds a commit
     elif world.was_formed or job.newest_commit is not None:
         lose_state(job, what)
     else:
-        # Nobody had begun to train: the next world starts from the beginning.
+        # No worker had begun to train, so the next world starts from the beginning.
         job.drop_world(WorldChange.LOST)
         job.give_up_if_pointless()
 

@@ -1,8 +1,8 @@
 """Where a driver is found that runs in a slot: a post office in a process of its own, which its executor outlives.
 
-Nobody knows beforehand in which executor Spark will run the driver, and Spark tells nothing of a task that runs. So a first task,
-of a moment, leaves this process behind and returns its address; the driver's task puts its own addresses there, and a third task
-fetches them. The process ends when that has been done, with its executor, or when it has waited for too long.
+Nobody knows in advance in which executor Spark will run the driver, and Spark reports nothing of a running task. Therefore a
+first, short task leaves this process behind and returns its address; the driver's task puts its own addresses there, and a
+third task fetches them. The process ends when that has been done, with its executor, or when it has waited for too long.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from spark_elastic.launchers.connect import local_address
 from spark_elastic.launchers.spark_task import find_executor
 from spark_elastic.protocol.credentials import Credentials
 
-# The task that has fetched the addresses may be lost before it returns them; then another one comes.
+# The task that has fetched the addresses may be lost before it returns them; then another task fetches them.
 GRACE_SECONDS = 2.0
 START_SECONDS = 60.0
-# Towards which a route is looked for where the session does not say where Spark's own driver is; nothing is sent there.
+# The address to which a route is looked up if the session does not tell where Spark's own driver is; nothing is sent there.
 SOME_PORT = 9
 
 
@@ -94,7 +94,7 @@ def main() -> None:
         watched = select.poll()
         watched.register(executor, select.POLLIN)
         deadline = time.monotonic() + given.seconds
-        # Two things are waited for, of which only one is a descriptor.
+        # The process waits for two things, of which only one is a descriptor.
         while time.monotonic() < deadline and not watched.poll(200):
             if post.taken.is_set():
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)

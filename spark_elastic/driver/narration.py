@@ -12,7 +12,7 @@ from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Record
 
-# How long a loss waits to be told, in which as a rule its cause and its consequences become known.
+# How many seconds a loss waits before it is logged; its cause and its consequences usually become known in that time.
 FLUSH_SECONDS = 1.0
 
 # The level and the text of what is logged.
@@ -46,12 +46,12 @@ class Narrator:
         # The host of every worker, and the workers of every generation in rank order.
         self._hosts: dict[int, str] = {}
         self._members: dict[int, list[int]] = {}
-        # The generations and ranks that were called slow.
+        # The generations and ranks for which a warning about slowness was logged.
         self._slow: set[tuple[int, int]] = set()
         self._waiting: list[_Loss] = []
         # How the job goes on after these losses, as soon as that is known.
         self._sequel = ""
-        # Who was told of before it was known how the process had ended.
+        # The workers whose loss was logged before it was known how their process had ended.
         self._told: dict[int, str] = {}
         # What workers have raised, until their loss is told. All ranks often raise the same, which is shown once.
         self._tracebacks: dict[int, str] = {}
@@ -63,11 +63,11 @@ class Narrator:
         return bool(self._waiting)
 
     def hear_traceback(self, worker: int, traceback: str) -> None:
-        """Note what a worker has raised; it is told with its loss."""
+        """Note what a worker has raised; it is logged with the worker's loss."""
         self._tracebacks[worker] = traceback.rstrip()
 
     def flush(self) -> list[Line]:
-        """Tell of the losses that wait, however much is known."""
+        """Return lines for the losses that wait, however little is known of them."""
         if not self._waiting:
             return []
         text = "; ".join(map(str, self._waiting)) + (self._sequel or self._consequence)
@@ -82,7 +82,7 @@ class Narrator:
         return [(logging.WARNING, text)]
 
     def forget(self) -> None:
-        """Tell no more of the losses that wait, because the job's error does."""
+        """Drop the losses that wait, because the job's error tells of them."""
         self._waiting, self._sequel = [], ""
 
     def tell(self, record: Record) -> list[Line]:  # noqa: C901  # a case for each record
@@ -185,7 +185,7 @@ class Narration:
             self._timer = self._call_later(FLUSH_SECONDS, self._flush)
 
     def close(self) -> None:
-        """Log what waits; the job is over."""
+        """Log the losses that wait, because the job is over."""
         if self._timer is not None:
             self._timer.cancel()
         self._flush()

@@ -16,7 +16,7 @@ from spark_elastic.protocol.messages import Stream
 
 logger = logging.getLogger("spark_elastic")
 
-# Messages that may wait to be printed. Each holds what a worker wrote at one time, some hundred kilobytes at most.
+# How many messages may wait to be printed. Each holds what a worker wrote at one time, some hundred kilobytes at most.
 BACKLOG = 64
 END_SECONDS = 5.0
 
@@ -98,7 +98,7 @@ class OutputPrinter:
         self._write(sys.stdout if page.stream is Stream.OUT else sys.stderr, "".join(lines))
 
     def _write(self, target: TextIO, text: str) -> None:
-        """Write to one of the driver's own streams. The job goes on whatever is wrong with that."""
+        """Write to one of the driver's own streams. The job continues even if that fails."""
         try:
             with self._aside(target):
                 _write(target, text)
