@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     @property
     def failure_domain(self) -> tuple[str, ...]:
-        """Names what is assumed to fail together, the executor. ``HostManager`` and ``Admission`` keep a record for each domain."""
+        """Names what fails together, the executor. ``HostManager`` and ``Admission`` keep a record for each such domain."""
         return (self.machine, str(self.executor))
 
 

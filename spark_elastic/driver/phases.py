@@ -11,7 +11,7 @@ from enum import Enum, unique
 
 
 class IllegalTransition(AssertionError):
-    """The tables have no such change for the phase in which ``who`` is. The mistake is this package's, never the user's."""
+    """The tables have no such change for the phase in which ``who`` is. This is a bug of this package, never of user code."""
 
     def __init__(self, who: str, phase: Enum, change: Enum) -> None:
         super().__init__(f"{who} is {phase.name}, where {change.name} ({change.value}) cannot happen")
@@ -20,13 +20,13 @@ class IllegalTransition(AssertionError):
 class _Worded(Enum):
     """An enum whose values are wording for people."""
 
-    # The driver looks members up for each of many workers: this hash runs in C, several times as fast as that of Enum.
+    # The driver looks up members for each of many workers, and this hash, in C, is several times as fast as that of Enum.
     __hash__ = object.__hash__
 
 
 @unique
 class WorldPhase(_Worded):
-    """Where the newest world stands."""
+    """The phases of the newest world."""
 
     FORMING = "the ranks connect to each other"
     RUNNING = "all ranks are in the elastic function"
@@ -52,7 +52,7 @@ class WorldChange(_Worded):
 
 @unique
 class WorkerPhase(_Worded):
-    """Where a worker stands."""
+    """The phases of a worker."""
 
     STARTING = "its process is being started"
     BOOTING = "it imports, and runs the user's code up to the elastic function"
@@ -90,7 +90,7 @@ WORLD: Mapping[tuple[WorldPhase, WorldChange], WorldPhase] = {
     (WorldPhase.BREAKING, WorldChange.FOLLOWED): WorldPhase.OVER,
     (WorldPhase.BREAKING, WorldChange.LOST): WorldPhase.OVER,
     (WorldPhase.BREAKING, WorldChange.REPEATED): WorldPhase.OVER,
-    # An elastic job fails when a rank is lost after the vote; a fixed world begins anew.
+    # An elastic job fails when a rank is lost after the vote; in a fixed world the whole function runs again.
     (WorldPhase.FINISHING, WorldChange.BROKE): WorldPhase.BREAKING,
     (WorldPhase.FINISHING, WorldChange.DELIVERED): WorldPhase.OVER,
 }

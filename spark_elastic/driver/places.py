@@ -28,7 +28,7 @@ SIGNAL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWish:
-    """What the user has said about a durable checkpoint."""
+    """What the user's arguments say about a durable checkpoint."""
 
     url: str
     interval: float
@@ -55,7 +55,7 @@ class DriverPlace(Protocol):
     """Runs one job's driver. It is made with the user's wish for a checkpoint, or None."""
 
     def prepare(self, launcher: Launcher, host_discovery_script: str | os.PathLike[str] | None) -> None:
-        """Do what can fail before anything has begun. Raises ``CheckpointError``, or ``ValueError`` for what does not fit."""
+        """Do what can fail before anything is started. Raises ``CheckpointError``, or ``ValueError`` for wrong arguments."""
 
     def sizes(
         self, launcher: Launcher, num_proc: int | None, min_np: int | None, max_np: int | None

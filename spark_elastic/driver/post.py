@@ -1,7 +1,8 @@
 """The post office of a job whose driver runs in a slot: letters that wait there until somebody fetches them.
 
 Spark returns nothing of a task before the task ends, and a driver runs as long as its job. So it leaves what it has to say in a
-post office, from which tasks of a moment fetch it. Whoever puts or fetches shows the job's certificate, as on all connections.
+post office, from which tasks of a moment fetch it. Those who put or fetch letters show the job's certificate, as on all
+connections.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from spark_elastic.protocol.messages import Message
 Addresses = tuple[tuple[str, int], ...]
 
 REQUEST_SECONDS = 15.0
-# Who finds no letter waits so long for one: each fetch is a Spark job.
+# How many seconds a fetch that finds no letter waits for one, because each fetch is a Spark job.
 WAIT_SECONDS = 20.0
-# A first letter waits so long for others.
+# How many seconds a first letter waits for further ones, so that they travel together.
 GATHER_SECONDS = 0.5
-# Letters that may wait. As long as there are so many, new ones are turned away.
+# How many letters may wait. While there are so many, new ones are turned away.
 LIMIT = 50_000
 END_SECONDS = 5.0
 
@@ -53,7 +54,7 @@ class Letter(Message, frozen=True):
 
 
 class NoMore(Message, frozen=True):
-    """That was all for now."""
+    """The end of the letters that are there at present."""
 
 
 class PostOffice:
@@ -68,7 +69,7 @@ class PostOffice:
         self._lock = threading.Lock()
         self._changed: asyncio.Event
         self._is_closing = False
-        # Whether somebody has taken a letter along, and whether all that had been put were acknowledged when it was last looked.
+        # Whether any letter has been fetched, and whether all letters had been acknowledged at the last check.
         self.taken, self.emptied = threading.Event(), threading.Event()
         self.port = 0
         self._door: Door
@@ -86,7 +87,7 @@ class PostOffice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Answer those who wait, and refuse all others."""
+        """Answer the fetches that wait, and refuse all others."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_SECONDS)
@@ -144,7 +145,7 @@ class PostOffice:
                 connection.send(answer)
             await connection.close(REQUEST_SECONDS)
         except (ConnectionLostError, asyncio.TimeoutError, ConnectionError):
-            pass  # who wants the letters comes again
+            pass  # the caller fetches again if it still wants the letters
         finally:
             self._visits.discard(visit)
             connection.abort()
@@ -169,7 +170,7 @@ class PostOffice:
 
 @dataclass(frozen=True, slots=True)
 class FetchLetters:
-    """What a task does that fetches letters."""
+    """The function of a task that fetches letters."""
 
     addresses: Addresses
     credentials: Credentials
@@ -192,7 +193,7 @@ def read_letters(rows: Iterable[bytes]) -> list[Letter] | None:
 
 def visit(addresses: Addresses, credentials: Credentials, request: Put | Fetch) -> list[Letter]:
     """Put a letter, or fetch some. Raises ``OSError`` where the post office cannot be reached or goes away."""
-    # asyncio.run is not used: what Spark runs next in this Python process would find no event loop.
+    # asyncio.run would leave this Python process without an event loop for what Spark runs in it next.
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(_visit(addresses, credentials, request))

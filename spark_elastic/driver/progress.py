@@ -1,4 +1,4 @@
-"""JobView: what a person wants to know of a running job. It takes events and makes one line, without I/O or a clock."""
+"""JobView: what people want to know about a running job. It turns events into one line, without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, Record, WorkerReported
 
-# The speed shown is that of the last so many reports.
+# How many of the last reports the shown speed is computed from.
 SPEED_REPORTS = 20
 METRICS_SHOWN = 3
-# Names that are reported along with metrics and that the line shows anyway.
+# Names that are reported along with metrics, and that the line shows elsewhere.
 _KNOWN = {"step", "epoch", "rows"}
 
 
@@ -108,7 +108,8 @@ class JobView:
         self.step = progress.step
         match progress:
             case reports.Progress(epoch=int(epoch), rows=int(rows), rows_total=int(rows_total)):
-                # People take the beginning of an epoch for the end of the one before, above all after the last one.
+                # The beginning of an epoch is shown as the end of the one before, which is what people expect, above all after
+                # the last epoch.
                 is_end = rows == 0 and epoch > 0
                 self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)
                 self.rows_total = rows_total

@@ -14,7 +14,7 @@ from spark_elastic.protocol.messages import CommitId, Member
 def assign_ranks(candidates: Iterable[Worker], newest: CommitId | None = None) -> tuple[Member, ...]:
     """Rank the candidates: the oldest is rank 0, and the workers of a machine get consecutive ranks.
 
-    They go on from ``newest``, which some of them hold, or hold slices of.
+    They continue from the commit ``newest``, which some of them hold whole or in slices.
 
     Workers are numbered by age. Machines are ordered by their oldest worker, workers of a machine by age. ``cross_rank``
     is a worker's place among those with the same ``local_rank`` on all machines, as in MPI.

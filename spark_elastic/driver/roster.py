@@ -80,7 +80,7 @@ class Roster:
         return [do.ReleaseTask(host.host) for host in drained]
 
     def release_all(self) -> list[do.Command]:
-        """Have all tasks end well."""
+        """Have all tasks end without an error."""
         return [do.ReleaseTask(host.host) for host in self.hosts]
 
     def yield_slots(self) -> list[do.Command]:

@@ -41,7 +41,7 @@ logger = logging.getLogger("spark_elastic")
 
 T = TypeVar("T")
 
-# By what the user gives as ``driver``.
+# The places of a driver, by the names that ``run(driver=…)`` takes.
 DRIVERS: Mapping[str, Callable[[CheckpointWish | None], DriverPlace]] = {
     "client": ClientDriver,
     "cluster": ClusterDriver,

@@ -18,7 +18,7 @@ from spark_elastic.protocol.credentials import Credentials
 class DriverRuntime:
     """Clock, event loop, door, connections and machine. The defaults are the real ones; the simulation passes in its own."""
 
-    # Seconds that only grow.
+    # A clock in seconds that never goes back.
     clock: Callable[[], float] = time.monotonic
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     # Listens at an address and a port, and hands on the connections of those who have the job's credentials.

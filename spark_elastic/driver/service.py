@@ -96,7 +96,7 @@ class SparkDriverService:
         self._slots: dict[int, int] = {}
         self._standby = Standby()
         self._links: dict[int, WorkerLink] = {}
-        # Workers that have not connected yet prove by these who they are; each serves once.
+        # Tokens by which workers prove their identity when they connect; each token is valid once.
         self._tokens: dict[int, str] = {}
         self._results: dict[int, bytes] = {}
         self._ranks: dict[int, int] = {}
@@ -134,9 +134,9 @@ class SparkDriverService:
         self._printer.__exit__(kind, error, trace)
 
     def stop_serving(self, release_seconds: float = RELEASE_SECONDS) -> None:
-        """Release all tasks and refuse new ones; waits until they are gone, or ``release_seconds``.
+        """Release all tasks and refuse new ones. Blocks until the tasks are gone, at most for ``release_seconds``.
 
-        A second call waits for what the first has begun: an impatient user presses Ctrl-C twice.
+        A second call waits for what the first one has begun, because impatient users press Ctrl-C twice.
         """
         if self._closing is None:
             self._closing = asyncio.run_coroutine_threadsafe(self.close(release_seconds), self._loop)
@@ -185,7 +185,7 @@ class SparkDriverService:
             self._timer.cancel()
         self._narration.close()
         assert self._door is not None
-        # New connections are refused from here on, which is how late tasks learn that the job is over.
+        # From now on connections are refused, by which late tasks learn that the job is over.
         self._door.close()
         for link in self._links.values():
             link.connection.send(m.LeaveJob())
@@ -256,7 +256,7 @@ class SparkDriverService:
             self._standby.vacate(slot)
 
     def _accepts(self, facts: m.HostFacts, connection: Connection) -> bool:
-        """Tell whether a host can take part. A host that cannot ends the job, since the others will be no better."""
+        """Tell whether a host can take part. A host that cannot ends the job, because the others are likely to be alike."""
         problem = why_refuse(facts)
         if problem:
             self._cancel(TrainingFailedError(problem))
@@ -349,7 +349,7 @@ class SparkDriverService:
             self._handle(ev.ResultArrived(link.worker, is_elastic))
 
     def _strike(self, worker: int, number: int) -> bool:
-        """Say whether an injected fault has strikes left, and use up one. What the worker cannot do by itself is done here."""
+        """Tell whether an injected fault has strikes left, and use up one. What a worker cannot do by itself is done here."""
         left = self._strikes.get(number, 0)
         self._strikes[number] = left - 1
         if left <= 0 or worker not in self._job.workers:
@@ -370,7 +370,7 @@ class SparkDriverService:
     # ------------------------------------------------------------------ events → commands
 
     def _handle(self, event: ev.Event) -> None:
-        """Note an event at once, and decide when the loop has noted all that it has at hand: events come in crowds."""
+        """Note an event now, and decide once the loop has noted all pending ones, because events come in crowds."""
         self._attempt(type(event).__name__, lambda: self._machine.note(event, self._runtime.clock()))
         if self._deciding is None:
             self._deciding = self._loop.call_soon(self._decide)
@@ -381,7 +381,7 @@ class SparkDriverService:
         self._schedule_tick()
 
     def _attempt(self, what: str, ask: Callable[[], list[do.Command]]) -> None:
-        """Execute what the machine answers. If that fails, by a bug of this package, the job ends: no timeout would ever fire."""
+        """Execute the machine's commands. If that fails, by a bug of this package, the job ends: no timeout would ever fire."""
         if self._has_failed:
             return
         try:
@@ -428,7 +428,8 @@ class SparkDriverService:
             case do.RestartTask(host, reason):
                 self._to_task(host, m.RestartTask(reason))
                 if self._job.hosts.get(host) is None and host in self._tasks:
-                    # The task was silent, and may be so until TCP gives up; a duplicate that waits for the slot takes over now.
+                    # The task was silent, and may stay so until TCP gives up; a duplicate that waits for the slot takes over
+                    # now.
                     self._tasks[host].closing = self._loop.create_task(self._tasks[host].connection.close())
             case do.ReleaseTask(host):
                 self._to_task(host, m.ReleaseTask())

@@ -11,14 +11,15 @@ from spark_elastic.errors import (
     WorkerFailure,
 )
 
-# Newcomers may break so many worlds in a row, without a commit between, before that counts against reset_limit.
+# How many worlds in a row newcomers may break, without a commit in between, before that counts against reset_limit.
 NEWCOMERS_LIMIT = 3
-# So many worlds in a row that broke before all ranks were connected end the job, because its network does not work.
+# After how many worlds in a row that broke before all ranks were connected the job ends, because its network does not work.
 UNFORMED_LIMIT = 10
-# So many worlds in a row that were lost as a whole, without a commit, end a job that could begin from a checkpoint again.
+# After how many worlds in a row that were lost as a whole, without a commit, a job ends that could begin from its checkpoint
+# again.
 LOST_WORLDS_LIMIT = 3
-# Where no connection was silent, so many worlds in a row whose ranks waited for each other, without a commit, end the job;
-# and so many whose ranks waited in different collectives, with commits or without.
+# If no connection was silent, the job ends after this many worlds in a row whose ranks waited for each other without a commit,
+# or whose ranks waited in different collectives, with commits or without.
 STUCK_WORLDS_LIMIT = 3
 
 Story = tuple[WorkerFailure, ...]
@@ -86,7 +87,7 @@ class Setbacks:
     def got_stuck(
         self, reason: str, has_silent: bool, all_wait: bool, story: Story, are_others: bool = False
     ) -> SparkElasticError | None:
-        """Note that a world did not get on. ``has_silent``: some connections do not answer.
+        """Note that a world made no progress. ``has_silent``: some connections do not answer.
 
         ``all_wait``: all ranks wait for each other. Otherwise some compute, and ``reason`` says what helps. ``are_others``: they
         wait in different collectives. Code that does so may commit a little in each world, and the job would crawl for ever.

@@ -28,7 +28,8 @@ class JobSettings:
     network_interface: str | None = None
     driver_port: int = 0
     host_discovery_script: str | None = None
-    # False forms one world of num_proc workers around the whole function, which a loss runs again in new processes.
+    # False forms one world of num_proc workers around the whole function; after a loss the function runs again in new
+    # processes.
     elastic: bool = True
     # Whether commits are also written to a durable checkpoint.
     durable: bool = False
@@ -36,8 +37,8 @@ class JobSettings:
     memory_setting: str | None = "spark.executor.memoryOverhead"
 
     # A worker whose process is stopped (SIGSTOP) for this long is replaced, and so is a host that does not answer (a frozen
-    # machine, a cut network). A process that runs counts as alive, whatever it does; whether it makes progress is for
-    # ``hang_timeout`` to judge. The last holders of the newest commit are waited for until ``elastic_timeout``.
+    # machine, a cut network). A process that runs counts as alive, whatever it does; ``hang_timeout`` judges whether it makes
+    # progress. The last holders of the newest commit are waited for until ``elastic_timeout``.
     heartbeat_timeout: float = 20.0
     # How long a survivor may take to return to its elastic function after an abort; never less than ``hang_timeout``.
     ready_timeout: float = 60.0

@@ -11,8 +11,9 @@ from spark_elastic.errors import NotEnoughHostsError
 class Shortage:
     """Follows one job. Before the job's first world hosts are counted, from then on workers.
 
-    A job that cannot begin gives its slots back after ``yield_after``, and from then on at longer and longer intervals: otherwise
-    two runs that each hold a part of what they need would wait for each other. A job that has too few for too long fails.
+    A job that cannot begin gives its slots back after ``yield_after``, and from then on at longer and longer intervals:
+    otherwise two runs that each hold a part of what they need would wait for each other. A job that has too few hosts or
+    workers for too long fails.
     """
 
     def __init__(self, settings: JobSettings) -> None:
@@ -67,7 +68,7 @@ class Shortage:
         self, seen: Situation, elastic_since: float | None
     ) -> NotEnoughHostsError | None:
         settings = seen.settings
-        # Nobody can tell a long plain function from one that never reaches its elastic part, so only hosts count until a worker
+        # A long plain function cannot be told from one that never reaches its elastic part, so only hosts count until a worker
         # has reached an elastic function.
         since = self._since if self._since is not None else elastic_since
         if since is None or seen.now - since < settings.start_timeout:

@@ -14,7 +14,7 @@ from spark_elastic.driver.workers import Worker
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a judgement may look at, and questions that several of them ask. The objects in it are the machine's own."""
+    """What judgements are based on, and questions that several of them ask. Its objects are the machine's own, not copies."""
 
     # The machine's time, which stands still while the driver is paused, and when it began.
     now: float
@@ -25,7 +25,7 @@ class Situation:
     world: Generation | None
     # The number of the newest world; 0 before the first.
     generation: int
-    # Whether the state that is held has been trained, by anybody.
+    # Whether any worker has trained the state that is held.
     has_trained: bool
 
     @property
@@ -60,7 +60,7 @@ class Situation:
         return self.world.ranks.get(number) if self.world is not None else None
 
     def is_draining(self, worker: Worker) -> bool:
-        """Whether the host of a worker goes away."""
+        """Whether the host of a worker is being taken away."""
         host = self.hosts.get(worker.host)
         return host is not None and host.draining
 
@@ -78,7 +78,7 @@ class Situation:
         return self.has_trained and bool(left) and worker.worker not in holders
 
     def speaks_of_the_job(self, number: int) -> bool:
-        """Whether the end of a worker says something about the user's code: it trained, or nobody did at that time.
+        """Whether the end of a worker says something about the user's code: it was training, or no worker was at that time.
 
         If a newcomer fails while the others train, or could train without it, that says something about its host alone.
         """

@@ -29,14 +29,15 @@ from spark_elastic.protocol.fault_points import Fault
 from spark_elastic.protocol.messages import Stream
 from spark_elastic.protocol.records import EventsDropped
 
-# The client is told that the job is over before its slots end, so that it does not start them again; it is waited for so long.
+# The client learns that the job is over before its slots end, so that it does not start them again. The driver waits so many
+# seconds for that.
 TELL_SECONDS = 5.0
-# How often Spark has an occasion to see that it has cancelled the driver's task.
+# How many seconds pass between two moments at which Spark can stop a cancelled driver's task.
 PULSE_SECONDS = 0.25
 
 
 class _Told(msgspec.Struct, frozen=True, tag=True):
-    """Base of all that the client is told."""
+    """Base of all messages to the client."""
 
 
 class EventTold(_Told, frozen=True):
@@ -89,7 +90,7 @@ class JobError(_Told, frozen=True):
 
 
 class DriverLost(_Told, frozen=True):
-    """The driver was lost, or nobody would have found it."""
+    """The driver was lost, or the client could not have found it."""
 
     reason: str
 
@@ -101,7 +102,7 @@ Row = Letter | ResultPart | JobError | DriverLost
 
 @dataclass(frozen=True, slots=True)
 class SlotJob:
-    """A job, as it travels to its driver's slot. It holds nothing secret of ours."""
+    """A job, as it travels to its driver's slot. It holds no secret of this package."""
 
     run_id: str
     application: str

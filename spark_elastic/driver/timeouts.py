@@ -13,7 +13,7 @@ from spark_elastic.errors import RanksDifferError, TrainingFailedError
 
 
 def time_passed(job: JobState, event: ev.Tick) -> None:
-    """Find who and what has been waited for too long. What one check finds is acted on before the next looks."""
+    """Find what has been waited for too long. What one check finds is acted on before the next check is made."""
     for host in job.hosts:
         host.heard = job.now if host.heard is None else host.heard
     for check in watchdog.checks():

@@ -1,4 +1,4 @@
-"""Turns those messages of tasks and workers into events of the machine from which nothing else follows."""
+"""Turns messages of tasks and workers into events of the machine, for all messages from which nothing else follows."""
 
 from __future__ import annotations
 

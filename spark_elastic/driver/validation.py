@@ -7,7 +7,7 @@ from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.phases import WorkerPhase, WorldPhase
 from spark_elastic.driver.workers import Worker
 
-# Workers that the machine counts on for this world or the next.
+# The phases of workers that the machine counts on for this world or the next.
 COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 IN_A_WORLD = (WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
@@ -15,7 +15,7 @@ IN_A_WORLD = (WorkerPhase.MEMBER, WorkerPhase.VOTED)
 def validate(job: JobState) -> None:
     """Raise ``AssertionError`` where something that always holds does not. Takes time in proportion to the workers."""
     if job.over:
-        return  # what is left of a job that has ended is looked at no more
+        return  # the remains of a job that has ended need not be consistent
     assert list(job.sizes) == list(range(1, job.generation + 1)), "generations are numbered one after the other"
     if job.world is not None:
         _validate_world(job.world, job)

@@ -16,7 +16,7 @@ def have_all_voted(seen: Situation) -> bool:
 
 
 def find_to_call_back(seen: Situation) -> list[Worker]:
-    """Find ranks that have returned from the function although others have left the world, and have to enter it again."""
+    """Find ranks that have returned from the function and have to enter it again, because others have left the world."""
     if seen.world is None or seen.world.phase is not WorldPhase.INTERRUPTING:
         return []
     members = seen.members

@@ -15,7 +15,7 @@ from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import COMMIT
 
-# A worker that has been silent for longer may have done anything since.
+# How many seconds of silence make what is known of a worker out of date.
 HEARD_SECONDS = 3.0
 
 
@@ -29,7 +29,7 @@ class HostSilent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHung:
-    """A worker has to be replaced, because it does not get on."""
+    """A worker has to be replaced, because it makes no progress."""
 
     worker: int
     cause: str
@@ -44,14 +44,14 @@ class RanksUnconnected:
 
 @dataclass(frozen=True, slots=True)
 class WorldStuck:
-    """The world breaks, with nobody to blame."""
+    """The world breaks, and no worker is to blame."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CollectivesStuck:
-    """Ranks wait, and none gets on: the world breaks. The connections of ``silent`` workers did not answer.
+    """Ranks wait, and none makes progress: the world breaks. The connections of ``silent`` workers did not answer.
 
     ``all_wait``: all ranks wait for each other. Otherwise some compute, and others may be waiting for them. ``are_others``: they
     wait in different collectives, which no network explains.
@@ -97,7 +97,7 @@ def silent_hosts(seen: Situation) -> Iterator[Finding]:
 
 
 def silent_workers(seen: Situation) -> Iterator[Finding]:
-    """Find workers whose process is stopped, or did not start. Other checks ask whether a process gets on."""
+    """Find workers whose process is stopped, or did not start. Other checks judge whether a process makes progress."""
     settings = seen.settings
     # Half of the time that there is for a world to form, so that the other half is left for a replacement.
     to_start = min(settings.start_timeout, settings.elastic_timeout) / 2
@@ -149,14 +149,14 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
     if any(seen.now - worker.active_at <= limit for worker in seen.members):
         return
     if not all(_is_heard(seen, worker) for worker in seen.members):
-        return  # what a silent rank has entered is not known, and silence is judged elsewhere
+        return  # what a silent rank has entered is not known, and another check judges silence
     inside = [worker for worker in seen.members if worker.phase is WorkerPhase.MEMBER]
     outside = [worker for worker in seen.members if worker.phase is not WorkerPhase.MEMBER]
     if not inside:
         return
     fewest = min(worker.activity.collectives for worker in inside)
     missed = [world.ranks[worker.worker] for worker in outside if worker.activity.collectives < fewest]
-    is_awaited = len(inside) < len(world.members)  # ranks that are gone had left the world before they were lost
+    is_awaited = len(inside) < len(world.members)  # ranks that are gone left the world before they were lost
     if missed and world.phase is WorldPhase.INTERRUPTING:
         yield WorldStuck(f"ranks {missed} left the world at another commit than the others")
     elif missed:
@@ -165,14 +165,15 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
             f"{limit:g} s; all ranks have to take the same steps"
         )
     elif any(worker.commit is None or worker.commit.generation < world.generation for worker in inside):
-        # Some ranks are not in the user's function yet: the rank that is to hand them the state does not, and will not by itself.
+        # Some ranks are not in the user's function yet: the rank that is to send them the state does not do so, and never will
+        # by itself.
         yield WorldStuck(f"not all ranks had the state within {limit:g} s")
     elif late := find_late(inside, is_awaited):
         yield from _replace_late(seen, world, late, limit)
     elif any(worker.activity.waiting for worker in inside):
         yield _find_stuck(seen, world, inside, limit)
     elif not any(worker.has_progressed for worker in inside):
-        # A rank that has committed before may be in the same long code as at the loss that it went back from.
+        # A rank that has committed before may be in the same long code in which it was at the last loss.
         yield Pointless(
             f"no worker reached a commit within {limit:g} s (twice hang_timeout={seen.settings.hang_timeout:g}) "
             f"after generation {world.generation} had formed: the elastic function has to call state.commit(), "
@@ -183,7 +184,7 @@ def stuck_collectives(seen: Situation) -> Iterator[Finding]:
 def _replace_late(seen: Situation, world: Generation, late: Sequence[Worker], limit: float) -> Iterator[Finding]:
     numbers = {worker.worker for worker in late}
     if last_holders(seen, numbers):
-        # Such a rank may itself wait, for ranks that were lost after they had left. An abort frees it, so nobody is given up.
+        # Such a rank may itself wait for ranks that were lost after they had left. An abort frees it, so no worker is given up.
         yield WorldStuck(f"ranks {[world.ranks[number] for number in sorted(numbers)]} were waited for {limit:g} s")
         return
     for worker in late:
@@ -266,7 +267,7 @@ def find_others(inside: Sequence[Worker]) -> dict[str, list[int]]:
 def find_late(inside: Sequence[Worker], is_awaited: bool) -> list[Worker]:
     """Find the ranks that compute while others wait for them, in a collective that they have not entered or to leave the world.
 
-    Where nobody waits, everybody takes long to compute. A rank that waits in a collective is not late for that.
+    If no rank waits, all take long to compute. A rank that waits in a collective is not late for that collective.
     """
     computing = [worker for worker in inside if not worker.activity.waiting]
     awaited = max((worker.activity.collectives for worker in inside if worker.activity.waiting), default=None)
@@ -358,14 +359,14 @@ def last_holders(seen: Situation, suspects: Set[int]) -> set[int]:
 
 
 def _is_heard(seen: Situation, worker: Worker) -> bool:
-    """Whether what is known of a worker is up to date. A worker says something every second."""
+    """Whether what is known of a worker is up to date. A worker sends a heartbeat every second."""
     return seen.now - worker.heard <= min(HEARD_SECONDS, seen.settings.heartbeat_timeout / 2)
 
 
 def _patience(seen: Situation, limit: float, is_last_holder: bool) -> float:
     """Return how long to wait for a suspect. A job that cannot go on without it waits as long as it would for any worker.
 
-    A fixed world waits for nobody longer, because it begins anew in any case.
+    A fixed world grants no worker more time, because it begins anew in any case.
     """
     return max(limit, seen.settings.elastic_timeout) if is_last_holder and seen.settings.elastic else limit
 

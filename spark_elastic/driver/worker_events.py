@@ -1,6 +1,6 @@
 """What each event of a worker means for the job: one function an event.
 
-Whatever a lost worker says is ignored, and so is what any worker says of a world that is over.
+Messages of lost workers are ignored, and so are messages about a world that is over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def worker_connected(job: JobState, event: ev.WorkerConnected) -> None:
 
 
 def worker_seen(job: JobState, event: ev.WorkerSeen) -> None:
-    """A worker's process lives, although one long call keeps its Python from saying so. That does not mean that it gets on."""
+    """A worker's process lives, although one long call keeps its Python from saying so. It need not make progress."""
     worker = job.workers.get(event.worker)
     if worker is not None and worker.phase is not WorkerPhase.STARTING:
         worker.heard = job.now
@@ -222,7 +222,7 @@ def result_arrived(job: JobState, event: ev.ResultArrived) -> None:
     worker.heard = job.now
     finishing = job.world is not None and job.world.phase is WorldPhase.FINISHING
     if event.elastic and not (finishing and job.is_member(event.worker)):
-        return  # no worker has been told that all have left the elastic function
+        return  # no worker has learned that all have left the elastic function
     if not event.elastic and (job.elastic_since is not None or job.generation > 0):
         failure = WorkerFailure(
             event.worker, None, worker.host_name, "fn returned without calling its elastic function"

@@ -17,19 +17,20 @@ class Worker:
     host: int
     host_name: str
     place: Place
-    # When its process was last known to run, from the worker itself or, once that has connected, from its task.
+    # When the worker's process was last known to run: from the worker itself, or from its task once the worker has connected.
     heard: float
     phase: WorkerPhase = WorkerPhase.STARTING
     commit: CommitId | None = None
-    # The slices that it holds of its last commits, as it has told; None where it keeps the whole of ``commit``.
+    # The slices that the worker holds of its last commits, as it has reported; None if it keeps the whole of ``commit``.
     slices: tuple[Slices, ...] | None = None
     activity: Activity = field(default_factory=Activity)
     beats: int = 0
     active_at: float = 0.0
     ready_at: float = 0.0
-    # Since when the driver has waited for it to come back to its elastic function: an abort, or its last heartbeat() after that.
+    # Since when the driver has waited for the worker to come back to its elastic function: since an abort, or its last
+    # heartbeat() after that.
     awaited_since: float | None = None
-    # Worlds in a row that did not form for no known reason, and in which this worker had not connected.
+    # How many worlds in a row failed to form for no known reason while this worker had not connected.
     form_failures: int = 0
     # Whether it has been in a world that formed, and whether it has made a commit there.
     has_connected: bool = False
