@@ -26,7 +26,7 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-# What saved files, and loaders of other libraries, know by this package, and users do not need.
+# Names that saved files and loaders of other libraries look up in this package, and that users do not need.
 _ALSO = {"ElasticLoader": "loader", "RowGroupTracker": "tracker"}
 
 __getattr__ = lazily(__name__, _HOMES | _ALSO)

@@ -41,7 +41,7 @@ def select_columns(manifest: Manifest, columns: Sequence[str] | None, *, transfo
 
 
 def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
-    """Return the bytes of a decoded row of these columns, or 0 where types and footers do not tell."""
+    """Return the bytes of a decoded row of these columns, or 0 if types and footers do not determine them."""
     types = {**{field.name: field.type for field in manifest.schema}, **manifest.partition_types}
     lengths, total = dict(manifest.list_lengths), 0.0
     for name in columns:
@@ -57,7 +57,7 @@ def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
 
 
 def open_engine(reading: Reading) -> ArrowEngine:
-    """Make the engine for a dataset, by Petastorm's codecs where that wrote it. Raises where the arguments do not fit."""
+    """Make the engine for a dataset, with Petastorm's codecs if Petastorm wrote it. Raises for arguments that do not fit."""
     manifest, columns, transform = reading.manifest, reading.columns, reading.transform
     if reading.options:
         raise ValueError("engine_options are for engine='petastorm', not 'arrow'")
@@ -119,7 +119,7 @@ class ArrowEngine:
         where = self._manifest.where(group)
         index = number = 0
         if self._filter is None:
-            chunk = min(chunk, max(1, stop))  # rows after `stop` would be decoded for nothing
+            chunk = min(chunk, max(1, stop))  # otherwise rows after `stop` would be decoded for nothing
         for batch in self._source.batches(group, self._read, chunk):
             table = pa.Table.from_batches([batch])
             numbers = np.arange(number, number + len(table), dtype=np.int64)

@@ -10,16 +10,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A change costs each rank that it reads ahead anew. It is made where steps are predicted to take at least so much less time.
+# After a change each rank has to read ahead again. Therefore a change is made only if it is predicted to save at least this
+# part of a step's time.
 LEAST_GAIN = 0.05
-# A change goes so far of the way to the shares that the speeds ask for, because speeds change, too.
+# A change covers only this part of the way to the ideal shares, because speeds change, too.
 DAMPING = 0.75
-# No rank has more than so many times the units of an even share: batches have to fit into memory.
+# No rank takes more than this multiple of an even share, because batches have to fit into memory.
 MOST = 2.0
-# After a change that has disappointed, so many decisions are left out at most, and a step that is so many times slower ends that.
+# After a disappointing change at most this many decisions are skipped, and a step that is slower by this factor ends the pause.
 LONGEST_PAUSE = 64
 PATIENCE = 1.25
-# A rank with at least so many units of an even share keeps as many: batch normalization refuses a single row.
+# A rank whose even share has at least this many units keeps at least as many, because batch normalization refuses a single row.
 LEAST = 2
 
 
@@ -34,7 +35,7 @@ class Change:
 
 
 class Balancer:
-    """Decides on the shares of one world. It learns from what changes have brought, and all ranks learn the same.
+    """Decides on the shares of one world. It learns from the effect of earlier changes, and all ranks learn the same.
 
     A change that has not made steps faster by half of what was predicted is followed by a pause, twice as long as the last one:
     times differ by chance, and not all of a step is in proportion to rows. One that has makes the next pause shorter. A step that
@@ -42,9 +43,10 @@ class Balancer:
     """
 
     def __init__(self) -> None:
-        # The seconds of a step before the last change, and those predicted; None once they were compared with what came.
+        # The seconds of a step before the last change, and those predicted for after it; None once they were compared with the
+        # actual ones.
         self._promise: tuple[float, float] | None = None
-        # How many decisions are left out from now on, and after the next change that disappoints.
+        # How many decisions are skipped from now on, and how many after the next change that disappoints.
         self._left_out, self._pause = 0, 1
         self._paused_at = 0.0
 
@@ -61,7 +63,7 @@ class Balancer:
         return chosen
 
     def _judge(self, now: float) -> None:
-        """Compare the time of a step with what the last change had promised."""
+        """Compare the time of a step with the prediction for the last change."""
         if self._promise is None:
             return
         before, predicted = self._promise
@@ -110,7 +112,7 @@ def _predicted(shares: Sequence[int], seconds: Sequence[float], chosen: Sequence
 
 
 def _in_proportion(units: int, speeds: Sequence[float], low: float, high: float) -> list[float]:
-    """Return shares from ``low`` to ``high`` that all ranks compute in one time, but for those that are at a limit."""
+    """Return shares from ``low`` to ``high`` that all ranks compute in the same time, except for ranks at a limit."""
 
     def done_in(seconds: float) -> list[float]:
         return [min(max(seconds * speed, low), high) for speed in speeds]
@@ -123,7 +125,7 @@ def _in_proportion(units: int, speeds: Sequence[float], low: float, high: float)
 
 
 def _whole(units: int, shares: Sequence[float], speeds: Sequence[float], high: float) -> tuple[int, ...]:
-    """Round shares down. What is left over goes, one unit at a time, to the rank that would be done with it first."""
+    """Round shares down. The remaining units go, one at a time, to the rank that would finish the unit first."""
     whole = [int(share) for share in shares]
     for _ in range(units - sum(whole)):
         able = [rank for rank, share in enumerate(whole) if share + 1 <= high]

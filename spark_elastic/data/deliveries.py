@@ -1,9 +1,9 @@
 """Which batch a model is given: what the loaders of a state have delivered, and how many rows of it each rank has.
 
-A model knows its batch by its tensors, by views of them, and by what other models made of it. Tensors that were converted, copied
-to a device, or drawn at random have no such sign; they belong to the batch that was fetched and has not been through a
-model yet, and if there are several, to the one that has as many rows. Where batches of different shares remain, nobody can
-know, and that is an error.
+A model knows its batch by its tensors, by views of them, and by what other models made of it. Tensors that were converted,
+copied to a device, or drawn at random cannot be recognized in this way; they are taken to belong to the batch that was fetched
+and has not been through a model yet, and if there are several, to the one with the same number of rows. If batches of different
+shares remain, the batch cannot be determined, which is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from spark_elastic.data.shards import Cut
 from spark_elastic.errors import DataError
 
-# Nobody fetches more batches than this ahead of the model.
+# The largest number of batches that code is expected to fetch ahead of the model.
 _KEPT = 16
 
 
@@ -41,15 +41,15 @@ class Delivery:
 
     @property
     def weight(self) -> float:
-        """What makes a mean over ranks the mean over rows."""
+        """The weight of this rank's part, by which a mean over ranks becomes the mean over rows."""
         return share(self.rank_rows, self.rank)
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take these for tensors of this batch, too."""
+        """Recognize these tensors as tensors of this batch, too."""
         self.tensors += map(weakref.ref, tensors)
 
     def holds(self, places: Sequence[tuple[int, int, int]]) -> bool:
-        """Whether one of these places in memory is one of a tensor of the batch, in part or as a whole."""
+        """Whether one of these places in memory overlaps a tensor of the batch."""
         own = [_place(tensor) for tensor in (ref() for ref in self.tensors) if tensor is not None]
         return any(one[0] == two[0] and one[1] < two[2] and two[1] < one[2] for one in own for two in places)
 
@@ -162,7 +162,7 @@ class Deliveries:
         return found[0]
 
     def _guess(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Find the batch by what was fetched and not used yet, and by its number of rows."""
+        """Find the batch among those that were fetched and not used yet, by its number of rows."""
         unused = [known for known in self._kept if not known.was_used]
         candidates = unused if self._is_fresh and unused else [*([self._last] if self._last else []), *unused]
         if len({known.weight for known in candidates}) > 1:
@@ -172,7 +172,7 @@ class Deliveries:
         if not candidates:
             return self._kept[-1]
         if not self._is_fresh and len({known.loader for known in candidates}) == 1:
-            return candidates[0]  # the last one: a batch goes through models until another is delivered
+            return candidates[0]  # the last batch, which goes through models until another one is delivered
         _check_alike(
             candidates, "a model was given tensors that are not those of a batch, where several had been fetched"
         )
@@ -199,9 +199,9 @@ def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
         start = int(values.storage_offset()) * values.element_size()
         spans = (stride * (length - 1) for stride, length in zip(values.stride(), values.shape, strict=True) if length)
         return int(values.untyped_storage()._cdata), start, start + int(sum(spans) + 1) * values.element_size()
-    except (NotImplementedError, RuntimeError):  # sparse tensors and such have none
+    except (NotImplementedError, RuntimeError):  # sparse tensors, for example, have no storage
         return id(tensor), 0, 1
 
 
-# What the loaders of this process's state have delivered.
+# The deliveries of the loaders in this process's state.
 deliveries = Deliveries()

@@ -115,7 +115,8 @@ class ElasticDataLoader(PositionedLoader[Any]):
             generator = torch.Generator()
             place = [tracker.spec.seed, tracker.epoch, tracker.position, tracker.rank]
             generator.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> np.uint64(1)))
-        # Two walks go along the same steps: the sampler's runs ahead with the workers, the one below tells the step of a batch.
+        # Two iterators walk along the same steps: the sampler's runs ahead with the workers, and the one below tells the step
+        # of a batch.
         batches = _Batches(tracker, self._order(), self._indices)
         dataset, sharded = self.dataset, self.shards is not None and self._in_state
         if sharded:
@@ -187,7 +188,7 @@ class _SeededItems(Dataset[object]):
 
 
 def _with_own_random_numbers(fetch: Callable[[], object]) -> object:
-    """Call `fetch`, which seeds the generators of this process, and put them back."""
+    """Call `fetch`, which seeds the generators of this process, and set them back to their states afterwards."""
     states = random_states()
     try:
         return fetch()

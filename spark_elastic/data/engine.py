@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from spark_elastic.data.filters import RowFilter
     from spark_elastic.data.manifest import Manifest
 
-# Engines by name, and the modules whose ``open_engine(reading)`` makes one. A module is imported when its engine is asked for.
+# The modules of the engines by name; ``open_engine(reading)`` of a module makes its engine. A module is imported when its
+# engine is asked for.
 ENGINES: Mapping[str, str] = {
     "arrow": "spark_elastic.data.arrow_engine",
     "petastorm": "spark_elastic.data.petastorm_engine",

@@ -1,4 +1,4 @@
-"""`EngineLoader`: what loaders share whose files an `Engine` reads from front to back, a row group at a time."""
+"""`EngineLoader`: the base of loaders whose files an `Engine` reads from front to back, a row group at a time."""
 
 from __future__ import annotations
 

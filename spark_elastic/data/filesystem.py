@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 
 from spark_elastic.errors import DataError
 
-# What pyarrow opens by itself: its names for the scheme and for the file system.
+# File systems that pyarrow opens without fsspec: pyarrow's names for the scheme and for the class.
 _S3, _GCS = ("s3", "S3FileSystem"), ("gs", "GcsFileSystem")
 _NATIVE = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 _HINTS = {
@@ -114,7 +114,7 @@ def list_files(location: Location) -> list[tuple[str, int]]:
         raise
     except (
         Exception
-    ) as failure:  # the drivers of stores raise errors of their own for credentials, options and time-outs
+    ) as failure:  # drivers of object stores raise their own errors for credentials, options and time-outs
         raise DataError(f"{location.root} cannot be listed: {type(failure).__name__}: {failure}") from failure
     prefix = location.root.rstrip("/") + "/"
     files = []

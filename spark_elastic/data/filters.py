@@ -32,7 +32,8 @@ class RowFilter:
             raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
         self.schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
         self.text = str(self.expression)
-        # A pyarrow expression does not list its fields. A name that only seems to be used costs nothing but reading its column.
+        # A pyarrow expression does not list its fields, so they are found in its text. A name that only seems to be used costs
+        # no more than reading its column.
         self.columns = [name for name in self.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.text)]
         try:
             self.apply(self.schema.empty_table())

@@ -1,7 +1,7 @@
 """What the bits of a shard depend on beside its rows: torch and its libraries, their instruction set, threads, device, switches.
 
 The kernels travel with the position of a loader that was made with ``shards=``: in commits, to newcomers, and in durable
-checkpoints. Who goes on from there with other kernels computes other bits.
+checkpoints. A process that continues from there with other kernels computes other bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-# Variables by which the libraries choose other kernels.
+# Environment variables that influence which kernels the libraries choose.
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",

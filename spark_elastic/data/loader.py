@@ -1,4 +1,4 @@
-"""What a training state needs of a loader, and the rules of iteration that all our loaders share."""
+"""What a training state needs of a loader, and the rules of iteration that all loaders of this package share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = TypeVar("Part")
 
 _VERSION = 1
 # Loaders that are being iterated outside a State, as a rule for validation. A loader that is iterated while an optimizer steps
-# feeds the training, and belongs into the State.
+# feeds the training, and belongs in the State.
 iterated_alone: weakref.WeakSet[PositionedLoader[Any]] = weakref.WeakSet()
 
 
@@ -69,7 +69,7 @@ class Balanced(Protocol):
 
 
 class Countable(Protocol):
-    """Tells how far it is, for people to see."""
+    """Tells how far the loader is, to be shown to people."""
 
     @property
     def epoch(self) -> int:
@@ -122,7 +122,7 @@ class ElasticLoader(TakesWorld, RowSource, Accountable, Protocol):
 class PositionedLoader(Generic[T]):
     """Iteration by position. A subclass implements `_open`.
 
-    In a state (once `set_world` was called) iteration goes on from the last delivered batch. Outside a state each `iter`
+    In a state (once `set_world` was called) iteration continues after the last delivered batch. Outside a state each `iter`
     starts at row 0, except the first after `load_state_dict`.
 
     tracker: knows how many rows there are, in which order they come, and which are this rank's. identity: names what a saved
@@ -152,7 +152,7 @@ class PositionedLoader(Generic[T]):
         self._restored = False
         self._empty_iterations = 0
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
-        # Weak, so that an iterator which its user drops is closed at once, and its reader stopped.
+        # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
         self._iterator: weakref.ref[Generator[T, None, None]] | None = None
         if shard is not None:
             if tracker.plan.shards is not None:
@@ -342,7 +342,7 @@ class PositionedLoader(Generic[T]):
             iterated_alone.add(self)
         try:
             shares = None
-            # Shares may change at a commit, after which some of what was read ahead is for other ranks.
+            # Shares may change at a commit, after which some rows that were read ahead belong to other ranks.
             while shares != tracker.shares and not tracker.exhausted:
                 shares = tracker.shares
                 with self._open() as opened:

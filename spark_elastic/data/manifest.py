@@ -51,7 +51,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """What a file must still be when it is opened: bytes on storage, and a hash of its footer."""
+    """What identifies a file's content, and is checked when the file is opened: its size in bytes, and a hash of its footer."""
 
     path: str
     size: int

@@ -79,7 +79,8 @@ def choose_spec(
     if not shuffle:
         return OrderSpec(seed, False, 1, min(rows, 8192), False)
     lanes = max(1, min(groups, batch, rows // _ROWS_PER_LANE, MAX_LANES, max(8, groups // 8)))
-    # Row groups tend to have one size. Where the number of lanes divides their number, few of them are cut and read twice.
+    # Row groups tend to have the same size. If the number of lanes divides the number of row groups, few of them are cut and
+    # read twice.
     even = [count for count in range(lanes, min(lanes + lanes // 2, MAX_LANES, batch) + 1) if groups % count == 0]
     lanes = even[0] if even and even[0] <= rows // _ROWS_PER_LANE else lanes
     return OrderSpec(seed, True, lanes, max(1, rows // lanes), mix)

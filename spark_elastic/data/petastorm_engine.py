@@ -1,10 +1,9 @@
 """Reads row groups through Petastorm's own reader workers: its codecs, TransformSpec, pools and caches.
 
-Petastorm chooses an order of its own and says nothing of where a row came from. Here its workers are asked for single
-row groups, in the order that ours needs, and give each row the identity of its piece and its place in it; what arrives
-is compared with what was asked for. Rows that do not pass the filters are left out before anything is decoded, and fields
-that are null in the files are None where Petastorm makes NaN of them. Needs petastorm 0.12 and what it needs (the extra
-`petastorm`).
+Petastorm chooses its own order and does not tell where a row came from. Here its workers are asked for single row groups, in
+the order that the loader needs, and mark each row with its row group and its place in it; what arrives is compared with what
+was asked for. Rows that do not pass the filters are left out before anything is decoded, and fields that are null in the files
+are None where Petastorm makes NaN of them. Needs petastorm 0.12 and what it needs (the extra `petastorm`).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class PetastormEngine:
     held whole, as Petastorm delivers them. Workers start with the first read and stop with `close`.
     """
 
-    # Petastorm's schemas do not tell.
+    # 0, because Petastorm's schemas do not determine it.
     row_bytes = 0.0
 
     def __init__(
@@ -106,7 +105,7 @@ class PetastormEngine:
         self._group_of: dict[int, int] = {}
         self._asked: set[int] = set()
         self._arrived: dict[int, pa.Table | list[dict[str, object]]] = {}
-        # The rows of row groups that were asked for, where a filter chooses.
+        # The rows that were asked for of each row group, if a filter chooses rows.
         self._kept: dict[int, np.ndarray] = {}
 
     def expect(self, group: int) -> None:
@@ -218,7 +217,7 @@ class PetastormEngine:
         return np.array([row[ROW] for row in rows], np.int64), columns
 
     def _cache_key(self) -> str:
-        """What names the entries of a cache: Petastorm's own keys name the place of a row group only."""
+        """Return what identifies the entries of a cache, because Petastorm's own keys only tell the place of a row group."""
         rows = self._filter.text if self._filter is not None else ""
         made_of = cloudpickle.dumps((self._manifest.fingerprint, self._columns, rows, self._transform))
         return hashlib.blake2b(made_of, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Petastorm's readers, workers, pools and caches, as our engine has to have them.
+"""Petastorm's readers, workers, pools and caches, changed in what the engine needs.
 
 Workers read single row groups when they are asked, and give each row the identity of its piece and its place in it. Pools notice
 processes that have died, and caches tell one dataset, choice of columns and transform from another. Needs petastorm 0.12.
@@ -146,7 +146,7 @@ class IdentifiedDictWorker(PyDictReaderWorker):
         rows: list[Row] = super()._load_rows(pq_file, chosen, shuffle_row_drop_range)
         for name, places in chosen.nulls.items():
             for place in places:
-                # Pandas has made NaN of a null, and no TransformSpec has made anything else of that.
+                # Pandas has turned a null into NaN, and no TransformSpec has changed that.
                 if place < len(rows) and _is_nan(rows[place].get(name)):
                     rows[place][name] = None
         return rows
@@ -187,7 +187,7 @@ class _WatchedPool(ProcessPool):
 
 
 class _WatchedPoller:
-    """The poller of a process pool, of which Petastorm's waits for ever where a worker process has died."""
+    """The poller of a process pool. Unlike Petastorm's own, it does not wait for ever if a worker process has died."""
 
     def __init__(self, poller: Poller | _WatchedPoller, workers: list[subprocess.Popen[bytes]]) -> None:
         self._poller = poller
@@ -202,7 +202,7 @@ class _WatchedPoller:
 
 
 class _OnDemand(Ventilator):
-    """Hands nothing to the workers by itself: the engine asks for pieces when it needs them."""
+    """A ventilator that passes nothing to the workers by itself: the engine asks for pieces when it needs them."""
 
     def start(self) -> None:
         pass

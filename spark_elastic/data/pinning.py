@@ -1,7 +1,7 @@
 """One hook by which the first worker's bytes become the whole job's.
 
-The package knows nothing of jobs. Whoever runs it in one installs a function with `set_pin`; until then `pin` just
-computes. What is pinned must be a pure description of the dataset (a manifest, row counts), never of a rank.
+This package knows nothing of jobs. A worker of a job installs a function with `set_pin`; until then `pin` just computes. What
+is pinned must be a pure description of the dataset (a manifest, row counts), never of a rank.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class BatchPlan:
 
     @property
     def smallest(self) -> int:
-        """Rows of a global batch in a world of one."""
+        """The rows of a global batch in a world of one worker."""
         return self.overall or self.per_worker or 1
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# The states of Python's generator and of NumPy's, in formats of their own, of torch's on the CPU, and of those on each GPU.
+# The states of Python's and NumPy's generators, in their own formats, of torch's on the CPU, and of torch's on each GPU.
 RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]
 
 

@@ -74,7 +74,7 @@ class BlockBuilder:
         windows = order.window_of(drawn.lanes, drawn.positions)
         rows, done = len(windows), 0
         tensors: dict[str, torch.Tensor] = {}
-        dense: dict[str, np.ndarray] = {}  # the same memory
+        dense: dict[str, np.ndarray] = {}  # NumPy views of the same memory
         ragged: dict[str, list[Column]] = {}
         tickets = np.empty(rows, np.int64)
         while done < rows:
@@ -144,7 +144,7 @@ class ReadAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._process != os.getpid():
-            return  # a forked child has this object and not its thread, and the lock may be held for ever
+            return  # a forked child has this object without its thread, and the lock may be held for ever
         with self._changed:
             self._stopped = True
             self._ready = []

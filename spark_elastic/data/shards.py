@@ -1,8 +1,8 @@
 """Shards of a global batch: which rows each has, and which rank computes it.
 
-A loader with ``shards=V`` cuts every global batch at v * rows // V, whatever the world, and gives each rank whole shards. What is
-computed of a shard therefore does not depend on the number of workers; `worker/shards` adds it up in an order that does not,
-either. A batch of fewer rows than V has empty shards, which add nothing.
+A loader with ``shards=V`` cuts every global batch at v * rows // V, whatever the world, and gives each rank whole shards.
+Therefore the result of a shard does not depend on the number of workers; `worker/shards` adds up the results in an order that
+does not, either. A batch of fewer rows than V has empty shards, which add nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Cut:
     def parts(self, rank: int, size: int) -> list[Part]:
         """Return the shards that have rows and that this rank computes.
 
-        A rank without rows gets up to two of another's, as a part of weight 0, so that what comes after the loop finds it run.
+        A rank without rows gets up to two rows of another rank, as a part of weight 0, so that code after the loop can rely on
+        its having run.
         """
         mine = self.shards_of(rank, size)
         first = self._bound(mine.start)

@@ -10,11 +10,11 @@ import statistics
 import time
 from collections.abc import Callable
 
-# So many steps, and so many seconds, have to be timed before they say something: single steps differ by chance.
+# How many steps, and how many seconds, have to be timed before the median is meaningful, because single steps differ by chance.
 LEAST_STEPS = 8
 LEAST_SECONDS = 1.0
 
-# Those that time a step now.
+# The stopwatches that are timing a step at present.
 _running: set[Stopwatch] = set()
 
 
@@ -26,7 +26,7 @@ class Stopwatch:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all that was timed: from here on other steps are."""
+        """Forget all timed steps, because the steps from now on are different."""
         self._steps: list[float] = []
         self._cleared_at = self._clock()
         self.drop()
@@ -45,7 +45,7 @@ class Stopwatch:
         _running.add(self)
 
     def stop(self) -> None:
-        """Note that gradients are computed. In a step that computes some more than once the last time counts."""
+        """Note that gradients are computed. In a step that computes gradients several times the last time counts."""
         self._stopped_at = self._clock()
 
     def microseconds(self) -> int:

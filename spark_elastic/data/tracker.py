@@ -143,7 +143,7 @@ class RowGroupTracker:
                     f"rank {rank} is at epoch {report[0]}, row {report[1]}, rank {self.rank} at epoch {epoch}, "
                     f"row {position}: every rank must take every batch of its loader before each commit"
                 )
-                error.is_final = True  # all ranks find it, and who came last must not go on as if another had been lost
+                error.is_final = True  # all ranks find it, and the last to do so must not see a mere loss
                 raise error
         delivered = sum(report[2] for report in reports)
         if delivered != rows or sum(report[3] for report in reports) % _MODULUS != tickets:

@@ -39,7 +39,7 @@ class Field:
 
 
 class _StandIn:
-    """An instance of a class that the pickle names. Its state is set as attributes, nothing else happens."""
+    """An instance of a class that the pickle names. Its state is set as attributes, and no other code runs."""
 
     def __init__(self, *args: object) -> None:
         self.args = args

@@ -90,7 +90,7 @@ class WindowStore:
         self._check(parts, lane, window, stop - start)
         given = self.order.window_order(lane, window)
         self._place(state, parts, given)
-        # Each row carries a ticket along, by which what is delivered is compared with what was assigned.
+        # Each row carries its ticket along, by which the rows delivered are compared with the rows assigned.
         base = state.slot * self._width
         tickets = np.empty(stop - start, np.int64)
         tickets[given] = np.arange(start, stop, dtype=np.int64) * self.order.spec.lanes + lane
@@ -120,7 +120,7 @@ class WindowStore:
         return {name: (column.shape[1:], column.dtype) for name, column in self._columns.items()}
 
     def close(self) -> None:
-        """Forget cursors, so that no file stays open; the rows stay."""
+        """Forget cursors, so that no file stays open; the rows are kept."""
         for state in self._lanes.values():
             state.cursor = None
 
@@ -238,7 +238,7 @@ class WindowStore:
 
 
 def _arrange(pieces: list[np.ndarray], given: np.ndarray, target: np.ndarray) -> None:
-    """Write rows in the order in which they will be given."""
+    """Write rows into ``target`` in the order in which they will be given out."""
     rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     rows.take(given, axis=0, out=target, mode="clip")
 
