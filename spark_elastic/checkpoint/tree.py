@@ -138,7 +138,7 @@ _ENCODERS: dict[type, Callable[[TreeEncoder, Any, str], Json]] = {
 
 
 class TreeDecoder:
-    """Decodes what ``TreeEncoder`` has encoded. object other tree may raise any kind of error.
+    """Decodes what ``TreeEncoder`` has encoded. Any other tree may raise any kind of error.
 
     device: where to move tensors that were not on the CPU; None leaves them on the CPU. objects: the objects from
     ``objects.pickle``; None puts an ``OpaqueObject`` in the place of each.
