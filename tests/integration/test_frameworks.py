@@ -48,7 +48,7 @@ def test_a_loop_of_fabric_goes_on_in_memory() -> None:
 def test_the_trainer_of_lightning_goes_on_in_memory_between_two_epochs_and_within_one() -> None:
     pytest.importorskip("lightning")
     # Of an epoch, the commits are one at its start and one for each batch but the last, which the next epoch's start commits.
-    between, within = kill(rank=0, step=STEPS + 2), kill(rank=1, step=STEPS + 10)
+    between, within = kill(rank=0, step=STEPS + 1, at="committed"), kill(rank=1, step=STEPS + 10)
     results = run_main("lightning_trainer", *COURSE, "--local", faults=[between, within])
     assert_all_are(by_hand(example("lightning_trainer")), results)
 
@@ -75,7 +75,7 @@ def by_hand(script: Any) -> dict[str, Any]:
 def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_within_one() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    between, within = kill(rank=0, step=STEPS + 1), kill(rank=1, step=STEPS + 9)
+    between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
     results = run_main("huggingface_trainer", *COURSE, "--local", faults=[between, within])
     alone = example("huggingface_trainer").train_fn(ITEMS, EPOCHS)
     for result in [*results, alone]:
