@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable, Mapping
 
 import numpy
@@ -33,10 +34,11 @@ class TorchState(ObjectState):
 
     ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
     names. After a reset the ``loader`` continues from the last commit, with this rank's new share of the rows, and tells the
-    wrapped models how many rows each rank has. Objects named in ``local`` are each rank's own and never travel. Random number
-    generators (Python, NumPy, torch, CUDA) are each rank's own: they are saved with commits and never sent; those of a newcomer,
-    and those of a job that resumes from a durable checkpoint, are derived from (``torch.initial_seed()``, attempt, generation,
-    rank).
+    wrapped models how many rows each rank has. Of a loader of another library, such as torchdata's ``StatefulDataLoader``, the
+    position is kept; a warning tells what that loader has to see to. Objects named in ``local`` are each rank's own and never
+    travel. Random number generators (Python, NumPy, torch, CUDA) are each rank's own: they are saved with commits and never
+    sent; those of a newcomer, and those of a job that resumes from a durable checkpoint, are derived from
+    (``torch.initial_seed()``, attempt, generation, rank).
 
     ``commit="copy"`` keeps two copies of the state on the device where it is; ``commit="host"`` keeps them in pinned host memory
     instead, for states that leave a GPU too little room. On a GPU a copy is waited for only at the next commit (see
@@ -74,10 +76,14 @@ class TorchState(ObjectState):
                 )
         if not (loader is None or has_state_dict(loader) or any(has_part(loader, part) for part in _PARTS_OF_LOADERS)):
             raise TypeError(
-                f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none"
+                f"loader must have a position, as those of spark_elastic.data do; {type(loader).__name__} has none. For streams "
+                "torchdata's StatefulDataLoader has one"
             )
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
+        is_shared = "loader" in self._values(shared=True)
+        if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
+            warnings.warn(_what_is_kept_of(type(loader).__name__), stacklevel=2)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -189,3 +195,12 @@ class TorchState(ObjectState):
         random.seed(first)
         numpy.random.seed(second)
         torch.manual_seed(third)
+
+
+def _what_is_kept_of(loader: str) -> str:
+    return (
+        f"{loader} knows nothing of ranks. Commits keep its position: after a reset survivors go on from it, and newcomers from "
+        "that of a survivor. Its rows are neither shared out nor counted: its dataset has to look at rank() and size() when its "
+        "first row is asked for, and when the world changes its size, rows of the epoch are left out or come twice. The loaders "
+        "of spark_elastic.data count each row once. docs/data.md, Streams, says more"
+    )

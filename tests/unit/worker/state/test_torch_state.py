@@ -230,3 +230,24 @@ def test_a_loader_is_asked_for_what_it_has() -> None:
         state.commit()
         state.commit()
         assert state.loader.confirmed[-1] == [(1, 2, 3, 4)]
+
+
+class Stream:
+    """A loader with a position and nothing else, as torchdata's is."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+def test_what_is_kept_of_a_loader_that_knows_nothing_of_ranks_is_said_where_the_state_is_made() -> None:
+    with pytest.warns(UserWarning, match="Stream knows nothing of ranks"):
+        TorchState(loader=Stream())
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_a_loader_of_ours_nor_of_one_that_each_rank_keeps_for_itself() -> None:
+    TorchState(loader=ElasticDataLoader([1, 2], 1))
+    TorchState(loader=Stream(), local="loader")
+    TorchState(local={"loader": Stream()})
