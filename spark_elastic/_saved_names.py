@@ -1,6 +1,6 @@
-"""The names by which saved files know our classes: those of public packages, whatever module a class is in.
+"""The names by which saved files refer to this package's classes: those of public packages, whichever module a class is in.
 
-A pickle names the module of each class in it, and Spark ML's metadata names the class itself. Both outlive the layout of our
+A pickle names the module of each class in it, and Spark ML's metadata names the class itself. Both outlive the layout of the
 modules. A class that may be saved therefore declares the package that exports it as its module (``saved_as``), and classes that
 earlier releases saved under the names of modules are found in that package, too.
 """

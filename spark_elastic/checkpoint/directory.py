@@ -46,7 +46,7 @@ MOST_MANIFEST_BYTES = 2**20
 _NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENOTDIR}
 # Files are read and written in pieces of this size; progress is reported after each.
 PIECE_BYTES = 4 * 2**20
-# Runs that claim an attempt at the same time step back from each other. If so many tries fail, the store's listings are wrong.
+# Runs that claim an attempt at the same time give way to each other. If this many tries fail, the store's listings are wrong.
 CLAIM_TRIES = 20
 
 Progress = Callable[[], None]

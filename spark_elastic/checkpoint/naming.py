@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
-# Beside the manifest of a checkpoint that was the best so far, once its metric was reported.
+# The file beside the manifest of a checkpoint that was the best so far, written once its metric was reported.
 SCORE = "score.json"
 # How many checkpoints are kept if the user does not say.
 KEPT = 2
@@ -67,7 +67,7 @@ def read_listing(paths: Iterable[str]) -> Listing:
         if match := _CHECKPOINT.fullmatch(path):
             name = CheckpointName(*map(int, match.group(1, 2, 3)))
             if str(name) != path.partition("/")[0]:
-                continue  # it has more leading zeros, or digits of another script
+                continue  # the name has more leading zeros, or digits of another script
             begun.add(name)
             if match.group(4) == MANIFEST:
                 complete.add(name)

@@ -97,7 +97,7 @@ class TreeEncoder:
 
     def _ordered(self, value: OrderedDict[object, object], path: str) -> Json:
         encoded: dict[str, Json] = {"$ordered_dict": self._pairs(value, path)}
-        if hasattr(value, "_metadata"):  # where torch keeps the versions of a module's parts
+        if hasattr(value, "_metadata"):  # torch keeps the versions of a module's parts there
             encoded["metadata"] = self.encode(value._metadata, _below(path, "_metadata"))
         return encoded
 

@@ -1,4 +1,4 @@
-"""Launchers: who gives a job the slots that its tasks run in."""
+"""Launchers, which give a job the slots in which its tasks run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from spark_elastic.launchers.connect import ConnectLauncher
 from spark_elastic.launchers.local import LocalLauncher
 from spark_elastic.launchers.spark import SparkLauncher
 
-# By name; each takes what the user has given to ``run`` as ``spark`` (a session of Spark Connect: ``connect``) or ``local``, and
-# those of Spark what the user wants tasks to be given.
+# The launchers by name. Each takes what the user has given to ``run`` as ``spark`` (for a session of Spark Connect that is
+# ``connect``) or ``local``, and those of Spark also take the resources of a task.
 LAUNCHERS: Mapping[str, Callable[..., Launcher]] = {
     "spark": SparkLauncher,
     "connect": ConnectLauncher,

@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How often it is looked whether the session and its server live. The client of Spark Connect itself tries again for many minutes.
+# How often the session and its server are checked. The client of Spark Connect itself retries for many minutes before it gives
+# up.
 WATCH_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 # Attempts to connect that the server has to refuse in a row: one that is restarted behind its address has another session.
 REFUSALS = 3
 END_SECONDS = 20.0
-# How often queries that wait are taken back while the job ends: one may be about to be submitted.
+# How often waiting queries are taken back while the job ends, because another one may be about to be submitted.
 INTERRUPT_SECONDS = 0.2
-# Between two looks whether the server is there, where the job ends anyhow.
+# How many seconds pass between two checks of the server while the job ends.
 PROBE_SECONDS = 0.2
 DEFAULT_PORT = 15002
 
@@ -47,7 +48,7 @@ _INTERRUPTED = "its queries were interrupted, or its Spark Connect session was s
 
 _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core")
 
-# Errors of Spark Connect, by their conditions, after which a session is of no more use.
+# The conditions of Spark Connect's errors after which a session is no longer usable.
 _ENDED = {
     "SESSION_CLOSED": "its Spark Connect session was closed",
     "SESSION_NOT_FOUND": "the Spark Connect server does not know its session any more; it was closed, or timed out",
@@ -91,7 +92,7 @@ class ConnectLauncher:
 
     @property
     def bind_address(self) -> str:
-        """Everywhere: nothing tells on which of this machine's networks executors are."""
+        """All addresses, because it is not known on which of this machine's networks the executors are."""
         return ""
 
     def addresses(self, port: int) -> tuple[tuple[str, int], ...]:
@@ -163,7 +164,8 @@ class ConnectSlots:
     ) -> None:
         """Take back what Spark has not started, and wait until all queries have ended.
 
-        Where the server is gone, nobody waits: the client's own attempts to reach it end some minutes later, on threads of ours.
+        If the server is gone, this does not wait: the client's own attempts to reach it end some minutes later, on the slots'
+        threads.
         """
         self.submit_no_more()
         deadline = time.monotonic() + END_SECONDS
@@ -206,15 +208,15 @@ class ConnectSlots:
         """Have a query for a slot, as long as the job goes on."""
         for attempt in itertools.count():
             while (pause := slot.start_at - time.monotonic()) > 0 and self._wait(pause):
-                pass  # it may have been given back meanwhile, and have to wait for longer
+                pass  # the slot may have been given back in the meantime, and have to wait longer
             if not self._wait(0.0):
                 return
             reason, said = "", ""
             slot.tag = f"spark_elastic-{self._ticket.run_id}-{slot.number}-{attempt}"
-            self._session.addTag(slot.tag)  # for the queries of this thread
+            self._session.addTag(slot.tag)  # the tag is set for the queries of this thread only
             try:
                 frame = self._session.range(0, 1, 1, numPartitions=1)
-                with unlogged(*_LOGGERS):  # at DEBUG they log what is sent, and the key with it
+                with unlogged(*_LOGGERS):  # at level DEBUG these loggers write what is sent, and the key with it
                     task = ArrowTask(self._ticket, slot.number)
                     frame.mapInArrow(task, "slot long", **self._with_profile).collect()
             except Exception as error:
@@ -261,7 +263,7 @@ class ConnectSlots:
         return False
 
     def _is_gone(self) -> bool:
-        """Ask a few times in a row: one refusal may be chance."""
+        """Ask a few times in a row, because a single refusal may be chance."""
         for _ in range(REFUSALS - 1):
             if not self._is_refused():
                 return False
@@ -269,7 +271,7 @@ class ConnectSlots:
         return self._is_refused()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait so long, or until the job is over. Returns whether it goes on."""
+        """Wait this many seconds, or until the job is over. Returns whether the job goes on."""
         with self._wake:
             return not self._wake.wait_for(lambda: self._closing or bool(self._end), max(seconds, 0.0))
 
@@ -325,7 +327,7 @@ def local_address(host: str, port: int) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing
+            probe.connect(address)  # connecting a datagram socket sends nothing
             return str(probe.getsockname()[0])
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""What launchers have in common: sizes where the user gave none, pauses between attempts, and nothing of the key in a log."""
+"""What launchers have in common: default sizes, pauses between attempts, and a guard that keeps the key out of logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 RESUBMIT_SECONDS = 0.5
 RESUBMIT_LIMIT_SECONDS = 10.0
-# A run that gave its slots back asks again after a random time within these, so that two runs do not keep step.
+# A run that gave its slots back asks for them again after a random time between these, so that two runs do not keep in step.
 YIELD_SECONDS = (1.0, 6.0)
 CGROUP = Path("/sys/fs/cgroup")
 

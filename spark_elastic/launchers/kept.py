@@ -1,6 +1,7 @@
-"""What a run on this machine leaves for the next one: the process that slots are forked from, which has imported torch.
+"""What a run on this machine leaves for the next one: the process from which slots are forked, which has imported torch.
 
-It has only imported, so nothing of a job is in it: ticket and key go to the slots, which are gone when a job has ended.
+The process has done nothing but imports, so it holds nothing of a job: ticket and key go to the slots, which end with their
+job.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class LocalSlots:
         self._selector = selectors.DefaultSelector()
         self._bell = -1
         self._bell_lock = threading.Lock()
-        # Told by other threads, which ring the bell then.
+        # The following are set by other threads, which then ring the bell.
         self._closing = False
         self._give_back = False
         self._has_hosts = False
@@ -144,7 +144,7 @@ class LocalSlots:
         self._thread.join()
         self._cluster.unwatch(self._ring)
         self._selector.close()
-        with self._bell_lock:  # others may be about to ring it, who have not heard that the job is over
+        with self._bell_lock:  # threads that do not know yet that the job is over may be about to ring it
             os.close(self._bell)
             self._bell = -1
 
@@ -189,7 +189,7 @@ class LocalSlots:
         try:
             self._serve()
         except Exception as error:
-            # A bug of ours; the processes end with the driver's connections to them, or with their cluster.
+            # This is a bug of this package; the processes end with the driver's connections to them, or with their cluster.
             logger.exception("the launcher failed")
             self._listener.on_stopped(f"the launcher failed: {type(error).__name__}: {error}")
 
@@ -207,7 +207,7 @@ class LocalSlots:
                     self._take_note(key)
 
     def _look(self, now: float) -> float | None:
-        """Start, drain and kill what is due. Returns the seconds until something else may be."""
+        """Start, drain and kill slots for which the time has come. Returns the seconds until that may be the case again."""
         if end := self.find_end():
             self._stop(end)
         if self._give_back:
@@ -226,12 +226,12 @@ class LocalSlots:
                     due.append(slot.start_at)
             if slot.process is not None:
                 due.append(self._see_off(slot, slot.process, now))
-        # One that is killed already makes itself heard when it has ended.
+        # A slot that was killed becomes readable when its process has ended.
         waiting = [moment for moment in due if now < moment < float("inf")]
         return min(waiting) - now if waiting else None
 
     def _see_off(self, slot: _Slot, process: SlotProcess, now: float) -> float:
-        """Have a process leave that has to. Returns when it is to be killed."""
+        """Have the process of a drained slot leave. Returns the time at which it is to be killed."""
         leave_by = None if slot.seat is None else slot.seat.leave_by
         if leave_by is not None and not slot.draining:
             slot.draining = True
@@ -243,7 +243,7 @@ class LocalSlots:
         if kill_at <= now:
             process.kill()
         if self._kill_at + KILL_SECONDS <= now:
-            process.kill_parent()  # it does not answer
+            process.kill_parent()  # the process does not answer
         return kill_at
 
     def _start(self, slot: _Slot) -> None:
@@ -266,7 +266,7 @@ class LocalSlots:
         slot: _Slot = key.data
         process: SlotProcess | None = slot.process
         if process is None:
-            return  # both of its descriptors had something to say
+            return  # both descriptors of the process were ready
         if key.fd == process.output:
             if not process.read():
                 self._selector.unregister(key.fd)

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("spark_elastic")
 
 END_SECONDS = 20.0
-# How often queries are taken back while they end: one may be about to be submitted.
+# How often queries are taken back while they end, because another one may be about to be submitted.
 INTERRUPT_SECONDS = 0.2
-# At DEBUG these log what is sent, and the job's key with it.
+# Loggers that at level DEBUG write what is sent, and the job's key with it.
 _LOGGERS = ("pyspark.sql.connect.logging", "pyspark.sql.connect.client.core", "py4j.java_gateway", "py4j.clientserver")
 
 # What a query's task does: takes rows and returns rows. It is pickled. A task that runs for long yields None now and then: Spark
 # looks whether it was cancelled when it is given something, and kills its process only seconds later otherwise.
 RowsFunction = Callable[[Iterable[bytes]], Iterable[bytes | None]]
 
-# pyspark keeps what it passes on to Spark until there is so much of it.
+# The size up to which pyspark buffers what it passes on to Spark.
 _BUFFER_BYTES = 65536
 
 

@@ -1,4 +1,4 @@
-"""The process that the slots of this machine are forked from, which imports torch once for all of them.
+"""The process from which the slots of this machine are forked, so that torch is imported once for all of them.
 
 A slot that is forked here starts in milliseconds, and so does its warm parent. The process runs no thread and does not touch
 CUDA, so forking is safe. For each slot the driver sends an order with two descriptors: one that the slot prints to, and one end

@@ -1,8 +1,8 @@
 """Slots from a Spark session with its SparkContext: one Spark task alive per slot, as long as the job wants slots.
 
 Each slot is a Spark job of one task, without a barrier: an abort stays inside its slot, a slot that Spark has given up
-(``spark.task.maxFailures``) is simply submitted again, and slots that wait make dynamic allocation ask for executors.
-Together in one Spark job, the fourth failure of one slot would end all of them.
+(``spark.task.maxFailures``) is simply submitted again, and slots that wait make dynamic allocation ask for executors. If all
+slots were one Spark job, the fourth failure of one slot would end all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger("spark_elastic")
 # tells that Spark will not start it again, for which there is no event without a callback server in the user's gateway.
 WATCH_SECONDS = 0.5
 END_SECONDS = 20.0
-# How often what is left of our Spark jobs is looked at while they end.
+# How often the remaining Spark jobs of this run are checked while they end.
 CANCEL_SECONDS = 0.05
 
 
@@ -275,7 +275,7 @@ class SparkSlots:
             return rows._jrdd.collectAsync()
 
     def _cancel_all(self) -> None:
-        """Tasks that run end by themselves, being told by the driver; only what waits in Spark's queue is cancelled.
+        """Cancel the tasks that wait in Spark's queue. Running tasks end by themselves, because the driver tells them to.
 
         It is looked for again and again: Spark may put a task back into its queue, and its own view of jobs, which is what users
         see, is a little behind. This returns when that view shows none of ours.
@@ -292,7 +292,7 @@ class SparkSlots:
                 self._cancel_waiting()
             except Exception:
                 if is_gone(self._context) or time.monotonic() > deadline:
-                    # As a rule the SparkContext is gone, and its jobs with it.
+                    # Usually the SparkContext is gone, and its jobs with it.
                     logger.debug("could not cancel the slots", exc_info=True)
                     return
             with self._wake:

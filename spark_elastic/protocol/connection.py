@@ -22,7 +22,7 @@ FRAME_LIMIT = 64 * 2**20
 CHUNK_BYTES = 2**20
 HANDSHAKE_SECONDS = 15.0
 READ_BYTES = 32 * 1024
-# The bytes that may wait in a connection before forwarded output is dropped, a line at a time.
+# How many bytes may wait in a connection before forwarded output is dropped, a line at a time.
 CROWDED_BYTES = 4 * 2**20
 
 _LENGTH = struct.Struct("!I")
@@ -30,11 +30,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ConnectionLostError(ConnectionError):
-    """The peer is gone, or has sent what is not a frame of ours."""
+    """The peer is gone, or has sent something that is not a frame of this protocol."""
 
 
 def encode(message: Message) -> bytes:
-    """Encode once what is sent to many."""
+    """Encode a message; one that goes to many peers is encoded only once."""
     body = _encoder.encode(message)
     if len(body) > FRAME_LIMIT:
         raise ValueError(f"a message of {len(body):,} bytes exceeds the limit of {FRAME_LIMIT:,} bytes a frame")
@@ -74,7 +74,7 @@ class Connection:
 
     @property
     def open(self) -> bool:
-        """Whether nobody has closed the connection yet."""
+        """Whether the connection has not been closed yet."""
         return not self._writer.is_closing()
 
     def send(self, message: Message) -> None:
@@ -82,7 +82,7 @@ class Connection:
         self.send_encoded(encode(message))
 
     def send_encoded(self, frame: bytes) -> None:
-        """Send a frame that is encoded already; nothing where the connection is closed."""
+        """Send a frame that is encoded already. On a closed connection it is dropped."""
         if not self._writer.is_closing():
             self._writer.write(frame)
 
@@ -115,7 +115,7 @@ class Connection:
             yield message
 
     async def close(self, flush_seconds: float = 1.0) -> None:
-        """Close after what is queued has left, or after ``flush_seconds``."""
+        """Close once everything queued has been sent, or after ``flush_seconds``."""
         self._writer.close()
         try:
             await asyncio.wait_for(self._writer.wait_closed(), flush_seconds)
@@ -165,8 +165,8 @@ def _read_in_small_pieces(transport: asyncio.BaseTransport) -> None:
 def _notice_lost_hosts(connection: socket.socket) -> None:
     """Have the kernel end the connection when the other *machine* is gone.
 
-    A paused process keeps its connections: its kernel goes on answering. So nobody needs a timeout of its own to tell
-    a dead driver from one that sits in a garbage collection.
+    A paused process keeps its connections, because its kernel continues to answer. Therefore no timeout is needed to tell a
+    dead driver from one that is paused by a garbage collection.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if connection.family in (socket.AF_INET, socket.AF_INET6):

@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-# A certificate has to have dates; nobody looks at them.
+# A certificate has to have dates, which are never checked.
 BACKDATED = datetime.timedelta(days=1)
 VALID_FOR = datetime.timedelta(days=365)
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for. Clocks of a cluster differ, and may jump while a job
-# runs; the certificate is the job's own, and is worth nothing once the job's driver listens no more.
+# runs; the certificate belongs to one job, and is useless once the job's driver no longer listens.
 NO_CHECK_TIME = 0x200000
 
 
@@ -45,7 +45,7 @@ class Credentials:
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The certificate is the identity. Host names of a cluster prove nothing.
+        # The certificate is the identity. Host names in a cluster prove nothing.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags = ssl.VerifyFlags(context.verify_flags | NO_CHECK_TIME)

@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-# In workers: the process that KILL_EXECUTOR kills.
+# The variable that tells workers which process KILL_EXECUTOR kills.
 EXECUTOR_VARIABLE = "SPARK_ELASTIC_EXECUTOR_PID"
 
 
@@ -43,7 +43,7 @@ class Action(Enum):
     GIVE_BACK = "give_back"
 
 
-# What these do is done to a cluster that allows it.
+# The actions that change a cluster, which has to be one that allows it.
 CLUSTER_ACTIONS = (Action.TAKE_AWAY, Action.GIVE_BACK)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from spark_elastic.protocol.reports import Report
 
-# In place of a generation: the control store's name space that outlives all of them.
+# Stands in place of a generation for the control store's name space that outlives all generations.
 WHOLE_JOB = 0
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -89,7 +89,7 @@ class Stream(Enum):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of everything that travels in a frame."""
+    """Base of all messages that travel in a frame."""
 
 
 # ---------------------------------------------------------------- both ways
@@ -322,7 +322,7 @@ class StoreRequest(Message, frozen=True):
 
 
 class Reported(Message, frozen=True):
-    """Metrics of the user's, from ``state.report()``, or facts of the library's own for the event log."""
+    """Metrics that user code gave to ``state.report()``, or the package's own facts for the event log."""
 
     generation: int
     report: Report

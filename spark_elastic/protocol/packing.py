@@ -1,4 +1,4 @@
-"""Many like values as one small one: what ranks publish of themselves ends alike, and every rank gets all of it.
+"""Packs many similar values into a small one: what ranks publish of themselves ends alike, and every rank gets all of it.
 
 Gloo's address of a rank takes 154 bytes, few of which are its own, and 8 for each rank of the group, the same on every rank.
 Those of 1,000 ranks are 8 MB, and 40 KB packed.

@@ -1,6 +1,6 @@
 """What a process needs to join a job: where the driver is, the key that proves membership, and what to run.
 
-The ticket gets a task and its worker to the driver, which hands each worker the payload.
+With the ticket a task and its worker connect to the driver, which sends each worker the payload.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_elastic.protocol.fault_points import Fault
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Travels to tasks in Spark's closure, else over private sockets, as to workers; never by environment or arguments."""
+    """Travels to tasks in Spark's closure, and otherwise over private sockets; never in the environment or in arguments."""
 
     run_id: str
     addresses: tuple[tuple[str, int], ...]

@@ -1,8 +1,9 @@
-"""What a Spark task leaves for the next one in its Python process, which Spark uses again: the warm parent.
+"""What a Spark task leaves for the next task in its Python process, which Spark reuses: the warm parent.
 
-The warm parent stays a child of that process, and the two speak over a socket pair that nobody else can open. So nobody has to
-prove anything when it is taken again, and it ends when the process does: with the executor, with the session, or when Spark has
-had no task for the process for a minute. A warm parent ends by itself, too, when no job has used it for long.
+The warm parent stays a child of that process, and the two communicate over a socket pair that no other process can open.
+Therefore no proof of identity is needed when it is used again, and it ends when the process does: with the executor, with the
+session, or when Spark has had no task for the process for a minute. A warm parent ends by itself, too, when no job has used it
+for long.
 """
 
 from __future__ import annotations
@@ -72,5 +73,5 @@ class KeptParent:
         self._idle = idle
 
 
-# That of the Python process in which Spark runs tasks.
+# The warm parent of the Python process in which Spark runs tasks.
 KEPT = KeptParent()

@@ -1,4 +1,4 @@
-"""What a process gets from the one that starts it, and cannot be given later."""
+"""What a process inherits from the one that starts it, and cannot be given later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ProcessSetting:
 
     interpreter: str
     environment: dict[str, str]
-    # The number tells a folder from another one that has been made in its place.
+    # The inode number distinguishes a folder from another one that was made in its place.
     folder: tuple[str, int]
     packages: tuple[tuple[str, int, int], ...]
     cores: frozenset[int]

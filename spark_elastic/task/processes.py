@@ -17,7 +17,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 
 KILL_SECONDS = 10.0
-# So long without anything to fork, a process that waits for that ends: it holds the memory of all that it has imported.
+# How many seconds a process waits for something to fork before it ends, because it holds the memory of all its imports.
 IDLE_SECONDS = 600.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ def close_descriptors(keep: Collection[int]) -> None:
             try:
                 os.close(descriptor)
             except OSError:
-                pass  # this descriptor was the one by which the others were listed
+                pass  # this is the descriptor by which the others were listed
 
 
 def end_with(run: Callable[[], int]) -> NoReturn:
@@ -90,7 +90,7 @@ class ExitSign:
         try:
             return os.pread(self._file, 512, 0).rpartition(b")")[2].split(None, 1)[0] in (b"T", b"t")
         except OSError:
-            return False  # the process is gone, and others notice that
+            return False  # the process is gone, which is noticed elsewhere
 
     def close(self) -> None:
         """Close the descriptor."""

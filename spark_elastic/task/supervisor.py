@@ -21,7 +21,7 @@ from spark_elastic.task.kept import IdleParent, KeptParent, WarmParent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
 from spark_elastic.task.process_setting import ProcessSetting
 
-# How often the process table is asked whether the worker is dying, since the pidfd reports that only once its memory is freed.
+# How often the process table is checked for a dying worker, because the pidfd reports its end only once its memory is freed.
 # Each look takes 0.15 ms, most of it for waking up, altogether less than a hundredth of a core.
 GLANCE_SECONDS = 0.02
 # How often the driver is told that the worker's process exists.
@@ -55,7 +55,7 @@ def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subpro
 class WorkerSupervisor:
     """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any descendant of it is left.
 
-    With ``kept``, the warm parent comes from there if one fits, and goes back there if it rests.
+    With ``kept``, the warm parent is taken from there if one fits, and put back there if it can serve another job.
 
     It runs on the task's event loop, on the thread that started it, because the kernel ties the warm parent's life to that
     thread.
@@ -140,7 +140,7 @@ class WorkerSupervisor:
     async def _end_parent(self) -> None:
         assert self._process is not None
         loop = asyncio.get_running_loop()
-        self._socket.close()  # at which the warm parent ends, with all its descendants
+        self._socket.close()  # then the warm parent ends, with all its descendants
         if self._parent_is_held():
             self._process.kill()
         try:
@@ -177,7 +177,7 @@ class WorkerSupervisor:
             try:
                 await asyncio.wait_for(self._resting.wait(), REST_SECONDS)
             except asyncio.TimeoutError:
-                pass  # it is ended with the job
+                pass  # the warm parent is ended with the job
 
     # ------------------------------------------------------------------ what the warm parent says
 
@@ -236,7 +236,7 @@ class WorkerSupervisor:
         if self._parent_is_held():
             self._break("is stopped (SIGSTOP or a debugger)")
         else:
-            self._expect_answer()  # the kernel may take long to end a worker
+            self._expect_answer()  # the kernel may take long to end a large worker
 
     def _parent_is_held(self) -> bool:
         assert self._process is not None
