@@ -207,6 +207,10 @@ class FitParamsAccessors:
 
         def setVerbose(self, value: int) -> Self: ...
 
+        def getZeroRedundancy(self) -> bool | None: ...
+
+        def setZeroRedundancy(self, value: bool) -> Self: ...
+
 
 class TrainingParamsAccessors:
     """For ``TrainingParams``."""

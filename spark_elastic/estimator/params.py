@@ -389,6 +389,11 @@ class FitParams(Parameterized, FitParamsAccessors):
         "steps after which a commit is made, besides the one at the end of each epoch; a loss repeats the steps since then",
         whole(1),
     )
+    zeroRedundancy = param(
+        "zeroRedundancy",
+        "whether each of three workers or more keeps the optimizer's state of some parameters only, and slices of commits",
+        boolean,
+    )
     checkpointSteps = param(
         "checkpointSteps", "steps after which a checkpoint is due, besides the one at the end of each epoch", whole(1)
     )
@@ -446,6 +451,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
         "deterministic": False,
         "reuseData": True,
         "commitSteps": 1,
+        "zeroRedundancy": False,
         "backwardPassesPerStep": 1,
         "schedulerInterval": "epoch",
         "shuffle": True,

@@ -68,11 +68,13 @@ class StepPlan:
     """How gradients become steps.
 
     optimizer: a class or function of the parameters, which is called with ``optimizer_arguments``, or an instance over the
-    parameters of the model that travels with it. scheduler: a class or function of the optimizer.
+    parameters of the model that travels with it. zero_redundancy: whether its state is divided among workers. scheduler: a class
+    or function of the optimizer.
     """
 
     optimizer: Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer
     optimizer_arguments: Mapping[str, object]
+    zero_redundancy: bool = False
     scheduler: Callable[..., LRScheduler] | None = None
     scheduler_arguments: Mapping[str, object] = field(default_factory=dict)
     scheduler_interval: str = "epoch"

@@ -265,11 +265,16 @@ def _steps(
         arguments["lr"] = params.value("learningRate")
     if isinstance(optimizer, torch.optim.Optimizer) and arguments:
         raise ValueError("optimizerParams and learningRate are for an optimizer's class; the instance has its own")
+    if isinstance(optimizer, torch.optim.Optimizer) and params.value("zeroRedundancy"):
+        raise ValueError(
+            "zeroRedundancy=True makes an optimizer for some parameters on each worker: give its class, no instance"
+        )
     if params.value("schedulerParams") and params.value("scheduler") is None:
         raise ValueError(f"schedulerParams={params.value('schedulerParams')} need a scheduler, and none is given")
     return StepPlan(
         optimizer=optimizer or torch.optim.Adam,
         optimizer_arguments=arguments,
+        zero_redundancy=params.value("zeroRedundancy"),
         scheduler=params.value("scheduler"),
         scheduler_arguments=params.value("schedulerParams") or {},
         scheduler_interval=params.value("schedulerInterval"),

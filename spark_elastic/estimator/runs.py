@@ -50,6 +50,7 @@ FREE = frozenset(
         "useGpu",
         "valBatchSize",
         "verbose",
+        "zeroRedundancy",
     }
 )
 _NETWORKS = ("model", "modelFn")

@@ -109,6 +109,7 @@ class Trainer:
             model=self.model,
             optimizer=self.optimizer,
             loader=self.loader,
+            commit="sharded" if self.plan.steps.zero_redundancy else "copy",
             **{name: value for name, value in optional.items() if value is not None},
             epoch=0,
             step=0,
@@ -432,7 +433,10 @@ def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optim
     optimizer = steps.optimizer
     if not isinstance(optimizer, torch.optim.Optimizer):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = optimizer(trained, **steps.optimizer_arguments)
+        if steps.zero_redundancy:
+            optimizer = se.ZeroRedundancyOptimizer(trained, optimizer, **steps.optimizer_arguments)
+        else:
+            optimizer = optimizer(trained, **steps.optimizer_arguments)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must make a torch.optim.Optimizer, and made a {type(optimizer).__name__}")
     check_parameters(optimizer, model)

@@ -57,10 +57,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         optimizer = se.ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
         state = se.TorchState(model, optimizer, commit="sharded")
 
-    Of N ranks each keeps about 2/N of the optimizer state (3/N with ``redundancy=2``), and no rank's loss takes any with it. The
-    weights after each step have the same bits as with the plain optimizer. ``step`` ends with broadcasts of the new weights, and
-    blocks until all ranks have stepped; it raises ``WorkerLostError`` when one is lost. Parameter groups, schedulers, GradScaler
-    and ``clip_grad_norm_`` work as with the plain optimizer, because all ranks have all gradients.
+    ``optimizer_class`` may also be a function of the parameters that makes an optimizer. Of N ranks each keeps about 2/N of the
+    optimizer state (3/N with ``redundancy=2``), and no rank's loss takes any with it. The weights after each step have the same
+    bits as with the plain optimizer. ``step`` ends with broadcasts of the new weights, and blocks until all ranks have stepped;
+    it raises ``WorkerLostError`` when one is lost. Parameter groups, schedulers, GradScaler and ``clip_grad_norm_`` work as with
+    the plain optimizer, because all ranks have all gradients.
 
     The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
     which an optimizer changes its own settings. The state is divided inside an elastic function whose State has the optimizer and
@@ -71,20 +72,24 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        optimizer_class: type[torch.optim.Optimizer],
+        optimizer_class: Callable[..., torch.optim.Optimizer],
         **defaults: Any,
     ) -> None:
-        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
-            raise TypeError(f"optimizer_class must be a class of optimizers, not {optimizer_class!r}")
-        if issubclass(optimizer_class, (torch.optim.LBFGS, ZeroRedundancyOptimizer)):
+        if not callable(optimizer_class):
+            raise TypeError(
+                f"optimizer_class must be a class of optimizers, or a function that makes one, not {optimizer_class!r}"
+            )
+        inner = optimizer_class(params, **defaults)
+        if not isinstance(inner, torch.optim.Optimizer):
+            raise TypeError(f"optimizer_class must make a torch.optim.Optimizer, and made a {type(inner).__name__}")
+        if isinstance(inner, (torch.optim.LBFGS, ZeroRedundancyOptimizer)):
             raise ValueError(
-                f"{optimizer_class.__name__} does not update each parameter by itself; use it without ZeroRedundancyOptimizer"
+                f"{type(inner).__name__} does not update each parameter by itself; use it without ZeroRedundancyOptimizer"
             )
         # The optimizer that updates the parameters of this rank; its groups have the settings of ours.
         self._inner: torch.optim.Optimizer | None = None
         self._division: Division | None = None
         self._dealt: list[int] = []
-        inner = optimizer_class(params, **defaults)
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.state = inner.state
         inner.is_part = True  # type: ignore[attr-defined]  # see the function of this name

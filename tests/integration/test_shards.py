@@ -167,7 +167,7 @@ def test_workers_with_other_kernels_end_the_job_with_both_named(run: Any, tmp_pa
         run(train_with_threads, str(tmp_path), num_proc=2, min_np=2, max_np=2)
 
 
-def fit(run: Any, url: str, size: int, faults: Any = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def fit(run: Any, url: str, size: int, faults: Any = None, **steps: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train as an estimator does; return the weights, and the history without times and sizes."""
     torch.manual_seed(0)
     metrics = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=3), "spread": spread}
@@ -182,7 +182,7 @@ def fit(run: Any, url: str, size: int, faults: Any = None) -> tuple[dict[str, An
         ),
         steps=StepPlan(
             optimizer=torch.optim.Adam, optimizer_arguments={"lr": 0.01}, clip_norm=0.5, passes=2,
-            scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
+            scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau, **steps,
         ),
         epochs=3, steps_per_epoch=None, checkpoint_steps=None, seed=1, callbacks=cloudpickle.dumps([]),
         callbacks_given=describe_callbacks([]), log_url=None, use_gpu=None,
@@ -202,5 +202,12 @@ def test_a_deterministic_fit_has_the_same_weights_and_history_with_any_number_of
     weights, history = fit(run, rows, 1)
     others, other_history = fit(run, rows, 3, [kill(rank=1, step=4)])
     assert len({epoch["val_loss"] for epoch in history}) == 3
+    assert history == other_history
+    assert {name for name, value in weights.items() if not torch.equal(value, others[name])} == set()
+
+
+def test_a_fit_with_a_divided_optimizer_has_the_weights_of_one_without(run: Any, rows: str) -> None:
+    weights, history = fit(run, rows, 1)
+    others, other_history = fit(run, rows, 3, [kill(rank=1, step=4)], zero_redundancy=True)
     assert history == other_history
     assert {name for name, value in weights.items() if not torch.equal(value, others[name])} == set()

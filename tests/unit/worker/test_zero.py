@@ -180,8 +180,10 @@ class Drifting(torch.optim.SGD):
 
 def test_what_cannot_be_divided_is_refused() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
-    with pytest.raises(TypeError, match="class of optimizers, not"):
+    with pytest.raises(TypeError, match="a class of optimizers, or a function that makes one, not Adam"):
         ZeroRedundancyOptimizer(parameters, torch.optim.Adam(parameters))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="and made a list"):
+        ZeroRedundancyOptimizer(parameters, list)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="LBFGS does not update each parameter by itself"):
         ZeroRedundancyOptimizer(parameters, torch.optim.LBFGS)
     drifting = ZeroRedundancyOptimizer(parameters, Drifting, lr=0.1)
