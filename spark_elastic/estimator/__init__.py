@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spark_elastic.estimator.classifier import TorchClassificationModel as TorchClassificationModel
     from spark_elastic.estimator.classifier import TorchClassifier as TorchClassifier
     from spark_elastic.estimator.estimator import TorchEstimator as TorchEstimator
+    from spark_elastic.estimator.learning_rate import LearningRates as LearningRates
     from spark_elastic.estimator.model import TorchModel as TorchModel
     from spark_elastic.estimator.regressor import TorchRegressionModel as TorchRegressionModel
     from spark_elastic.estimator.regressor import TorchRegressor as TorchRegressor
@@ -34,6 +35,7 @@ _HOMES = {
     "EarlyStopping": "callbacks",
     "EpochContext": "callbacks",
     "FitContext": "callbacks",
+    "LearningRates": "learning_rate",
     "MLflow": "callbacks",
     "Store": "store",
     "TensorBoard": "callbacks",

@@ -26,6 +26,7 @@ from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.dataset import identity_of, written
 from spark_elastic.estimator.frame import Facts, check_columns, check_scalars, is_index, is_vector, labels_of
 from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional_inputs
+from spark_elastic.estimator.learning_rate import LearningRates, find_learning_rate
 from spark_elastic.estimator.model import ElasticModel, TorchModel
 from spark_elastic.estimator.objective import Loss, Objective
 from spark_elastic.estimator.params import CATEGORICAL_COLS, TrainingParams, inputs, names, param, text
@@ -159,6 +160,17 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
             check_run(store, record)
             return self._train(session, store, record, plan, recipe, sizes, {})
+
+    def find_learning_rate(
+        self, dataset: DataFrame, low: float = 1e-6, high: float = 1.0, steps: int = 100
+    ) -> LearningRates:
+        """Train a copy for some steps with a learning rate that grows from ``low`` to ``high``, and return rates and losses.
+
+        ``suggestion`` of the result is the rate to begin with. The estimator stays as it is, its own scheduler and callbacks take
+        no part, and nothing of the fit stays in the store but the data, which the next ``fit`` finds there. Blocks like ``fit``.
+        Raises ``ValueError`` for an optimizer instance, which has a rate of its own.
+        """
+        return find_learning_rate(self, dataset, low, high, steps)
 
     def _train(
         self,

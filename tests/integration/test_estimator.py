@@ -209,6 +209,18 @@ def test_keyword_inputs_several_losses_weights_and_every_way_to_make_a_step(fram
     assert not list((tmp_path / "data").iterdir())
 
 
+def test_a_learning_rate_is_found_and_leaves_only_the_data(frame: Any, tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    found = make(store=store, numProc=1, maxNp=1, learningRate=None).find_learning_rate(
+        frame, low=1e-5, high=1e2, steps=40
+    )
+    assert len(found.rates) == len(found.losses) == 40, "of three epochs"
+    assert found.suggestion is not None
+    assert 1e-4 < found.suggestion < 10
+    assert store.runs() == []
+    assert len(store.files.names(store.data_url)) == 1
+
+
 def test_lists_of_different_lengths_are_predicted(spark: Any) -> None:
     rows = [([float(i % 3)] * (i % 4 + 1), float(i % 3) * (i % 4 + 1)) for i in range(200)]
     frame = spark.createDataFrame(rows, ["values", "total"]).coalesce(1)

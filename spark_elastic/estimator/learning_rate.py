@@ -1,0 +1,124 @@
+"""Finds a learning rate: a short fit in which the rate grows from step to step, and the rate at which the loss falls fastest.
+
+After Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from pyspark.sql import DataFrame
+
+from spark_elastic._saved_names import saved_as
+from spark_elastic.estimator.callbacks import BatchContext, Callback, EpochContext
+
+if TYPE_CHECKING:
+    from spark_elastic.estimator.estimator import ElasticEstimator
+
+# The entry of the history in which the losses of the steps come back to the driver.
+_LOSSES = "losses_of_steps"
+# How much of the smoothed loss stays in a step.
+_SMOOTHING = 0.9
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The loss of each step of a fit in which the learning rate grew.
+
+    Args:
+        rates: the learning rate of each step, growing by a constant factor.
+        losses: the loss of each step, a mean over the rows of all workers.
+    """
+
+    rates: list[float]
+    losses: list[float]
+
+    @property
+    def suggestion(self) -> float | None:
+        """The rate at which the smoothed loss fell fastest before its minimum; None if it never fell."""
+        smoothed = _smoothed(self.losses)
+        lowest = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
+        falls = [before - after for before, after in pairwise(smoothed[: lowest + 1])]
+        if not falls or max(falls) <= 0:
+            return None
+        return self.rates[falls.index(max(falls))]
+
+
+def find_learning_rate(
+    estimator: ElasticEstimator, dataset: DataFrame, low: float, high: float, steps: int
+) -> LearningRates:
+    """Run the short fit; see ``ElasticEstimator.find_learning_rate``."""
+    if not 0 < low < high:
+        raise ValueError(f"low and high must be numbers above 0, and low the smaller one, not {low!r} and {high!r}")
+    if steps < 2:
+        raise ValueError(f"steps must be a whole number from 2 on, not {steps!r}")
+    if isinstance(estimator.value("optimizer"), torch.optim.Optimizer):
+        raise ValueError("an optimizer instance has a learning rate of its own; give the optimizer's class")
+    trial = estimator.copy()
+    for name in ("callbacks", "checkpointSteps", "loggers", "runId"):
+        trial.clear(trial.getParam(name))
+    growth = Growth(high / low, steps)
+    model = trial.setParams(
+        learningRate=low,
+        scheduler=torch.optim.lr_scheduler.LambdaLR,
+        schedulerParams={"lr_lambda": growth},
+        schedulerInterval="step",
+        stepsPerEpoch=steps,
+        epochs=steps,  # at most: ``Sweep`` ends training when there have been so many steps
+        callbacks=[Sweep(steps)],
+        terminateOnNaN=False,
+        verbose=0,
+    ).fit(dataset)
+    if (store := trial.value("store")) is not None and model.run_id is not None:
+        store.delete(model.run_id)
+    found = {int(step): float(loss) for step, loss in model.history[-1][_LOSSES] if step < steps}
+    return LearningRates([low * growth(step) for step in found], list(found.values()))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The factor of the learning rate in each step: from 1 to ``factor`` in so many steps, and no further."""
+
+    factor: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        """Return the factor in a step, from 0."""
+        return float(self.factor ** min(step / (self.steps - 1), 1.0))
+
+
+@saved_as("spark_elastic.estimator")
+class Sweep(Callback):
+    """Keeps the loss of each step, and ends training after the epoch in which there have been enough steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.earlier = steps, 0
+        self.losses: dict[int, float] = {}
+
+    def on_batch_end(self, ctx: BatchContext) -> None:
+        """Note the loss; steps that a loss of workers repeats are noted once."""
+        self.losses[self.earlier + ctx.step] = ctx.loss
+
+    def on_epoch_end(self, ctx: EpochContext) -> None:
+        """Put the losses into the history, and count the steps."""
+        self.earlier = max(self.losses, default=-1) + 1
+        ctx.metrics[_LOSSES] = list(self.losses.items())
+        if self.earlier >= self.steps:
+            ctx.stop()
+
+
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """Return moving averages of the losses up to the first that is not a finite number."""
+    found: list[float] = []
+    average = 0.0
+    for count, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            break
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
+        found.append(average / (1 - _SMOOTHING**count))
+    return found
