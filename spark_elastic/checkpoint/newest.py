@@ -12,7 +12,7 @@ from spark_elastic.checkpoint.best import Metric, best_first
 from spark_elastic.checkpoint.content import SavedState, decode
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
-from spark_elastic.checkpoint.skeleton import WRAPPER_MARK, StateDict
+from spark_elastic.checkpoint.skeleton import COMPILED, WRAPPER_MARK, StateDict
 from spark_elastic.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("spark_elastic")
 
 Module = TypeVar("Module", bound="torch.nn.Module")
-
-# The name by which torch.compile's wrapper knows the module.
-COMPILED = "_orig_mod"
 
 
 def load_checkpoint(

@@ -18,6 +18,8 @@ PLAIN = frozenset((int, float, str, bytes, bool, complex, type(None), torch.dtyp
 
 # Marks, in a state dict's ``_metadata``, a module that is our wrapper: the weights of the plain module lack its ``module.``.
 WRAPPER_MARK = "wrapper"
+# The name by which torch.compile's wrapper knows the module.
+COMPILED = "_orig_mod"
 
 
 @dataclass(frozen=True, slots=True)

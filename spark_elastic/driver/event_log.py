@@ -29,8 +29,8 @@ class EventLog:
 
     A slow disk or a slow callable delays nobody: when ``QUEUE_LIMIT`` events wait, new ones are dropped until half of the queue
     is empty. An event ``events_dropped`` in their place says how many. An ``on_event`` that raises is logged once, and not called
-    again. ``watchers`` belong to this package: they are called first, with entries, and neither block nor raise.
-    ``reader`` is what users call the callable.
+    again. ``watchers`` belong to this package: they are called first, with entries, and raise nothing; one that blocks delays the
+    rest. ``reader`` is what users call the callable.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection
+from spark_elastic.worker.backends import HOST_BACKEND
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class WorkerLink:
 def choose_backend(tasks: Sequence[TaskLink | None]) -> str:
     """Return nccl where every task has a GPU that no other has, else gloo. None stands for a task that is gone."""
     gpus = [(task.facts.name, task.facts.gpus[0]) for task in tasks if task is not None and task.facts.gpus]
-    return "nccl" if len(set(gpus)) == len(tasks) else "gloo"
+    return "nccl" if len(set(gpus)) == len(tasks) else HOST_BACKEND
 
 
 class Standby:

@@ -6,9 +6,18 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 from spark_elastic.loggers import Logger, list_of_loggers
+from spark_elastic.protocol.records import (
+    Entry,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    WorkerReported,
+    WorldBroken,
+    WorldFormed,
+)
+from spark_elastic.protocol.reports import Entered, Metrics
 
 logger = logging.getLogger("spark_elastic")
 
@@ -51,26 +60,26 @@ class LoggerFeed:
             self._finish(error)
             self._in_use.release()
 
-    def see(self, event: Mapping[str, Any]) -> None:
-        """Hand an event on. Blocks as long as loggers do; one that raises is left out from then on."""
+    def see(self, entry: Entry) -> None:
+        """Hand an entry of the event log on. Blocks as long as loggers do; one that raises is left out from then on."""
         with self._in_use:
-            kind = event["event"]
-            if kind == "job_started":
-                self._call("named", event["run_id"])
-            elif kind == "world_formed":
-                self._waiting["job/world_size"] = event["size"]
-            elif kind == "world_broken":
-                self._resets += 1
-                self._waiting["job/resets"] = self._resets
-            elif kind == "entered" and event["rank"] == 0:
-                self._reached(event["values"]["step"], event["time"])
-            elif kind == "metrics" and event["rank"] == 0:
-                values = {name: value for name, value in event["values"].items() if not isinstance(value, str)}
-                step = int(values.pop("step"))
-                self._reached(step, event["time"])
-                self._log(step, values, event["time"])
-            elif kind in ("job_finished", "job_failed"):
-                self._reached(self._step, event["time"])
+            match entry.record:
+                case JobStarted(run_id):
+                    self._call("named", run_id)
+                case WorldFormed(size=size):
+                    self._waiting["job/world_size"] = size
+                case WorldBroken():
+                    self._resets += 1
+                    self._waiting["job/resets"] = self._resets
+                case WorkerReported(rank=0, report=Entered(step)):
+                    self._reached(step, entry.time)
+                case WorkerReported(rank=0, report=Metrics(values)):
+                    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+                    step = int(numbers.pop("step"))
+                    self._reached(step, entry.time)
+                    self._log(step, numbers, entry.time)
+                case JobFinished() | JobFailed():
+                    self._reached(self._step, entry.time)
 
     def _reached(self, step: int, seconds: float) -> None:
         """Log what has waited for a step. A job that falls back to a checkpoint comes to smaller ones again."""

@@ -207,7 +207,7 @@ def run(
         watchers = [display.see]
         if loggers:
             stack.enter_context(feed)
-            watchers.append(stack.enter_context(EventLog(None, feed.see, reader="loggers")).pass_on)
+            watchers.append(stack.enter_context(EventLog(None, None, [feed.see], reader="loggers")).pass_on)
         log = stack.enter_context(EventLog(path, on_event, watchers))
         try:
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))

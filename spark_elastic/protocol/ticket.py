@@ -13,6 +13,9 @@ import msgspec
 from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.fault_points import Fault
 
+# The variable by which the task tells a worker its device, if Spark has assigned a GPU to the task.
+DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import psutil
 
 from spark_elastic.protocol.messages import HostFacts
+from spark_elastic.protocol.ticket import DEVICE_VARIABLE
 
 
 def gather_facts(
@@ -72,7 +73,7 @@ def worker_environment(
         environment.setdefault(name, str(cpus))
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
-        environment["SPARK_ELASTIC_DEVICE"] = "cuda:0"
+        environment[DEVICE_VARIABLE] = "cuda:0"
         # torch.cuda.is_available() in the warm parent must not initialize CUDA, or its forks could not use it.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     environment.update(settings)

@@ -10,11 +10,9 @@ import os
 import torch
 
 from spark_elastic.errors import NotInWorldError
+from spark_elastic.protocol.ticket import DEVICE_VARIABLE
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.world import World
-
-# The variable that the task sets for a worker to which Spark has assigned a GPU.
-DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
 
 
 def current_world() -> World | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spark_elastic.worker.context import DEVICE_VARIABLE
+from spark_elastic.protocol.ticket import DEVICE_VARIABLE
 from spark_elastic.worker.world import World
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from spark_elastic.data.shards import Cut
 from spark_elastic.errors import WorkerLostError
+from spark_elastic.worker.backends import HOST_BACKEND
 from spark_elastic.worker.shards.tree import Node, nodes_of, total
 from spark_elastic.worker.world import World
 
@@ -76,7 +77,7 @@ def _add_flat(cut: Cut, nodes: dict[Node, Values], like: Sequence[torch.Tensor],
     sent = [nodes_of(cut.shards, cut.shards_of(each, size)) for each in range(size)]
     assert tuple(nodes) == sent[rank], (tuple(nodes), sent[rank])
     # Gloo has no all-to-all for tensors on GPUs.
-    wire = like[0].device if world.backend != "gloo" else torch.device("cpu")
+    wire = like[0].device if world.backend != HOST_BACKEND else torch.device("cpu")
     flat = torch.zeros(len(nodes), size * chunk, dtype=like[0].dtype, device=wire)
     for row, values in zip(flat, nodes.values(), strict=True):
         for room, value in zip(row.split([*lengths, size * chunk - sum(lengths)]), values, strict=False):

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from spark_elastic.checkpoint.skeleton import PLAIN
+from spark_elastic.checkpoint.skeleton import COMPILED, PLAIN
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.registered import registers
 from spark_elastic.worker.state.snapshot import Stateful
@@ -175,8 +175,8 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
-        elif hasattr(module, "_orig_mod"):
-            module = module._orig_mod  # type: ignore[assignment]
+        elif hasattr(module, COMPILED):
+            module = getattr(module, COMPILED)
         else:
             return module
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from spark_elastic.checkpoint.skeleton import COMPILED
+
 # The keys, in the ``_metadata`` of the state dict that a commit keeps of a module, for names of parameters and of modules.
 _FROZEN = "frozen"
 _EVALUATING = "evaluating"
-# The part of a name that stands for a module's wrapper made by ``torch.compile``.
-_COMPILED = "_orig_mod"
 
 Switches = dict[str, list[str]]
 
@@ -58,4 +58,4 @@ def switch_as_noted(module: torch.nn.Module, state_dict: object) -> None:
 
 def plain_name(name: str) -> str:
     """Return the name that a part would have if nothing were compiled."""
-    return ".".join(word for word in name.split(".") if word != _COMPILED) if _COMPILED in name else name
+    return ".".join(word for word in name.split(".") if word != COMPILED) if COMPILED in name else name

@@ -11,6 +11,8 @@ import pytest
 
 from spark_elastic.driver.logger_feed import LoggerFeed
 from spark_elastic.loggers import Logger
+from spark_elastic.protocol.records import Entry, JobFinished, JobStarted, WorkerReported, WorldBroken, WorldFormed
+from spark_elastic.protocol.reports import Entered, Metrics
 
 
 class Noted(Logger):
@@ -37,30 +39,37 @@ class Noted(Logger):
             raise ValueError("mine")
 
 
-def metrics(rank: int | None, time: float = 1.0, **values: Any) -> dict[str, Any]:
-    return {"event": "metrics", "time": time, "rank": rank, "worker": 7, "generation": 1, "values": values}
+BROKEN = Entry(9.0, WorldBroken(1, "rank 1 was lost"))
 
 
-def event(kind: str, **values: Any) -> dict[str, Any]:
-    return {"event": kind, "time": 9.0, **values}
+def metrics(rank: int | None, time: float = 1.0, **values: float | int | str) -> Entry:
+    return Entry(time, WorkerReported(7, rank, 1, Metrics(values)))
 
 
-def entered(rank: int, step: int) -> dict[str, Any]:
-    return {"event": "entered", "time": 8.0, "rank": rank, "worker": 7, "generation": 1, "values": {"step": step}}
+def entered(rank: int, step: int) -> Entry:
+    return Entry(8.0, WorkerReported(7, rank, 1, Entered(step)))
+
+
+def started(run_id: str) -> Entry:
+    return Entry(9.0, JobStarted(run_id, min_np=1, num_proc=2, max_np=4, attempt=None, application="app"))
+
+
+def formed(size: int) -> Entry:
+    return Entry(9.0, WorldFormed(1, size, 0.1))
 
 
 def test_rank_0s_numbers_world_sizes_and_resets_are_logged_by_the_number_of_commits() -> None:
     noted = Noted()
     with LoggerFeed([noted], "/data/run") as feed:
-        feed.see(event("job_started", run_id="abc"))
-        feed.see(event("world_formed", size=4))
+        feed.see(started("abc"))
+        feed.see(formed(4))
         feed.see(entered(1, step=0))
         feed.see(entered(0, step=0))
         feed.see(metrics(0, step=3, loss=0.5, phase="warm-up", epoch=1))
         feed.see(metrics(1, step=3, loss=0.5))
         feed.see(metrics(None, step=0, loss=0.5))
-        feed.see(event("world_broken"))
-        feed.see(event("job_finished"))
+        feed.see(BROKEN)
+        feed.see(Entry(9.0, JobFinished([7], resets=1)))
     assert noted.calls == [
         ("start", "/data/run"),
         ("named", "abc"),
@@ -74,9 +83,9 @@ def test_rank_0s_numbers_world_sizes_and_resets_are_logged_by_the_number_of_comm
 def test_what_the_driver_tells_of_a_resumed_job_has_the_step_at_which_it_goes_on() -> None:
     noted = Noted()
     with LoggerFeed([noted], "/data/run") as feed:
-        feed.see(event("world_formed", size=4))
-        feed.see(event("world_broken"))
-        feed.see(event("world_formed", size=3))
+        feed.see(formed(4))
+        feed.see(BROKEN)
+        feed.see(formed(3))
         feed.see(entered(0, step=40))
     assert noted.calls[1] == ("log", 40, {"job/world_size": 3.0, "job/resets": 1.0}, 8.0)
 
@@ -85,7 +94,7 @@ def test_a_job_that_falls_back_to_a_checkpoint_still_tells_its_resets_and_sizes(
     noted = Noted()
     with LoggerFeed([noted], "/data/run") as feed:
         for size, step in ((4, 40), (3, 20)):
-            feed.see(event("world_formed", size=size))
+            feed.see(formed(size))
             feed.see(entered(0, step))
         feed.see(metrics(0, step=21, loss=0.5))
     assert [call[1:3] for call in noted.calls if call[0] == "log"] == [
@@ -121,7 +130,7 @@ def test_a_logger_that_raises_is_left_out_and_told_of_and_the_others_go_on(
 ) -> None:
     bad, good = Noted(fails), Noted()
     with caplog.at_level(logging.ERROR), LoggerFeed([bad, good], None) as feed:
-        feed.see(event("job_started", run_id="abc"))
+        feed.see(started("abc"))
         feed.see(metrics(0, step=1, loss=1.0))
         feed.see(metrics(0, step=2, loss=2.0))
     assert bad.calls[-1][0] == fails
