@@ -10,12 +10,18 @@ from typing import Any
 
 
 def train_in_slices(
-    steps: int, spoil: bool = False, zero: bool = False, struck: int | None = None, written: str = "", **settings: Any
+    steps: int,
+    spoil: bool = False,
+    zero: bool = False,
+    struck: int | None = None,
+    written: str = "",
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train; return a digest of weights and moments, and how many commits were received here. All ranks have equal ones.
 
     ``spoil``: overwrite the weights whenever the world changes, as code may on its way out. ``zero``: divide the state of the
     optimizer. ``struck``: in this step of the first generation rank 1 dies when it has updated its weights and shared none.
+    Gradients are views of torch's buckets then.
     ``written``: a folder in which a checkpoint has to be before the tenth step.
     """
     import hashlib
@@ -39,7 +45,7 @@ def train_in_slices(
     gathering._receive = counted
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.BatchNorm1d(33), torch.nn.Linear(33, 1))
-    model = se.DistributedDataParallel(network)
+    model = se.DistributedDataParallel(network, gradient_as_bucket_view=struck is not None)
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if zero:
 

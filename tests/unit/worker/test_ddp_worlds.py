@@ -100,6 +100,35 @@ def test_a_comm_hook_is_registered_in_every_generation_and_newcomers_have_it(nam
     assert on_ranks(3, use_hook, name) == [[]] * 3
 
 
+def use_views_of_buckets(folder: Path, rank: int) -> bool:
+    """Two ranks, then three, then the last two; compare with a wrapper whose gradients have memory of their own."""
+    models = [DistributedDataParallel(net(), gradient_as_bucket_view=views) for views in (True, False)]
+    weights = [list(model.parameters()) for model in models]
+    for generation, ranks in enumerate([(0, 1), (0, 1, 2), (1, 2)]):
+        if rank not in ranks:
+            continue
+        with world(folder, ranks.index(rank), len(ranks), models, generation):
+            for model in models:  # torch puts gradients into other buckets in the first step than later
+                assert max(steps(model, ranks.index(rank), len(ranks))) < 1e-6
+                model.zero_grad(set_to_none=True)
+            for number in range(STEPS):
+                for model in models:
+                    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * number + rank))
+                    with model.no_sync():
+                        model(rows[:1]).square().mean().backward()
+                    model(rows[1:]).square().mean().backward()
+                viewed, own = ([p.grad for p in each] for each in weights)
+                assert all(map(torch.equal, viewed, own)), "the second pass adds to the first one"
+                assert all(grad.untyped_storage().nbytes() > grad.nbytes for grad in viewed)
+                for model in models:
+                    model.zero_grad(set_to_none=True)
+    return True
+
+
+def test_gradients_may_be_views_of_torchs_buckets_in_every_generation() -> None:
+    assert on_ranks(3, use_views_of_buckets) == [True] * 3
+
+
 def reduce_in_two_parts(seen: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Send a bucket's second half once the first has arrived, as PowerSGD does; ranks come to that in another order."""
     seen.append(bucket.index())

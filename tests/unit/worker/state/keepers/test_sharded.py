@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +25,13 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
-def begun(stage: Stage, size: int = SIZE, redundancy: int = 1, parts: int = 3) -> TorchState:
+def begun(
+    stage: Stage, size: int = SIZE, redundancy: int = 1, parts: int = 3, make: Any = torch.optim.Adam
+) -> TorchState:
     """Return the state of rank 0 of a first world, after a commit."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(parts)), torch.nn.BatchNorm1d(8))
-    optimizer = torch.optim.Adam(model.parameters())
-    state = TorchState(model=model, optimizer=optimizer, commit="sharded", redundancy=redundancy)
+    state = TorchState(model=model, optimizer=make(model.parameters()), commit="sharded", redundancy=redundancy)
     stage.begin(state, others=[None] * (size - 1))
     state._checks = None  # which would have the model wrapped
     train(state)
@@ -68,9 +70,14 @@ def test_a_rank_keeps_its_slices_of_parameters_and_moments_and_buffers_whole(
     assert all(map(torch.equal, kept(state).current.buffer.views, state.model.buffers()))
 
 
+def divisible(parameters: Any) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, divisible])
 @pytest.mark.parametrize(("size", "redundancy"), [(1, 1), (2, 1), (3, 2)])
-def test_in_a_small_world_each_rank_goes_back_by_itself(stage: Stage, size: int, redundancy: int) -> None:
-    state = begun(stage, size, redundancy)
+def test_in_a_small_world_each_rank_goes_back_by_itself(stage: Stage, size: int, redundancy: int, make: Any) -> None:
+    state = begun(stage, size, redundancy, make=make)
     committed = values(state)
     state.model(torch.rand(4, 8)).sum().backward()
     state.optimizer.step()
