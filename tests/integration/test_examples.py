@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,18 @@ def test_rounds_of_local_steps_end_with_equal_weights_and_every_row_counted(
     assert len({result["weights"] for result in results}) == 1
     assert {result["rows"] for result in results} == {3 * 8000}
     assert all(result["right"] > 0.9 for result in results)
+
+
+def test_the_exporter_for_prometheus_serves_what_has_happened_to_the_job(run: Any) -> None:
+    pytest.importorskip("prometheus_client")
+    script = example("prometheus")
+    with script.serve(0, "127.0.0.1") as (exporter, port):
+        run(script.train_fn, 30, num_proc=2, min_np=2, max_np=2, faults=[kill(rank=1, step=10)], on_event=exporter)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    assert values["spark_elastic_steps_total"] == 30
+    assert values['spark_elastic_resets_total{kind="loss"}'] == 1
+    assert values['spark_elastic_resets_total{kind="planned"}'] == 0
+    assert values["spark_elastic_world_size"] == 0, "the job is over"
+    assert 0 < values["spark_elastic_goodput"] < 1
