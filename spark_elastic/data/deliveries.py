@@ -146,7 +146,7 @@ class Deliveries:
         self._last, self._is_fresh = used, False
 
     def _known(self, tensors: Sequence[torch.Tensor]) -> Delivery | None:
-        """Find the batch by its tensors. Those of the same loader that were fetched before it have been left out by now."""
+        """Find the batch by its tensors. Earlier batches of the same loader that no model was given count as left out."""
         places = [_place(tensor) for tensor in tensors]
         found: list[Delivery] = []
         for known in reversed(self._kept):

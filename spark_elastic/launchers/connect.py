@@ -124,8 +124,8 @@ class _Slot(Slot):
 class ConnectSlots:
     """Submits and watches the slots' queries, each on a thread of its own, from ``__enter__`` to ``__exit__``.
 
-    The listener hears that the session or its server has gone, that queries were interrupted or executors cannot run us
-    (stopped), and that Spark has given up a slot that had not registered.
+    The listener is told that the session or its server is gone, that queries were interrupted or that executors cannot run the
+    tasks (stopped), and that Spark has given up a slot that had not registered.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ def endpoint_of(session: SparkSession) -> tuple[str, int]:
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of this machine in the network in which a host is; empty where that cannot be told."""
+    """The address of this machine in the network of a host; empty if it cannot be determined."""
     if not host:
         return ""
     try:

@@ -109,8 +109,8 @@ class _Slot(Slot):
 class LocalSlots:
     """Starts, watches and ends the slots' processes, on one thread, from ``__enter__`` to ``__exit__``.
 
-    The listener hears on that thread that slots cannot be started or their cluster was closed (stopped), that a slot's seat
-    is being taken away, and that a process has ended before it had registered.
+    On that thread the listener is told that slots cannot be started or that their cluster was closed (stopped), that a slot's
+    seat is being taken away, and that a process has ended before it had registered.
     """
 
     def __init__(self, cluster: LocalCluster, ticket: Ticket, slots: int, listener: SlotListener) -> None:

@@ -50,7 +50,7 @@ CANCEL_SECONDS = 0.05
 
 
 class SparkEndedError(Exception):
-    """Spark is gone, has been told to cancel our Spark jobs, or cannot run us at all: no other try will change it."""
+    """Spark is gone, was told to cancel this run's Spark jobs, or cannot run them at all; another try would not help."""
 
 
 class SparkLauncher:
@@ -118,9 +118,9 @@ class _Slot(Slot):
 class SparkSlots:
     """Submits, watches and cancels the slots' Spark jobs, on one thread, from ``__enter__`` to ``__exit__``.
 
-    The listener hears on that thread that the SparkContext has gone, our Spark jobs were cancelled or executors cannot run us
-    (stopped), and that Spark has given up a slot that had not registered. Whatever else goes wrong there (no descriptor or no
-    room on the disk is left for a moment) is tried again after a pause that grows.
+    On that thread the listener is told that the SparkContext is gone, that the run's Spark jobs were cancelled or that
+    executors cannot run its tasks (stopped), and that Spark has given up a slot that had not registered. Anything else that
+    fails there (for lack of a descriptor or of disk space, for example) is tried again after a pause that grows.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SparkSlots:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what Spark has not started, and wait until none of our Spark jobs is left."""
+        """Cancel what Spark has not started, and wait until no Spark job of this run is left."""
         self.submit_no_more()
         self._thread.join(timeout=END_SECONDS)
 
@@ -277,8 +277,8 @@ class SparkSlots:
     def _cancel_all(self) -> None:
         """Cancel the tasks that wait in Spark's queue. Running tasks end by themselves, because the driver tells them to.
 
-        It is looked for again and again: Spark may put a task back into its queue, and its own view of jobs, which is what users
-        see, is a little behind. This returns when that view shows none of ours.
+        This is repeated, because Spark may put a task back into its queue, and because Spark's own view of jobs, which users
+        see, lags a little behind. Returns when that view shows no Spark job of this run.
         """
         open_slots = [slot for slot in self._slots if slot.future is not None]
         deadline = time.monotonic() + END_SECONDS

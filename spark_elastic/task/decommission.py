@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.5
 
 
 async def executor_leaves(executor: int, pause: float = LOOK_SECONDS) -> None:
-    """Wait until the executor with this pid is being decommissioned. If it just ends, this waits on: others notice that."""
+    """Wait until the executor with this pid is being decommissioned. If it just ends, this keeps waiting."""
     while not is_leaving(executor):
         await asyncio.sleep(pause)
 
