@@ -13,6 +13,7 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.state.base import State
+from spark_elastic.worker.state.commits import entered_without_job
 
 logger = logging.getLogger("spark_elastic")
 
@@ -41,7 +42,8 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
         job = current_job()
         if job is None:
             state._begin(None)
-            return function(state, *args, **kwargs)
+            with entered_without_job(state):
+                return function(state, *args, **kwargs)
         job.enter_elastic()
         state._prepare()
         if job.is_fixed:  # a loss ends this process, so the function is entered only once

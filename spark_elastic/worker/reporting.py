@@ -85,6 +85,12 @@ class Reporter:
         self._send(Metrics({"step": self._given_at, **{name: _plain(value) for name, value in waiting.items()}}))
 
 
+def check_metrics(values: Mapping[str, object]) -> None:
+    """Raise ``TypeError`` for values that a job would refuse, where there is no job to send them to."""
+    for name, value in values.items():
+        _kept(name, value)
+
+
 def _kept(name: str, value: Any) -> object:
     """Check a metric and copy it. The copy keeps no graph alive, and later changes in place do not affect it."""
     if isinstance(value, (str, int, float)):

@@ -10,6 +10,7 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.job import Job, current_job, present_world
+from spark_elastic.worker.reporting import check_metrics
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.repair import plan_repair
 from spark_elastic.worker.world import World
@@ -123,7 +124,9 @@ class State(ABC):
         the epoch: that commit may interrupt, and what follows it is not run then.
         """
         job = current_job()
-        if job is not None:
+        if job is None:
+            check_metrics(metrics)
+        else:
             job.reporter.metrics(self._commits.steps, metrics)
             self._commits.reported(self, metrics)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from spark_elastic.data.deliveries import deliveries
@@ -42,6 +43,9 @@ BRINGS_TOGETHER = 7
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
+_ONE_STATE = "only the state that was given to the elastic function can commit; put everything into that one"
+# The state of the elastic function that is running outside a job.
+_entered: ContextVar[State | None] = ContextVar("spark_elastic_entered", default=None)
 
 
 class Commits:
@@ -82,6 +86,7 @@ class Commits:
             state._checks.before_commit()
         job, world = current_job(), present_world()
         if job is None or world is None:
+            _check_is_entered(state)
             self.record(state.save)
             return
         _check_is_the_jobs(state, job)
@@ -288,6 +293,7 @@ class Commits:
         loops.refuse("check_host_updates() came")
         job, world = current_job(), present_world()
         if job is None or world is None:
+            _check_is_entered(state)
             return
         _check_is_the_jobs(state, job)
         if world.is_broken():
@@ -382,9 +388,23 @@ def _check_is_the_jobs(state: State, job: Job) -> None:
             "of rank 0 where there is none"
         )
     if job.state is not state:
-        raise SparkElasticError(
-            "only the state that was given to the elastic function can commit; put everything into that one"
-        )
+        raise SparkElasticError(_ONE_STATE)
+
+
+def _check_is_entered(state: State) -> None:
+    entered = _entered.get()
+    if entered is not None and entered is not state:
+        raise SparkElasticError(_ONE_STATE)
+
+
+@contextmanager
+def entered_without_job(state: State) -> Iterator[None]:
+    """Have no other state commit while an elastic function runs outside a job, as none can in a job."""
+    token = _entered.set(state)
+    try:
+        yield
+    finally:
+        _entered.reset(token)
 
 
 def _report_in(values: list[int]) -> Report:

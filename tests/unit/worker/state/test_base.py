@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.reports import Metrics
 from spark_elastic.worker.elastic import elastic
@@ -94,3 +97,23 @@ def test_reported_values_become_plain_numbers() -> None:
         state.report(better=True, loss=numpy.float64(0.5), count=torch.tensor(3), huge=2**70)
         values = stage.control.reported[-1].values
         assert [type(values[name]) for name in ("better", "loss", "count", "huge")] == [int, float, int, float]
+
+
+def test_outside_a_job_a_report_takes_what_it_takes_in_a_job() -> None:
+    ObjectState().report(loss=torch.tensor(1.5), name="x")
+    with pytest.raises(TypeError, match="takes numbers, one-element tensors and strings, not list"):
+        ObjectState().report(loss=[1.0])
+
+
+@pytest.mark.parametrize("act", [ObjectState.commit, ObjectState.check_host_updates])
+def test_outside_a_job_no_other_state_commits_while_the_elastic_function_runs(act: Any) -> None:
+    other = ObjectState()
+
+    @elastic
+    def train(state: ObjectState) -> None:
+        act(state)
+        act(other)
+
+    with pytest.raises(SparkElasticError, match="only the state that was given to the elastic function"):
+        train(ObjectState())
+    act(other)  # as it may above the elastic function
