@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     DataType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegralType,
+    ShortType,
+    StringType,
     StructField,
     StructType,
 )
@@ -33,12 +38,24 @@ def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
         if name not in schema.names:
             raise ValueError(f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}")
         kind = schema[name].dataType
-        if not (_is_number(kind) or is_vector(kind) or (isinstance(kind, ArrayType) and _is_number(kind.elementType))):
-            hint = "; StringIndexer makes numbers of strings" if kind.typeName() == "string" else ""
+        if not (_is_number(kind) or is_list(kind)) or (
+            isinstance(kind, ArrayType) and not _is_number(kind.elementType)
+        ):
             raise TypeError(
-                f"{role}: column {name!r} is {kind.simpleString()}; it must be a number, a boolean, an array of these, or a "
-                f"vector{hint}"
+                f"{role}: column {name!r} is {kind.simpleString()}; it must be a number, a boolean, an array of these, a vector "
+                f"or binary{_hint(name, kind)}"
             )
+
+
+def _hint(name: str, kind: DataType) -> str:
+    """Say what makes numbers of such a column, if Spark has something for that."""
+    if isinstance(kind, StringType):
+        return "; StringIndexer makes numbers of strings"
+    if isinstance(kind, StructType) and kind.names:
+        return f"; a field of it becomes a column by withColumn({kind.names[0]!r}, col({name + '.' + kind.names[0]!r}))"
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
+        return f"; flatten({name!r}) makes one list of its lists, which the network can reshape"
+    return ""
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
@@ -58,7 +75,7 @@ def is_vector(kind: DataType) -> bool:
 
 def is_list(kind: DataType) -> bool:
     """Whether a row of the column holds several numbers."""
-    return is_vector(kind) or isinstance(kind, ArrayType)
+    return is_vector(kind) or isinstance(kind, (ArrayType, BinaryType))
 
 
 def is_index(field: StructField) -> bool:
@@ -90,12 +107,34 @@ def column(name: str) -> Column:
 def as_numbers(frame: DataFrame, name: str) -> Column:
     """Return the column as Parquet and Arrow store it best: vectors as dense arrays, all fractional numbers as float."""
     kind = frame.schema[name].dataType
+    if isinstance(kind, BinaryType):
+        return as_list(frame, name).alias(name)
     if is_vector(kind):
         # Without the condition, Spark's function would raise for nulls without naming the column.
         return f.when(column(name).isNotNull(), vector_to_array(column(name), "float32")).alias(name)
     if isinstance(kind, ArrayType):
         return column(name).cast(ArrayType(_narrow(kind.elementType))).alias(name)
     return column(name).cast(_narrow(kind)).alias(name)
+
+
+def as_list(frame: DataFrame, name: str) -> Column:
+    """Return a column of vectors, arrays or bytes as arrays; each byte is a number from 0 to 255."""
+    kind = frame.schema[name].dataType
+    if isinstance(kind, BinaryType):
+        return _numbers_of_bytes()(column(name))
+    return vector_to_array(column(name), "float32") if is_vector(kind) else column(name)
+
+
+def _numbers_of_bytes() -> Callable[[Column], Column]:
+    import pandas as pd
+
+    def numbers(values: pd.Series) -> pd.Series:
+        return values.map(lambda value: np.frombuffer(value, np.uint8).astype(np.int16), na_action="ignore")
+
+    # Spark looks for classes, which the names of the annotations do not lead it to.
+    numbers.__annotations__ = {"values": pd.Series, "return": pd.Series}
+    udf: Callable[[Column], Column] = pandas_udf(numbers, ArrayType(ShortType()))  # type: ignore[call-overload]
+    return udf
 
 
 def _narrow(kind: DataType) -> DataType:

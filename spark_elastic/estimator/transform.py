@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 import torch
 from pyspark import TaskContext
-from pyspark.ml.functions import predict_batch_udf, vector_to_array
+from pyspark.ml.functions import predict_batch_udf
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import PandasUDFType, pandas_udf
@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
-from spark_elastic.estimator.frame import column, is_list, is_vector
+from spark_elastic.estimator.frame import as_list, column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes
 
@@ -254,7 +254,7 @@ def _tensor(values: object) -> torch.Tensor:
 def _as_input(frame: DataFrame, name: str, shape: tuple[int, ...] | None) -> Column:
     kind = frame.schema[name].dataType
     if is_list(kind):
-        value = vector_to_array(column(name), "float32") if is_vector(kind) else column(name)
+        value = as_list(frame, name)
         nested = isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
         return _or_error(frame, name, f.flatten(value) if nested else value, shape)
     return column(name).cast(DoubleType()) if isinstance(kind, DecimalType) else column(name)

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, IntegralType
+from pyspark.sql.types import ArrayType, BinaryType, IntegralType
 
-from spark_elastic.estimator.frame import check_columns, column, is_vector, row_shape
+from spark_elastic.estimator.frame import as_list, check_columns, row_shape
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.planning import own_randomness
 from spark_elastic.estimator.preflight import ROWS, try_layouts, widths_of
@@ -45,9 +44,7 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
     unknown = [name for name, shape in shapes.items() if shape is None]
     if not unknown:
         return found
-    lists = [
-        vector_to_array(column(name)) if is_vector(frame.schema[name].dataType) else column(name) for name in unknown
-    ]
+    lists = [as_list(frame, name) for name in unknown]
     # The size of a null is -1 or null, depending on Spark's settings.
     rows = frame.select(*(f.when(value.isNotNull(), f.size(value)) for value in lists)).limit(ROWS).collect()
     for place, name in enumerate(unknown):
@@ -62,7 +59,7 @@ def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:
 
 def _zeros(frame: DataFrame, name: str, sizes: Sequence[int]) -> torch.Tensor:
     kind = frame.schema[name].dataType
-    is_whole = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, IntegralType)
+    is_whole = isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, (IntegralType, BinaryType))
     dtype = torch.int64 if is_whole else torch.float32
     if len(set(sizes)) <= 1:
         return torch.zeros((ROWS, *sizes[:1]), dtype=dtype)

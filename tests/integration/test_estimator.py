@@ -221,6 +221,21 @@ def test_a_learning_rate_is_found_and_leaves_only_the_data(frame: Any, tmp_path:
     assert len(store.files.names(store.data_url)) == 1
 
 
+def test_each_byte_of_a_binary_column_is_a_number(spark: Any) -> None:
+    rows = [(bytes([i, 255, 0, i, 128, 7]), (2 * i + 390) / 6 / 255) for i in range(200)]
+    frame = spark.createDataFrame(rows, ["pixels", "bright"]).coalesce(1)
+    model = make(
+        model=networks.Brightness(), featureCols=["pixels"], labelCols=["bright"], learningRate=0.05, epochs=20, numProc=1,
+        maxNp=1,
+    ).fit(frame)  # fmt: skip
+    assert model.model.weight.item() == pytest.approx(1.0, abs=0.02)
+    assert model.shapes == {"pixels": (6,)}
+    from_elsewhere = TorchModel(model.model, featureCols=["pixels"], outputCols=["prediction"])
+    for each in (model, from_elsewhere):
+        found = each.transform(frame).toPandas()
+        assert found["prediction"].tolist() == pytest.approx(found["bright"].tolist(), rel=0.03)
+
+
 def test_lists_of_different_lengths_are_predicted(spark: Any) -> None:
     rows = [([float(i % 3)] * (i % 4 + 1), float(i % 3) * (i % 4 + 1)) for i in range(200)]
     frame = spark.createDataFrame(rows, ["values", "total"]).coalesce(1)

@@ -82,6 +82,19 @@ class WithCategories(torch.nn.Module):
         return self.head(torch.cat([x, *looked_up], 1))
 
 
+class Brightness(torch.nn.Module):
+    """Takes six bytes, and has one weight for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        assert pixels.dtype == torch.int64
+        assert pixels.shape[1] == 6
+        return self.weight * pixels.float().mean(1) / 255
+
+
 class SumOfList(torch.nn.Module):
     """Takes lists of different lengths."""
 

@@ -17,6 +17,7 @@ from pyspark.ml.classification import ProbabilisticClassificationModel, Probabil
 from pyspark.ml.regression import RegressionModel, Regressor
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DoubleType,
     LongType,
     StringType,
@@ -58,6 +59,8 @@ SCHEMA = StructType(
         StructField("n", LongType()),
         StructField("text", StringType()),
         StructField("list", ArrayType(DoubleType())),
+        StructField("matrix", ArrayType(ArrayType(DoubleType()))),
+        StructField("image", StructType([StructField("data", BinaryType())])),
         StructField("code", DoubleType(), metadata={"ml_attr": {"type": "nominal", "vals": ["a", "b"]}}),
     ]
 )
@@ -181,6 +184,8 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"featureCols": ["z"]}, "featureCols: there is no column 'z'; the DataFrame has x, y"),
         ({"featureCols": ["text"]}, "column 'text' is string.*StringIndexer"),
         ({"labelCols": ["text"]}, "labelCols: column 'text' is string"),
+        ({"featureCols": ["image"]}, r"'image' is struct<data:binary>.*withColumn\('data', col\('image.data'\)\)"),
+        ({"featureCols": ["matrix"]}, r"'matrix' is array<array<double>>.*flatten\('matrix'\) makes one list"),
         ({"weightCol": "list"}, "weightCol: column 'list' is array<double>; it must be one number"),
         ({"inputs": {"x": ["x"]}}, "exactly one of featureCols and inputs"),
         ({"featureCols": None}, "exactly one of featureCols and inputs"),
