@@ -28,7 +28,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.records import Record
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload
 
-# After the last fault has healed a job has so long to end, and its processes after that.
+# How many seconds a job has to end after the last fault has healed, and its processes after that.
 JOB_SECONDS = 250.0
 END_SECONDS = 60.0
 EVENT_LIMIT = 200_000
@@ -160,7 +160,7 @@ class Simulation(Universe):
             self.invariants.ended()
 
     def _tear_down(self) -> None:
-        """Leave nothing behind that the next simulation could feel."""
+        """Leave nothing behind that could affect the next simulation."""
         for process in self.processes:
             process.is_alive = False
             process.loop.is_dead = True

@@ -1,6 +1,6 @@
 """Proof that the simulation can fail: the product with one mistake at a time, and how many schedules it takes to notice.
 
-Where no schedule does, a unit test notices, which is named with the mistake.
+If no schedule notices a mistake, a unit test does, which is named with the mistake.
 
 ``python -m simulation.mutants`` plays them all, ``python -m simulation.mutants NAME`` one. Not here are mistakes that another
 guard makes up for (``form_timeout`` of driver and rank, two checks of a commit in a broken world), and those that need what does
@@ -436,11 +436,11 @@ def applied(mutant: Mutant) -> Iterator[None]:
     assert mutant.old in source, f"{mutant.name}: {mutant.where} has changed"
     names: dict[str, object] = {}
     body = textwrap.indent(source.replace(mutant.old, mutant.new), "    ")
-    # A function around it, so that ``super()`` finds its class.
+    # The source is wrapped in a function, so that ``super()`` finds its class.
     text = f"from __future__ import annotations\ndef make(__class__):\n{body}\n    return {name}\n"
     exec(compile(text, f"<{mutant.name}>", "exec"), module.__dict__, names)
     made: Any = names["make"]
-    # The function stays the same, so those who have it by another name, or in a table, make the mistake, too.
+    # The function object stays the same, so code that refers to it by another name, or through a table, makes the mistake, too.
     original, function.__code__ = function.__code__, _function(made(place)).__code__
     try:
         yield

@@ -1,4 +1,4 @@
-"""Runs many schedules on all cores, and makes the schedule of a violation as small as it gets."""
+"""Runs many schedules on all cores, and makes the schedule of a violation as small as possible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def play_each(seeds: Iterable[int]) -> Iterator[Simulation]:
 def uncollected() -> Iterator[None]:
     """Keep Python from looking for cycles: a simulation is a large one, and looking into it while it grows finds nothing."""
     gc.disable()
-    gc.freeze()  # what was there before is not looked through between schedules, either
+    gc.freeze()  # objects that existed before are not scanned between schedules, either
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ def play_many(first: int, count: int, jobs: int | None = None) -> Iterator[Tally
     if jobs == 1:
         yield from map(play_chunk, chunks)
         return
-    # Not forked from this process, which may be a test run with threads of Spark's and gRPC's.
+    # The processes are not forked from this one, which may be a test run with threads of Spark and gRPC.
     with multiprocessing.get_context("forkserver").Pool(jobs) as pool:
         yield from pool.imap_unordered(play_chunk, chunks)
 

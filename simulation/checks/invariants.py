@@ -35,17 +35,17 @@ from spark_elastic.worker.job import current_job
 
 # How many commits a rank may be ahead of another: one that it has just made, and one before it that no step preceded.
 MOST_APART = 2
-# Workers that the machine counts on.
+# The phases of workers that the machine counts on.
 _COUNTED = (WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.VOTED)
 
 
 def _held_by(worker: WorkerProcess) -> CommitId | None:
-    """The commit that a worker really holds, whatever it says."""
+    """The commit that a worker really holds, whatever it has reported."""
     return worker.holds if worker.state is None or worker.state._commits.can_restore() else None
 
 
 def _newest_of(workers: Iterable[WorkerProcess]) -> CommitId | None:
-    """The newest commit that these workers really hold, where commits are kept in slices, each alone or together."""
+    """The newest commit that these workers really hold, each alone or together, if commits are kept in slices."""
     kept = [
         Worker(worker.number, 0, "", Place("", 0), heard=0.0, slices=worker.state._keeper.slices)
         for worker in workers
@@ -60,7 +60,7 @@ def _is_about_to_commit(worker: WorkerProcess) -> bool:
 
 
 class WatchedMachine(DriverMachine):
-    """The driver's machine, with a look at it after every event."""
+    """The driver's machine, which is checked after every event."""
 
     def __init__(self, settings: JobSettings, now: float) -> None:
         super().__init__(settings, now)
@@ -99,12 +99,12 @@ class Invariants:
         self.simulation = simulation
         self.machine = machine
         self.transitions: Counter[tuple[str, str, str]] = Counter()
-        # What each commit stands for, and the members of each generation.
+        # The weights of each commit, and the members of each generation.
         self._commits: dict[CommitId, Any] = {}
         self._workers: dict[int, list[int]] = {}
         self._phase = "-"
         self._world_is_over = True
-        # Generations that newcomers have broken, one after the other with none that committed between, and when the last was.
+        # How many generations in a row newcomers have broken without a commit in between, and when the last one broke.
         self._broken_by_newcomers: set[int] = set()
         self._broken_at = 0.0
         # Workers that have made a commit of their own.
@@ -115,7 +115,7 @@ class Invariants:
     # ------------------------------------------------------------------ the driver
 
     def told(self, event: ev.Event | None, commands: list[do.Command], was_over: bool) -> None:
-        """Look at what the machine has made of an event (None: at what it has decided)."""
+        """Check what the machine has made of an event (None: check what it has decided)."""
         job, simulation = self.machine.job, self.simulation
         before = self._phase
         if event is not None or commands:
@@ -165,9 +165,10 @@ class Invariants:
                     self._world_is_over = True
 
     def _check_loss(self, record: WorkerLost) -> None:
-        """Nobody is taken out but for a fault, or for having no state to begin with.
+        """No worker is taken out except for a fault, or for having no state to begin with.
 
-        Who of a world cannot be reached is not to be told, so a fault of one explains that another is blamed, a newcomer first.
+        It cannot be known which member of a world is unreachable, so a fault of one explains that another is blamed, a newcomer
+        first.
         """
         worker, cause = record.worker, record.cause
         is_explained = self._is_explained(worker) or StateLostError.__name__ in cause
@@ -183,13 +184,13 @@ class Invariants:
         self._check_is_not_the_last_holder(worker, cause)
 
     def _check_is_not_the_last_holder(self, number: int, cause: str) -> None:
-        """Who holds the newest commit alone, lives, and will go on, is not taken out for being late, silent or unreachable."""
+        """A worker that lives, goes on, and alone holds the newest commit is not taken out as late, silent or unreachable."""
         process = self.simulation.workers.get(number)
         if process is None or not process.is_alive or self.simulation.strikes.is_gone_for_good(process):
             return
         held = _held_by(process)
         if self.machine.job.world is not None and self.machine.job.world.phase is WorldPhase.FINISHING:
-            return  # training has ended, and the state is needed no more
+            return  # training has ended, and the state is no longer needed
         if held is None or not any(words in cause for words in ("hung", "could not connect", "did not answer pings")):
             return
         job = self.simulation.schedule.job
@@ -201,18 +202,18 @@ class Invariants:
             self.simulation.workers.get(other) for other, w in self.machine.job.workers.items() if w.phase in _COUNTED
         ]
         if any(other is not None and not other.is_alive for other in counted):
-            return  # the driver has not heard yet that these are gone, and relied on them
+            return  # the driver does not know yet that these workers are gone, and relied on them
         if held.index == 0 and self.machine.job.newest_commit is None:
-            return  # the seal of a job's first world, before anything was trained: whoever else is there begins the same
+            return  # the seal of a job's first world, before anything was trained: the other members begin with the same state
         if job.in_place and any(map(_is_about_to_commit, self._living(*_COUNTED))):
-            return  # what another has is newer; it had stepped after the driver heard of it last, and commits by itself
+            return  # another worker has a newer commit; it stepped after the driver last heard of it, and commits by itself
         others = [commit for other in self._living(*_COUNTED) if (commit := _held_by(other)) is not None]
-        # What a silent one has committed since it was heard is not known to the driver; who is late has told.
+        # The driver does not know what a silent worker has committed since its last message; a late worker has reported it.
         if not others or ("did not return" in cause and max(others) < held):
             self.simulation.fail(f"the last holder of {held} was taken out: {process}: {cause}")
 
     def _check_break(self, record: WorldBroken) -> None:
-        """No world breaks of which no rank was touched by a fault."""
+        """No world breaks unless a fault has touched one of its ranks."""
         workers = self._workers[record.generation]
         is_explained = any(map(self._is_explained, workers)) or StateLostError.__name__ in record.reason
         # Ranks find each other by the driver's store.
@@ -247,7 +248,7 @@ class Invariants:
                 f"{order} names {order.previous_size} as the size of the world that made {newest}, it was {previous_size}"
             )
         self._world_is_over = False
-        # Who was in the last world and has got the state there is no newcomer any more.
+        # A worker that received the state in the last world is no longer a newcomer.
         others = [number for number in workers if number in self._established or self.simulation.workers[number].holds]
         if (
             len(self._broken_by_newcomers) >= FREE_FAILURES
@@ -257,14 +258,14 @@ class Invariants:
             fail(f"newcomers are let in at once after they have broken the generations {self._broken_by_newcomers}")
 
     def _check_copies(self, order: do.FormWorld, newest: CommitId | None) -> None:
-        """Nobody holds a newer commit, and the members hold what is said of them."""
+        """No worker holds a newer commit, and the members hold the commits that the driver ascribes to them."""
         fail, machine = self.simulation.fail, self.machine
         for worker in self._living(*WorkerPhase):
             commit = _held_by(worker)
             if machine.job.workers[worker.number].phase is WorkerPhase.LEAVING and commit != max(
                 self._commits, default=None
             ):
-                continue  # it was told to go when others had a newer commit, which have been lost since
+                continue  # the worker was dismissed when others had a newer commit, and those have been lost since
             if commit is not None and (newest is None or commit > newest):
                 fail(f"generation {order.generation} goes on from {newest}, but {worker} holds {commit}")
         for member in order.members:
@@ -273,7 +274,7 @@ class Invariants:
                 fail(f"{process} is said to hold {member.commit}, it holds {_held_by(process)}")
 
     def _check_slices(self, order: do.FormWorld, newest: CommitId | None) -> None:
-        """The members hold all slices of the commit that they go on from, and nobody who is left could do better."""
+        """The members hold all slices of the commit from which they continue, and no remaining worker holds more."""
         fail = self.simulation.fail
         processes = [self.simulation.workers[member.worker] for member in order.members]
         held = _newest_of(processes)
@@ -284,7 +285,7 @@ class Invariants:
             fail(f"generation {order.generation} goes on from {newest}, but {best} is there")
 
     def _check_nobody_trains(self, generation: int) -> None:
-        """At most one formed world at a time: all that the machine counts on stand at the elastic function."""
+        """There is at most one formed world at a time: all workers that the machine counts on wait at the elastic function."""
         for worker in self._living(*_COUNTED):
             if not worker.stands_ready:
                 self.simulation.fail(f"generation {generation} is formed while {worker} is not ready for it")
@@ -309,7 +310,7 @@ class Invariants:
         return found
 
     def _check_state_is_lost(self) -> None:
-        """The machine thinks that nobody holds the state any more."""
+        """Check that the machine is right to find that no worker holds the state any more."""
         redundancy, world = self.simulation.schedule.job.redundancy, self.machine.job.world
         if redundancy:
             newest = _newest_of(self._living(*_COUNTED))
@@ -349,7 +350,7 @@ class Invariants:
         fail = self.simulation.fail
         content = (weights, loader["epoch"], loader["position"])
         if weights == NONSENSE and process.number not in self.machine.job.workers:
-            return  # the others have aborted without waiting for one that is lost, and nobody gets anything from it
+            return  # the others have aborted without waiting for a lost rank, and receive nothing from it
         known = self._commits.setdefault(commit, content)
         self.simulation.commits += 1
         if commit.index and process.number not in self._established:
@@ -389,7 +390,7 @@ class Invariants:
                 self.simulation.fail(f"rows of epoch {epoch} were counted {counted.get(epoch)}")
 
     def failed(self, error: SparkElasticError) -> None:
-        """A job may fail only for what has befallen it."""
+        """A job may fail only because of the faults that have struck it."""
         struck = {fault.kind for fault in self.simulation.strikes.struck}
         text = str(error)
         if isinstance(error, StateLostError) and struck:
@@ -435,7 +436,7 @@ class Invariants:
         return process is None or self.simulation.strikes.is_hit(process)
 
     def ended(self) -> None:
-        """Nothing is left."""
+        """Nothing of the job is left."""
         left = [str(process) for process in self.simulation.spark.living() if not process.machine.is_lost]
         if left:
             self.simulation.fail(f"left after the end: {', '.join(left)}")

@@ -47,7 +47,8 @@ class Kind(Enum):
 
 
 _WEIGHTS = {Kind.KILL: 6, Kind.CANCEL: 0.5, Kind.STOP_FOR_EVER: 1.5, Kind.DRAIN: 2, Kind.DRAIN_BY: 2, Kind.EXIT: 2}
-# Kinds that came later: half of the faults of another kind are of these, so that all else of a seed's schedule stays what it was.
+# Kinds that were added later. They replace half of the faults of another kind, so that everything else in a seed's schedule
+# stays the same.
 _HALF_OF = {
     Kind.LONG_CODE: Kind.HOLD_GIL,
     Kind.LONG_CODE_BEATING: Kind.EVALUATE,
@@ -118,13 +119,13 @@ class Job:
     commits_of_epoch: int
     # Whether users reduce something between the optimizer's step and the commit.
     reduces_metrics: bool
-    # Whether their code goes on after a failed reduction, as if it were a batch too large.
+    # Whether user code continues after a failed reduction, as if the batch had been too large.
     swallows_errors: bool
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
     # How many neighbours may be lost where commits are kept in slices; 0 where they are not.
     redundancy: int
-    # After so many commits ranks exchange what they have to say, where each commit has a step.
+    # After how many commits ranks exchange values, if each commit has a step.
     commits_per_exchange: int
     machines: int
     executors: int

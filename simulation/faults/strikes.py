@@ -1,4 +1,4 @@
-"""What faults do."""
+"""What each kind of fault does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from simulation.world.universe import Universe
 from spark_elastic.errors import JobCancelledError
 from spark_elastic.worker.job import current_job
 
-# A lock of Python's that is held for less, shorter than hang_timeout and form_timeout, explains no loss.
+# Holding Python's lock for less than this, which is shorter than hang_timeout and form_timeout, explains no loss.
 BRIEF_SECONDS = 5.0
-# An evaluation takes no longer; that is more than ready_timeout and less than hang_timeout.
+# The longest time of an evaluation: more than ready_timeout and less than hang_timeout.
 EVALUATION_SECONDS = 4.5
-# Twice hang_timeout and a little: so long a world that waits for lost packets lasts.
+# A little more than twice hang_timeout, which is how long a world lasts that waits for lost packets.
 BLACK_HOLE_SECONDS = 15.0
 
 
@@ -149,7 +149,7 @@ class Strikes:
             threads.sleep(1e9)
 
     def _is_found(self, worker: WorkerProcess) -> bool:
-        """Outside a world, and where nobody else waits for it, a hang is not to be told from long user code."""
+        """Outside a world, or if no other rank waits for it, a hang cannot be told from long user code."""
         job = worker.job or current_job()
         if job is None or job.world is None or job.finished:
             return False
@@ -176,7 +176,7 @@ class Strikes:
         return thread is not None and thread.process is worker and thread._greenlet is getcurrent()
 
     def _hold(self, worker: WorkerProcess) -> None:
-        """A process that stops itself does so at once, not at its next wait."""
+        """A process that stops itself does so immediately, and not at its next wait."""
         if self._is_here(worker):
             threads.sleep(0.0)
 
@@ -230,7 +230,7 @@ class Strikes:
 
     def _block_ports(self, executor: Executor, fault: SimulatedFault) -> None:
         executor.is_blocked = True
-        # Worlds that do not form for longer end the job (UNFORMED_LIMIT).
+        # The longest time for which worlds may fail to form without ending the job (UNFORMED_LIMIT).
         seconds = 20 + fault.seconds
         self.simulation.heals(self.simulation.clock.now + seconds)
         self.simulation.clock.after(seconds, self._open_ports, executor)
@@ -310,7 +310,7 @@ class Strikes:
         self.simulation.heals(until)
 
     def newcomer_has_the_state(self, worker: WorkerProcess) -> None:
-        """Let it raise, as code does that gives newcomers what the state does not fit to."""
+        """Let the newcomer raise, as code does whose objects do not fit the state."""
         if self.simulation.clock.now < self.simulation.newcomers_fail_until:
             self.hit.add(worker)
             self.simulation.invariants.newcomer_fails(worker)

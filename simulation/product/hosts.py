@@ -43,9 +43,9 @@ class WorkerProcess(Process):
         self.state: Any = None
         self.holds: CommitId | None = None
         self.stands_ready = False
-        # Seconds that it will spend in user code before its next step.
+        # How many seconds the worker will spend in user code before its next step.
         self.evaluation = 0.0
-        # Whether it does nothing because one call holds the lock of its Python.
+        # Whether the worker does nothing because one call holds its Python's lock.
         self.holds_gil = False
         simulation.workers[number] = self
         threads.Thread(self._main, process=self).start()
@@ -183,7 +183,7 @@ class Supervisor:
         """Nothing is kept for another job."""
 
     def break_warm_parent(self) -> None:
-        """The warm parent was killed: what was below it dies with it."""
+        """The warm parent was killed, and everything below it dies with it."""
         if self.task.is_alive and not self.broken.done():
             if self.current is not None:
                 self.current.kill()
@@ -224,11 +224,11 @@ class Supervisor:
             self.idle.set()
 
     def _say(self, message: m.Message) -> None:
-        """By way of the task's loop: a stopped task says nothing."""
+        """Send by way of the task's loop, because a stopped task sends nothing."""
         self.task.loop.call_soon(self._driver.send, message)
 
     def task_dies(self) -> None:
-        """The kernel tells the warm parent, which takes along what is below it."""
+        """The kernel signals the warm parent, which ends everything below it."""
         self.pending = []
         if self.current is not None:
             self.task.simulation.clock.after(self.task.simulation.random.uniform(0.0005, 0.05), self.current.kill)

@@ -73,10 +73,10 @@ def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
 
 
 class Control(ControlClient):
-    """The control client, which tells the simulation what its process is about."""
+    """The control client, which tells the simulation what its process does."""
 
     def failed(self, error: BaseException, fatal: bool = False) -> None:
-        """A killed process unwinds here, too, but has nothing to say."""
+        """A killed process unwinds here, too, but sends nothing."""
         if threads.current().process.is_alive:
             super().failed(error, fatal)
 

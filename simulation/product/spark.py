@@ -116,7 +116,7 @@ class Spark:
         if failed:
             slot.failures += 1
             if slot.attempts:
-                clock.after(random.uniform(0.2, 1.0), self.schedule)  # others may want its core
+                clock.after(random.uniform(0.2, 1.0), self.schedule)  # other slots may want its core
                 return
             if slot.failures < MAX_FAILURES and slot.is_submitted and not self.is_closing:
                 slot.is_queued = True
@@ -164,5 +164,5 @@ class Spark:
         self.add_executor(machine)
 
     def living(self) -> list[Any]:
-        """Processes that are left."""
+        """The processes that are left."""
         return [process for machine in self.machines for process in machine.processes]

@@ -17,7 +17,7 @@ from simulation.world.threads import run_coroutine_threadsafe
 
 
 class Handle:
-    """Something that is to happen; has what asyncio asks of a handle."""
+    """Something that is going to happen, with the interface that asyncio expects of a handle."""
 
     __slots__ = ("args", "call", "is_cancelled", "loop")
 
@@ -116,7 +116,7 @@ class ProcessLoop:
                 self._clock._ready.append(handle)
 
     def end(self) -> None:
-        """Nothing runs here any more. Coroutines are closed, which is seen by nobody: their connections are gone."""
+        """End the loop. Its coroutines are closed, which nothing else can notice, because their connections are gone."""
         self.is_dead = True
         self.parked.clear()
         for task in self.tasks:
@@ -171,5 +171,5 @@ class ProcessLoop:
         return self.is_dead
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Called by asyncio for an exception that nobody has looked at."""
+        """Called by asyncio for an exception that was never retrieved."""
         self.process.unhandled(context.get("exception") or RuntimeError(context["message"]))

@@ -49,7 +49,7 @@ class Mesh:
         self.generation = generation
         self.size = size
         self.groups: dict[int, Group] = {}
-        # What each rank has brought to each collective.
+        # The value that each rank has contributed to each collective.
         self.brought: defaultdict[int, dict[int, tuple[Work, Any, int | None]]] = defaultdict(dict)
         self.mail: defaultdict[tuple[int, int], deque[Any]] = defaultdict(deque)
         self.takers: defaultdict[tuple[int, int], deque[Work]] = defaultdict(deque)
@@ -59,7 +59,7 @@ class Mesh:
         self.swallowed: set[int] = set()
 
     def arrived(self) -> None:
-        """Once all ranks have come, and reach each other, they are connected."""
+        """Note that a rank has arrived. Once all have, and can reach each other, they are connected."""
         groups = list(self.groups.values())
         if len(groups) < self.size:
             return
@@ -108,7 +108,7 @@ class Mesh:
             self.arrived()
 
     def left(self, rank: int) -> None:
-        """A rank's sockets are closed, by itself or by the end of its process."""
+        """Note that a rank's sockets are closed, by the rank itself or by the end of its process."""
         self.departed.add(rank)
         gone = self.groups[rank].process.machine
         for other, group in self.groups.items():
@@ -119,7 +119,7 @@ class Mesh:
                 self.simulation.clock.after(self.simulation.random.uniform(0.001, 0.04), group.peer_left, rank, near)
 
     def cut_off(self, group: Group) -> int:
-        """How many other ranks do not answer this one."""
+        """Return how many other ranks do not answer this one."""
         here = group.process.machine
         return sum(
             self._is_split((here, other.process.machine)) or bool({group.rank, other.rank} & self.swallowed)
@@ -304,7 +304,7 @@ class Group:
     def has_nonsense(self) -> bool:
         """Whether reductions that are not complete yet give nonsense: a rank that takes part has aborted NCCL.
 
-        Who has given up connecting takes part in none.
+        A rank that has given up connecting takes part in no reduction.
         """
         groups = [] if self._mesh is None else self._mesh.groups.values()
         return any(group.is_device_aborted and group._entered for group in groups)

@@ -17,7 +17,7 @@ from simulation.world.universe import Universe
 from spark_elastic.protocol import connection
 from spark_elastic.protocol import messages as m
 
-# When the kernel gives a connection up over which nothing comes back (see ``connection._notice_lost_hosts``).
+# After how many seconds the kernel gives up a connection that gets no answers (see ``connection._notice_lost_hosts``).
 GIVEN_UP_SECONDS = 30.0
 
 _decoders = {id(kind): msgspec.msgpack.Decoder(kind) for kind in (m.ToDriver, m.ToTask, m.ToWorker)}
@@ -124,7 +124,7 @@ class Link:
             self.cut()
 
     def lose(self) -> None:
-        """Both ends see it broken; what was on its way is lost."""
+        """Break the connection: both ends notice it, and frames on their way are lost."""
         self.epoch += 1
         self.held = None
         for end in (self.client, self.server):
@@ -132,7 +132,7 @@ class Link:
             end.open = False
 
     def cut(self) -> None:
-        """The network in between is down."""
+        """Take the network between the ends down."""
         if self.held is None:
             self.held = []
             self.simulation.clock.after(GIVEN_UP_SECONDS, self._give_up, self.epoch, self.held)

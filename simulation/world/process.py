@@ -32,16 +32,16 @@ class Process:
         return f"{self.kind} {self.number}"
 
     def unhandled(self, error: BaseException) -> None:
-        """Our code has let an exception escape where nobody looks at it."""
+        """Note that the product has let an exception escape that nothing handles."""
         if self.is_alive:
             self.simulation.fail(f"{self}: unhandled {type(error).__name__}: {error}", error)
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """Stop the process, as SIGSTOP does."""
         self.loop.is_stopped = True
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Let a stopped process go on, as SIGCONT does."""
         if self.is_alive and self.loop.is_stopped and not self.machine.is_frozen:
             self.loop.go_on()
 
@@ -70,7 +70,7 @@ class Process:
 
     def _close_sockets(self) -> None:
         if self.machine.is_lost:
-            return  # nobody says goodbye: the connections are given up after a while
+            return  # no goodbye is sent, so the connections are given up after a while
         for link in self.links:
             if link.client.open:
                 link.client.open = False

@@ -14,7 +14,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from spark_elastic.worker.job import current_job, enter_job
 
-# The thread that is running, None while the clock is.
+# The thread that is running; None while the clock runs.
 _current: Thread | None = None
 
 
@@ -86,7 +86,7 @@ class Thread:
             self._switch(self._greenlet.switch)
 
     def end(self) -> None:
-        """Unwind the thread of a dead process. What it does meanwhile is seen by nobody."""
+        """Unwind the thread of a dead process. Nothing can notice what it does meanwhile."""
         if self._greenlet is not None and self._greenlet and not self.is_over:
             for _ in range(20):
                 self._switch(self._greenlet.throw, GreenletExit)

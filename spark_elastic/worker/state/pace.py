@@ -1,4 +1,4 @@
-"""Pace: at which commits ranks exchange what they have to tell each other.
+"""Pace: at which commits ranks exchange values with each other.
 
 An exchange is a collective of its own and costs more than all else at the commit of a small state. It cannot be left out by one
 rank alone, because all have to enter it at the same commit. So each exchange says how many commits later the next one is, by rank
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# So many commits of a generation all have an exchange, because most mistakes of user code show there.
+# How many commits at the beginning of a generation all have an exchange, because most mistakes in user code show there.
 FIRST = 16
-# Two exchanges are about so far apart, and never more than so many commits, in case these suddenly take longer.
+# How many seconds lie between two exchanges, about, and how many commits at most, in case commits suddenly take longer.
 SECONDS = 0.1
 MOST = 8
 
