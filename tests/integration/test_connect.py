@@ -17,6 +17,7 @@ import pytest
 from busy import busy
 from connect_server import ConnectServer
 from decommission import train_through_a_decommission
+from pyspark.sql import functions as f
 from training import count_steps, look_around, raise_everywhere, wait_for_a_file
 
 import spark_elastic
@@ -257,6 +258,9 @@ def test_a_pipeline_is_fitted_through_a_loss_scores_and_is_saved_and_loaded(fram
     loaded = PipelineModel.load(f"{tmp_path}/model")
     assert loaded.stages[1].history == history
     assert loaded.transform(frame).select("probability").collect() == scored.select("probability").collect()
+    classify = loaded.stages[1].udf("classify", frame.sparkSession)
+    found = frame.select(classify(f.array("a", "b"))["prediction"].alias("prediction")).collect()
+    assert found == scored.select("prediction").collect()
 
 
 def validation_rows(folder: Path) -> int:

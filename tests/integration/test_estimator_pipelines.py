@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import mlflow
+import mlflow.pyfunc
+import mlflow.spark
 import networks
 import numpy as np
 import pytest
@@ -41,6 +45,7 @@ from spark_elastic.estimator import (
     TorchClassifier,
     TorchEstimator,
     TorchModel,
+    TorchRegressionModel,
     TorchRegressor,
     dataset,
 )
@@ -203,6 +208,42 @@ def test_concurrent_fits_of_a_grid_share_the_slots(
         2,
         32,
     )
+
+
+def test_a_grid_leaves_one_copy_of_the_data_and_only_what_the_store_is_to_keep(frame: Any, tmp_path: Path) -> None:
+    data = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame)
+    store = Store.create(tmp_path, keep="data")
+    estimator = regressor(store=store)
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, [1e-4, 1e-3, 1e-2, 1e-1]).build()
+    settings = dict(frame.sparkSession.conf.getAll)
+    models = estimator.fit(data, grid)
+    assert len({model.history[-1]["loss"] for model in models}) == 4
+    assert len(list((tmp_path / "data").glob("*/*/_complete.json"))) == 1
+    assert not list(tmp_path.glob("runs/*")), "neither checkpoints nor logs"
+    assert not list(tmp_path.glob("probe*"))
+    assert dict(frame.sparkSession.conf.getAll) == settings
+
+
+def test_mlflow_logs_a_pipeline_and_gives_back_what_scores_alike(
+    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    (tmp_path / "downloads").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "downloads"))  # MLflow leaves what it has downloaded
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    model = TorchRegressionModel(networks.dense(2), featuresCol="features")
+    expected = model.transform(assembler.transform(frame)).toPandas()["prediction"].tolist()
+    with mlflow.start_run():
+        logged = mlflow.spark.log_model(
+            PipelineModel([assembler, model]), "model", pip_requirements=["spark-elastic[ml]"]
+        )
+    with pytest.warns(UserWarning, match="runs the code"):
+        loaded = mlflow.spark.load_model(logged.model_uri, dfs_tmpdir=str(tmp_path / "loading"))
+    assert loaded.transform(frame).toPandas()["prediction"].tolist() == pytest.approx(expected)
+    with pytest.warns(UserWarning, match="runs the code"):
+        function = mlflow.pyfunc.load_model(logged.model_uri)
+    assert function.predict(frame.select("a", "b").toPandas()) == pytest.approx(expected)
 
 
 def test_a_run_of_the_same_name_goes_on_where_the_last_one_stopped(frame: Any, tmp_path: Path) -> None:

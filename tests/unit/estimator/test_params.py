@@ -29,6 +29,7 @@ from spark_elastic.errors import DamagedError
 from spark_elastic.estimator import (
     EarlyStopping,
     Store,
+    TorchClassificationModel,
     TorchClassifier,
     TorchEstimator,
     TorchModel,
@@ -83,6 +84,35 @@ def recipe(estimator: TorchEstimator) -> Any:
     planned = plan_recipe(estimator, layout, estimator._default_loss())
     batch = made_up_batch(layout, SCHEMA)
     return planned if batch is None else planned.checked_on(batch)
+
+
+STAGES = [TorchEstimator, TorchClassifier, TorchRegressor, TorchModel, TorchClassificationModel, TorchRegressionModel]
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_stages_have_what_sparks_own_tests_ask_of_params(kind: Any) -> None:
+    """What pyspark.testing.mlutils.check_params and test_param.py ask, as far as a stage without a Java twin can have it."""
+    stage = kind()
+    names = [param.name for param in stage.params]
+    assert names == sorted(names)
+    assert {param.parent for param in stage.params} == {stage.uid}
+    assert stage.uid.startswith(f"{kind.__name__}_")
+    assert kind().uid != stage.uid
+    for param in stage.params:
+        assert stage.hasParam(param.name)
+        assert stage.getParam(param.name) == param == getattr(stage, param.name)
+        assert param.doc in stage.explainParam(param)
+        assert not stage.isSet(param)
+        assert stage.isDefined(param) == stage.hasDefault(param)
+    size = stage.transformBatchSize if hasattr(stage, "transformBatchSize") else stage.batchSize
+    changed = stage.copy({size: 5})
+    assert (changed.uid, changed.getOrDefault(size), stage.isSet(size)) == (stage.uid, 5, False)
+    assert stage.extractParamMap({size: 6})[size] == 6
+    changed.clear(size)
+    assert changed.getOrDefault(size) == stage.getOrDefault(size)
+    changed._resetUid("other")
+    assert {param.parent for param in changed.params} == {"other"}
+    assert changed.explainParams().count("\n") >= len(names) - 1
 
 
 ONE_CYCLE = torch.optim.lr_scheduler.OneCycleLR
