@@ -34,6 +34,14 @@ def test_nothing_is_suggested_where_the_loss_never_falls(losses: list[float]) ->
     assert LearningRates(RATES[: len(losses)], losses).suggestion is None
 
 
+def test_falls_of_a_loss_that_has_begun_to_diverge_do_not_count() -> None:
+    falling = [1.0 - step / 20 for step in range(16)]
+    rates = [10.0**step for step in range(-15, 31)]
+    found = LearningRates(rates, [*falling, *[90.0] * 15, *[1.0] * 15]).suggestion
+    assert found is not None
+    assert found <= rates[len(falling)]
+
+
 def test_the_rate_grows_by_a_constant_factor_to_the_end() -> None:
     growth = Growth(100.0, 3)
     assert [growth(step) for step in range(5)] == pytest.approx([1.0, 10.0, 100.0, 100.0, 100.0])
