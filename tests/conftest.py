@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+
+from class_archive import jvm_options
+
+os.environ.setdefault("JAVA_TOOL_OPTIONS", jvm_options())
 
 
 def pytest_collection_finish() -> None:
