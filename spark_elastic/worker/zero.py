@@ -65,8 +65,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
     which an optimizer changes its own settings. The state is divided inside an elastic function whose State has the optimizer and
-    ``commit="sharded"``, in worlds of more than two ranks; everywhere else this is the plain optimizer. ``add_param_group`` is
-    refused while it is divided.
+    ``commit="sharded"``, in worlds of more than two ranks; everywhere else, and under ``run(elastic=False)``, this is the plain
+    optimizer. ``add_param_group`` is refused while it is divided.
     """
 
     def __init__(

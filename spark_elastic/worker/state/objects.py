@@ -108,7 +108,9 @@ class ObjectState(State):
             self._receive(arrived, world)
             if is_first:
                 self._commits.restored_size = arrived.skeleton["size"]
-        self._keeper.divide(world, self._values(shared=True))
+        job = current_job()
+        if job is not None and not job.is_fixed:
+            self._keeper.divide(world, self._values(shared=True))
 
     def _keep_first(self) -> None:
         """Keep the initial values outside a job, where no generation is sealed, if they can be copied already."""
@@ -124,7 +126,7 @@ class ObjectState(State):
     def _check_divisible(self) -> None:
         """Refuse an optimizer that is to be divided among ranks where commits could not be put together again."""
         job = current_job()
-        if job is None or not find_divisible(self._values(shared=True)):
+        if job is None or job.is_fixed or not find_divisible(self._values(shared=True)):
             return
         if job.checkpoints is not None and job.checkpoints.metric is not None:
             raise CheckpointError(

@@ -167,6 +167,23 @@ def test_a_divided_optimizer_and_the_best_checkpoint_do_not_go_together(stage: S
         state._prepare()
 
 
+def test_in_a_fixed_world_nothing_is_divided_so_each_rank_has_the_whole_to_save_by_itself(stage: Stage) -> None:
+    stage.is_fixed, stage.checkpoints = (
+        True,
+        SimpleNamespace(metric=object(), restore=lambda device: None, is_due=lambda: False),
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    state = TorchState(model, divisible(model.parameters()), commit="sharded")
+    state._prepare()
+    stage.begin(state, others=[None] * (SIZE - 1))
+    state._checks = None
+    train(state)
+    moments = [entry["exp_avg"] for entry in state.optimizer.state_dict()["state"].values()]
+    assert len(moments) == 4
+    lent = state._lend().lend().content()["objects"]["optimizer"].content["state"]
+    assert equal([entry["exp_avg"] for entry in lent.values()], moments)
+
+
 @pytest.mark.parametrize(
     ("commit", "redundancy", "message"),
     [
