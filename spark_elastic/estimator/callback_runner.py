@@ -52,6 +52,7 @@ class CallbackRunner:
         loss, weight = float(sums[0]), float(sums[-1])
         context = BatchContext(
             **self._place(state),
+            global_step=state.global_step,
             loss=loss / weight if weight else math.nan,
             learning_rate=optimizer.param_groups[0]["lr"],
         )

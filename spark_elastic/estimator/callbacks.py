@@ -1,9 +1,9 @@
 """Callbacks: objects whose methods run on rank 0: where a fit begins, after each step and each epoch, and where it fails.
 
 Callbacks travel by pickle, to the workers, and from rank 0 to all ranks at the beginning and after each epoch: when rank 0 is
-lost, its successor continues with the attributes as they were then. Attributes that cannot be pickled (open files, connections)
-have to be dropped by ``__getstate__``. What is interrupted by a loss is repeated, so a callback may see the same epoch twice, and
-the steps since the last commit.
+lost, its successor continues with the attributes as they were then, as does rank 0 itself if a rank is lost while an epoch ends.
+Attributes that cannot be pickled (open files, connections) have to be dropped by ``__getstate__``. What is interrupted by a loss
+is repeated, so a callback may see the same epoch twice, and the steps since the last commit.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class BatchContext(FitContext):
     Args:
         epoch: the number of the epoch, from 0.
         step: the number of the step in this epoch, from 0.
+        global_step: the number of the step in the run, from 0; a step that is repeated after a loss has the same number again.
         model: the network, in training mode.
         run_id: the name of the run in the store.
         log_url: the run's folder for logs in the store; None without a store that keeps logs.
@@ -89,6 +90,7 @@ class BatchContext(FitContext):
         learning_rate: that of the optimizer's first group, after a scheduler that steps each step.
     """
 
+    global_step: int
     loss: float
     learning_rate: float
 
@@ -110,8 +112,9 @@ class Callback:
     def on_batch_end(self, ctx: BatchContext) -> None:
         """React to a step. Brings the loss of each step to the CPU, for which a GPU is waited for.
 
-        Attributes that are set here survive the loss of rank 0 from the end of the epoch on. The steps since the last commit are
-        repeated after a loss, and seen again.
+        Attributes that are set here are kept at the end of the epoch. A loss before that may set them back to what they were when
+        the epoch began, and does so if rank 0 is lost, or any rank between the last step and the commit that ends the epoch. The
+        steps since the last commit are repeated after a loss, and seen again.
         """
 
     def on_epoch_end(self, ctx: EpochContext) -> None:

@@ -168,6 +168,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
         ``suggestion`` of the result is the rate to begin with. The estimator stays as it is, its own scheduler and callbacks take
         no part, and nothing of the fit stays in the store but the data, which the next ``fit`` finds there. Blocks like ``fit``.
+        Where a worker is lost, steps may be missing from the result; see ``Callback.on_batch_end``.
         Raises ``ValueError`` for an optimizer instance, which has a rate of its own.
         """
         return find_learning_rate(self, dataset, low, high, steps)

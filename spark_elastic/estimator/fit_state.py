@@ -15,16 +15,17 @@ from spark_elastic.worker.state.snapshot import constant
 class FitState(se.TorchState):
     """What a fit has to keep through resets, beside model, optimizer and loader. All ranks hold the same values.
 
-    epoch, step: the next ones, from 0. names, sums: the names of what is measured, and its sums over the epoch so far, weighted
-    by the rows' weights; the last sum is that of the weights. sizes: the sizes of the worlds that have trained in this epoch.
-    history: a line of JSON for each epoch that has ended. stopped: the number of epochs that were wanted when a callback ended
-    training, else 0. best: the weights that a callback has kept. started: the time when the epoch began. callbacks: the pickled
-    callbacks. callbacks_given: a description of the callbacks that the fit began with. begun: the fit whose beginning callbacks
-    have been told of.
+    epoch, step: the next ones, from 0. global_step: the number of steps of all epochs so far. names, sums: the names of what
+    is measured, and its sums over the epoch so far, weighted by the rows' weights; the last sum is that of the weights.
+    sizes: the sizes of the worlds that have trained in this epoch. history: a line of JSON for each epoch that has ended.
+    stopped: the number of epochs that were wanted when a callback ended training, else 0. best: the weights that a callback
+    has kept. started: the time when the epoch began. callbacks: the pickled callbacks. callbacks_given: a description of the
+    callbacks that the fit began with. begun: the fit whose beginning callbacks have been told of.
     """
 
     epoch: int
     step: int
+    global_step: int
     names: list[str]
     sums: torch.Tensor | None
     sizes: list[int]

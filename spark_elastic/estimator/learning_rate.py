@@ -97,18 +97,20 @@ class Sweep(Callback):
     """Keeps the loss of each step, and ends training after the epoch in which there have been enough steps."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.earlier = steps, 0
+        self.steps = steps
         self.losses: dict[int, float] = {}
 
     def on_batch_end(self, ctx: BatchContext) -> None:
-        """Note the loss; steps that a loss of workers repeats are noted once."""
-        self.losses[self.earlier + ctx.step] = ctx.loss
+        """Note the loss; steps that a loss of workers repeats are noted once.
+
+        The number comes from what commits keep, as the learning rate does: a loss of workers may undo the notes of an epoch.
+        """
+        self.losses[ctx.global_step] = ctx.loss
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
-        """Put the losses into the history, and count the steps."""
-        self.earlier = max(self.losses, default=-1) + 1
+        """Put the losses into the history, and end training if there are enough of them."""
         ctx.metrics[_LOSSES] = list(self.losses.items())
-        if self.earlier >= self.steps:
+        if max(self.losses, default=-1) + 1 >= self.steps:
             ctx.stop()
 
 

@@ -113,6 +113,7 @@ class Trainer:
             **{name: value for name, value in optional.items() if value is not None},
             epoch=0,
             step=0,
+            global_step=0,
             sums=None,
             names=[],
             sizes=[],
@@ -177,7 +178,7 @@ class Trainer:
             state.sums = sums if state.sums is None else state.sums + sums
             self.callbacks.end_batch(state, sums, self.optimizer)
             taken, sums = 0, 0.0
-            state.step += 1
+            state.step, state.global_step = state.step + 1, state.global_step + 1
             every = self.plan.checkpoint_steps
             durable = every is not None and state.step % every == 0
             if durable or state.step % self.plan.commit_steps == 0:

@@ -71,7 +71,7 @@ def test_the_estimator_stays_as_it_is_and_its_copy_is_trained_for_so_many_steps(
         while not stopped:
             context: Any = SimpleNamespace(metrics={}, stop=lambda: stopped.append(True))
             for step in [0, 1, 1, *range(2, 9)]:  # a loss repeats a step
-                sweep.on_batch_end(SimpleNamespace(step=step, loss=float(len(history) * 9 + step)))
+                sweep.on_batch_end(SimpleNamespace(global_step=(at := len(history) * 9 + step), loss=float(at)))
             sweep.on_epoch_end(context)
             history.append(context.metrics)
         return Fitted(history=history, run_id="trial")

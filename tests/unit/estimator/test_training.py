@@ -18,13 +18,14 @@ from torch import nn
 
 import spark_elastic as se
 from spark_elastic.data import read_manifest
-from spark_elastic.errors import DataError
+from spark_elastic.errors import DataError, WorkerLostError
 from spark_elastic.estimator.callback_runner import _does
 from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.learning_rate import Sweep
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.params import callback_list
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
@@ -330,6 +331,26 @@ def test_a_fit_that_goes_on_with_a_run_begins_again_and_a_reset_does_not(dataset
         trainer.model, trainer.optimizer, trainer.loader = state.model, state.optimizer, state.loader
         se.elastic(trainer.run)(state)
     assert (tmp_path / "story").read_text().splitlines() == ["begin 0 of run", "end 0", "begin 1 of run", "end 1"]
+
+
+def test_the_losses_of_a_search_keep_their_steps_where_a_worker_is_lost_as_an_epoch_ends(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(plan(dataset, epochs=9, callbacks=[Sweep(20)], commit_steps=1))  # ten steps an epoch
+    state, commit, lost = trainer.make_state(), FitState.commit, [WorkerLostError("at the end of an epoch")]
+
+    def lose(state: FitState, durable: bool = False) -> None:
+        if durable and lost:
+            raise lost.pop()
+        commit(state, durable)
+
+    monkeypatch.setattr(FitState, "commit", lose)
+    with pytest.raises(WorkerLostError):
+        se.elastic(trainer.run)(state)
+    state.restore()
+    se.elastic(trainer.run)(state)
+    found = [[step for step, _ in entry["losses_of_steps"]] for entry in history_of(state)]
+    assert found == [[], [*range(10, 20)]], "the notes of the first epoch are lost, and no other loss takes their place"
 
 
 def test_a_callback_of_one_method_is_enough_and_the_base_class_does_nothing_at_a_step() -> None:
