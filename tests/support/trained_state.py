@@ -29,4 +29,4 @@ def values(state: TorchState) -> list[torch.Tensor]:
 
 
 def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(map(torch.equal, one, other))
+    return len(one) == len(other) and all(map(torch.equal, one, other))

@@ -97,6 +97,8 @@ class Sharded(Keeper):
         self._bits: list[int] | None = None
         # Whether the live values are those of the current commit, so that this rank can serve as a holder of the whole.
         self._is_back = False
+        # What optimizers had when the job began, each the whole, until a generation has been sealed. Nothing is copied.
+        self._unsealed: list[dict[int, dict[str, Any]]] | None = None
 
     # ------------------------------------------------------------------ commits
 
@@ -105,11 +107,13 @@ class Sharded(Keeper):
         flatten(values, Found(), _part_of)
 
     def begin(self, values: Mapping[str, object]) -> None:
-        """Forget parts of optimizers that belong to no commit any more."""
+        """Where there is no commit, give optimizers back what they had before they were divided; else forget their parts."""
         world = present_world()
-        if world is not None and world.newest_commit is None:
-            for optimizer in find_divisible(values):
-                optimizer.undivide()
+        if world is None or world.newest_commit is not None:
+            return
+        for place, optimizer in enumerate(find_divisible(values)):
+            if optimizer.division is not None:
+                optimizer.divide(None, {} if self._unsealed is None else self._unsealed[place])
 
     def take(self, steps: int, size: int, values: Mapping[str, object], own: object) -> bool:
         self._is_taken = False
@@ -186,10 +190,12 @@ class Sharded(Keeper):
         self._bits = list(map(sum_of_bits, self._live))
 
     def release_live(self) -> None:
-        self._bits = None
+        self._bits = self._unsealed = None
 
     def why_lost(self) -> str:
-        has_committed = self._current.commit is not None or self._spare.commit is not None
+        # Before the first generation is sealed, the live values are still those with which the job began.
+        is_begun = self._unsealed is None
+        has_committed = is_begun and (self._current.commit is not None or self._spare.commit is not None)
         return "slices of the newest commit were lost with all ranks that held them" if has_committed else ""
 
     def to_restore(self) -> Snapshot | None:
@@ -242,7 +248,10 @@ class Sharded(Keeper):
         holders = {m.rank: m.slices for m in world.members if newest is not None and m.commit == newest and m.slices}
         before = {rank: slices.held for rank, slices in holders.items() if not slices.is_whole}
         kept = self._current.parts.view() if before and self._is_held else {}
-        for place, optimizer in enumerate(find_divisible(values)):
+        divisible = find_divisible(values)
+        if newest is None:
+            self._unsealed = [optimizer.held_state() for optimizer in divisible]
+        for place, optimizer in enumerate(divisible):
             if not before:
                 optimizer.divide(division)
                 continue

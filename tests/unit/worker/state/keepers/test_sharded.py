@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
 from spark_elastic import HostsUpdatedInterrupt, TorchState, ZeroRedundancyOptimizer
-from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
+from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker.state.keepers.sharded import Sharded
 
@@ -165,6 +166,54 @@ def test_a_divided_optimizer_and_the_best_checkpoint_do_not_go_together(stage: S
     stage.checkpoints = SimpleNamespace(metric=object())
     with pytest.raises(CheckpointError, match="checkpoint_best= cannot be given with a ZeroRedundancyOptimizer"):
         state._prepare()
+
+
+def stepped(parts: int = 3) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a model, and an optimizer that has stepped above the elastic function."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(parts)))
+    optimizer = divisible(model.parameters())
+    model(torch.rand(4, 8)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [entry["exp_avg"].clone() for entry in optimizer.state_dict()["state"].values()]
+
+
+@pytest.mark.parametrize("size", [2, SIZE])
+@pytest.mark.parametrize(
+    ("place", "method"),
+    [(TorchState, "_enter_world"), (Sharded, "release_live")],
+    ids=["before any rank has sealed the generation", "when this rank has sealed it and others have not"],
+)
+def test_a_loss_before_the_first_generation_is_sealed_takes_no_state_of_an_optimizer_with_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, place: type, method: str, size: int
+) -> None:
+    model, optimizer = stepped()
+    before = moments(optimizer)
+    state = TorchState(model, optimizer, commit="sharded")
+
+    def lost(*_: object) -> None:
+        raise WorkerLostError("rank 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, method, lost)
+        for formed in (SIZE, size):
+            with pytest.raises(WorkerLostError):
+                stage.begin(state, others=[None] * (formed - 1))
+            state.restore()
+            stage.control.commit = None  # as the driver says, because slices are missing
+    stage.begin(state, others=[None])
+    assert equal(moments(optimizer), before)
+
+
+def test_once_the_first_generation_is_sealed_a_rank_holds_its_parts_of_an_optimizers_state_only(stage: Stage) -> None:
+    model, optimizer = stepped()
+    all_moments = [weakref.ref(optimizer.state[parameter]["exp_avg"]) for parameter in model.parameters()]
+    stage.begin(TorchState(model, optimizer, commit="sharded"), others=[None] * (SIZE - 1))
+    assert sum(moment() is not None for moment in all_moments) == len(optimizer.state) < len(all_moments)
 
 
 def test_in_a_fixed_world_nothing_is_divided_so_each_rank_has_the_whole_to_save_by_itself(stage: Stage) -> None:
