@@ -24,7 +24,15 @@ from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.dataset import identity_of, written
-from spark_elastic.estimator.frame import Facts, check_columns, check_scalars, is_index, is_vector, labels_of
+from spark_elastic.estimator.frame import (
+    Facts,
+    check_columns,
+    check_scalars,
+    is_fractional,
+    is_index,
+    is_vector,
+    labels_of,
+)
 from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional_inputs
 from spark_elastic.estimator.learning_rate import LearningRates, find_learning_rate
 from spark_elastic.estimator.model import ElasticModel, TorchModel
@@ -45,7 +53,7 @@ from spark_elastic.estimator.planning import (
     plan_split,
 )
 from spark_elastic.estimator.preflight import widths_of
-from spark_elastic.estimator.row_checks import negative_weight, not_a_class, not_an_index
+from spark_elastic.estimator.row_checks import FLOAT_INDEXES, merged_index, negative_weight, not_a_class, not_an_index
 from spark_elastic.estimator.runs import (
     VERSION,
     RunRecord,
@@ -368,6 +376,8 @@ def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
         least, fraction = facts[name]["min"], facts[name]["fraction"]
         if least < 0 or fraction is not None:
             raise ValueError(not_an_index(name, least if least < 0 else fraction))
+        if is_fractional(schema[name].dataType) and facts[name]["max"] >= FLOAT_INDEXES:
+            raise ValueError(merged_index(name, facts[name]["max"]))
     for name, found in facts.items():
         if is_vector(schema[name].dataType) and found["min"] != found["max"]:
             raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")

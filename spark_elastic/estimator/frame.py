@@ -78,6 +78,11 @@ def is_list(kind: DataType) -> bool:
     return is_vector(kind) or isinstance(kind, (ArrayType, BinaryType))
 
 
+def is_fractional(kind: DataType) -> bool:
+    """Whether a column holds single numbers of a type that has fractions."""
+    return isinstance(kind, (FloatType, DoubleType, DecimalType))
+
+
 def is_index(field: StructField) -> bool:
     """Whether a column holds whole numbers, or the doubles as which StringIndexer writes them."""
     attribute = (field.metadata or {}).get("ml_attr", {})

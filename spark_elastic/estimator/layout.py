@@ -31,11 +31,14 @@ class Input:
 
     def tensor(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the argument: [rows], [rows, …] or a nested tensor."""
-        parts = [plain(batch[column]) for column in self.columns]
+        # Each column by itself, because whole numbers beside fractional ones would go through float32.
+        parts = [
+            plain(batch[column]) if self.dtype is None else batch[column].to(DTYPES[self.dtype])
+            for column in self.columns
+        ]
         if (self.name is not None or self.expand or self.categorical) and not any(part.is_nested for part in parts):
             parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
-        value = parts[0] if len(parts) == 1 else _side_by_side(self, parts)
-        return value if self.dtype is None else value.to(DTYPES[self.dtype])
+        return parts[0] if len(parts) == 1 else _side_by_side(self, parts)
 
 
 @dataclass(frozen=True)

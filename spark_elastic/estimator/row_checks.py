@@ -10,6 +10,9 @@ from spark_elastic.data import ParquetLoader
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.finite import check_finite
 
+# Fractional numbers reach the network as 32-bit floats, which tell whole numbers apart up to here.
+FLOAT_INDEXES = 2**24
+
 
 def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: ParquetLoader) -> None:
     """Remove the ids of the rows from the batch. Raises ``DataError`` for NaN and infinity, naming column and row."""
@@ -31,6 +34,8 @@ def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> No
         values = batch[name]
         if bool((bad := (values < 0) | (values % 1 != 0)).any()):
             raise DataError(not_an_index(name, float(values[bad][0])))
+        if values.is_floating_point() and bool((values >= FLOAT_INDEXES).any()):
+            raise DataError(merged_index(name, float(values.max())))
 
 
 def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
@@ -49,6 +54,14 @@ def not_an_index(name: str, value: float) -> str:
     return (
         f"categoricalCols: column {name!r} has the index {value:g}; indexes of categories are whole numbers from 0 on, as "
         "StringIndexer makes them"
+    )
+
+
+def merged_index(name: str, value: float) -> str:
+    """Return the message for an index of a fractional type that is too large to be told from its neighbours."""
+    return (
+        f"categoricalCols: column {name!r} has the index {value:.0f} in a column of fractional numbers, which are kept as 32-bit "
+        f"floats: from {FLOAT_INDEXES} on these merge indexes; cast the column to long"
     )
 
 

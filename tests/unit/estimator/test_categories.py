@@ -54,6 +54,13 @@ class OnlyCodes(torch.nn.Module):
         return self.table(codes).sum((1, 2))
 
 
+class Parity(torch.nn.Module):
+    """Tells whether the sum of a row's indexes is odd."""
+
+    def forward(self, x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        return codes.sum(1) % 2
+
+
 def rows(**columns: list[float]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(values) for name, values in columns.items()}
 
@@ -124,6 +131,24 @@ def test_numbers_that_are_no_indexes_are_refused_in_rows(value: float, shown: st
     scorer = Scorer(Codes(), LAYOUT, Flat([("z", 0)]))
     with pytest.raises(DataError, match=f"column 'dest' has the index {shown}"):
         scorer({"x": np.ones(1), "carrier": np.ones(1, np.int64), "dest": np.array([value])})
+
+
+def test_indexes_that_floats_would_merge_are_refused_and_are_right_in_a_column_of_whole_numbers() -> None:
+    facts = {name: {"min": 0.0, "max": 3.0, "fraction": None} for name in ("x", "y", *CATEGORIES)}
+    large, merged = (
+        {"min": 0.0, "max": 2.0**24, "fraction": None},
+        "'dest' has the index 16777216 .* cast the column to long",
+    )
+    _check_facts(SCHEMA, LAYOUT, {**facts, "carrier": large, "dest": {**large, "max": 2.0**24 - 1}})
+    with pytest.raises(ValueError, match=merged):
+        _check_facts(SCHEMA, LAYOUT, {**facts, "dest": large})
+    check_indexes(rows(carrier=[2**24 + 1], dest=[2.0**24 - 1]), CATEGORIES)
+    with pytest.raises(DataError, match=merged):
+        check_indexes(rows(carrier=[1], dest=[2.0**24]), CATEGORIES)
+    columns = {"x": np.zeros(2), "carrier": np.array([2**24, 2**24 + 1]), "dest": np.zeros(2)}
+    assert Scorer(Parity(), LAYOUT, Flat([("z", 0)]))(columns)["z"].tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"'dest' has the index 16777217 .* cast the column to long"):
+        Scorer(Parity(), LAYOUT, Flat([("z", 0)]))({**columns, "dest": np.array([0.0, 2.0**24 + 1])})
 
 
 def test_an_index_that_training_has_not_seen_is_an_error_of_scoring_and_other_errors_stay_as_they_are() -> None:
