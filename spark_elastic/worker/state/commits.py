@@ -109,7 +109,7 @@ class Commits:
                 job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
         if self._brings_together:
             self._brings_together = self._has_asked = False
-            lender = self._bring_together(state, world)
+            lender = self._bring_together(state, world, f"commit {self.index}")
             if lender is not None and job.checkpoints is not None and job.checkpoints.is_due():
                 job.checkpoints.begin(CommitId(world.generation, self.index), lender)
         if self._exchange(state, job, world, has_met):
@@ -124,11 +124,14 @@ class Commits:
         """Whether no rank can write its commits to a durable checkpoint alone."""
         return self.keeper is not None and self.keeper.is_divided
 
-    def _bring_together(self, state: State, world: World) -> Lender | None:
-        """Bring the last commit together on rank 0, which gets a lender of it. This is a collective."""
+    def _bring_together(self, state: State, world: World, name: str) -> Lender | None:
+        """Bring the last commit together on rank 0, which gets a lender of it. This is a collective.
+
+        No two of a generation have the same name: while one begins, rank 0 may still be deleting what the one before has left.
+        """
         assert self.keeper is not None
         self.settle()
-        return self.keeper.bring_together(world, state._shared_values(), f"commit {self.index}")
+        return self.keeper.bring_together(world, state._shared_values(), name)
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported on rank 0."""
@@ -367,7 +370,7 @@ class Commits:
         assert job is not None
         job.reporter.finished(self.steps, _progress_of(state, world))
         if job.checkpoints is not None:
-            lender = self._bring_together(state, world) if self._is_divided else None
+            lender = self._bring_together(state, world, "the end") if self._is_divided else None
             if world.rank == 0:
                 commit = CommitId(world.generation, self.index)
                 job.checkpoints.finish(commit, state._lend() if lender is None else lender, world.is_broken)

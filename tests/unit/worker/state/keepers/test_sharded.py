@@ -216,6 +216,28 @@ def test_once_the_first_generation_is_sealed_a_rank_holds_its_parts_of_an_optimi
     assert sum(moment() is not None for moment in all_moments) == len(optimizer.state) < len(all_moments)
 
 
+def test_the_last_commit_is_brought_together_under_another_name_at_the_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = stepped()
+    state = TorchState(model, optimizer, commit="sharded")
+    stage.checkpoints = SimpleNamespace(
+        metric=None, restore=lambda device: None, is_due=lambda: True, begin=lambda *_: None, finish=lambda *_: None
+    )
+    stage.begin(state, others=[None] * (SIZE - 1))
+    names: list[str] = []
+
+    def bring_together(keeper: Sharded, world: object, values: object, name: str) -> object:
+        names.append(name)
+        return object()
+
+    monkeypatch.setattr(Sharded, "bring_together", bring_together)
+    for _ in range(3):  # rank 0 asks at the first one, all agree at the second, and the third is brought together
+        state.commit()
+    state._leave(stage.world)
+    assert len(names) == len(set(names)) == 2
+
+
 def test_in_a_fixed_world_nothing_is_divided_so_each_rank_has_the_whole_to_save_by_itself(stage: Stage) -> None:
     stage.is_fixed, stage.checkpoints = (
         True,
