@@ -220,6 +220,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         assert inner is not None
         mine = {id(parameter) for number, parameter in enumerate(self.parameters) if self._is_mine(number)}
         inner.state = self.state
+        if len(inner.param_groups) != len(self.param_groups):  # a restore has taken groups away that no commit holds
+            inner.param_groups[:] = [dict(group) for group in self.param_groups]
         given = []
         for group, part in zip(self.param_groups, inner.param_groups, strict=True):
             given.append({name: value for name, value in group.items() if name not in ("params", "param_names")})

@@ -128,7 +128,10 @@ def outline(objects: Sequence[Stateful]) -> list[int]:
 
 
 def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
-    """Return a function that puts modules, tensors and parameter groups back into the places where they are now."""
+    """Return a function that puts modules, tensors and parameter groups back into the places where they are now.
+
+    It frees the state of parameters that optimizers step no more.
+    """
     modules = [
         (part, [dict(register) for register in registers(part)])
         for value in objects
@@ -148,9 +151,12 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
                     present.clear()
                     present.update(was)
         for optimizer, was_groups in groups:
+            stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             optimizer.param_groups[:] = [group for group, _ in was_groups]
             for group, parameters in was_groups:
                 group["params"] = list(parameters)
+            for parameter in stepped.difference(*(parameters for _, parameters in was_groups)):
+                optimizer.state.pop(parameter, None)  # or state_dict() would fail, which knows no number for it
 
     return put_back
 

@@ -12,7 +12,7 @@ import torch
 from forked_world import on_ranks, world
 from torch import nn
 
-from spark_elastic import DistributedDataParallel, SparkElasticError, ZeroRedundancyOptimizer
+from spark_elastic import DistributedDataParallel, SparkElasticError, TorchState, ZeroRedundancyOptimizer
 from spark_elastic.protocol.messages import Member
 from spark_elastic.worker.state.keepers.sharded import division_of
 from spark_elastic.worker.zero import Division, deal
@@ -168,6 +168,20 @@ def test_outside_a_job_it_is_the_plain_optimizer() -> None:
         optimizer.step()
         weights[-1].append(optimizer.param_groups[-1]["params"][0].detach())
     assert all(map(torch.equal, *weights))
+
+
+def test_after_a_restore_without_a_group_that_was_added_it_steps_on() -> None:
+    model = net()
+    state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam))
+    train(model, state.optimizer, 0)
+    state.commit()
+    added = nn.Parameter(torch.ones(3))
+    added.grad = torch.ones(3)
+    for _ in range(2):
+        state.optimizer.add_param_group({"params": [added]})
+        state.optimizer.step()
+        state.restore()
+        train(model, state.optimizer, 0)
 
 
 class Drifting(torch.optim.SGD):

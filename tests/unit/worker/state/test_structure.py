@@ -169,9 +169,10 @@ def test_a_model_that_has_not_changed_is_not_told(stage: Stage) -> None:
     assert state._tell() is None
 
 
+@pytest.mark.parametrize("has_stepped", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_survivor_goes_back_to_what_it_was_before_a_change_that_no_commit_holds(
-    stage: Stage, change: Callable[[TorchState], None]
+    stage: Stage, change: Callable[[TorchState], None], has_stepped: bool
 ) -> None:
     state = begun(stage)
     step(state)
@@ -179,12 +180,17 @@ def test_a_survivor_goes_back_to_what_it_was_before_a_change_that_no_commit_hold
     shapes = {name: (p.shape, p.dtype) for name, p in net(state).named_parameters()}
     held = {name: tensor.clone() for name, tensor in net(state).state_dict().items()}
     optimizer, groups = state.optimizer, len(state.optimizer.param_groups)
+    numbers = list(optimizer.state_dict()["state"])
     change(state)
+    if has_stepped and change is not change_the_dtype:
+        step(state)
     state.restore()
     assert shapes == {name: (p.shape, p.dtype) for name, p in net(state).named_parameters()}
     assert all(torch.equal(held[name], tensor) for name, tensor in net(state).state_dict().items())
     assert state.optimizer is optimizer
     assert len(optimizer.param_groups) == groups
+    assert list(optimizer.state_dict()["state"]) == numbers
+    step(state)
 
 
 def bring_a_new_object(state: TorchState) -> None:
