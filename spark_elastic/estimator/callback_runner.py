@@ -12,6 +12,7 @@ import torch
 
 import spark_elastic as se
 from spark_elastic import _saved_names
+from spark_elastic.errors import NotInWorldError
 from spark_elastic.estimator.callbacks import BatchContext, Callback, EpochContext, FitContext, Metrics
 from spark_elastic.estimator.fit_state import FitState, history_of
 from spark_elastic.estimator.plan import TrainingPlan
@@ -74,10 +75,15 @@ class CallbackRunner:
         return _agreed(outcome)
 
     def fail(self, state: FitState, error: Exception) -> None:
-        """Call ``on_exception``. An error in it is logged, so that it does not hide the one that ends training."""
-        if se.rank() != 0:
+        """Call ``on_exception``. An error in it or in unpickling is logged, so that it does not hide the one that ends training."""
+        try:
+            callbacks = self._having(state, "on_exception") if se.rank() == 0 else []
+        except NotInWorldError:  # training has failed before its first world, so no rank is 0
             return
-        for callback in self._having(state, "on_exception"):
+        except Exception:
+            _log.exception("the callbacks cannot be told of the exception that ends training")
+            return
+        for callback in callbacks:
             try:
                 callback.on_exception(FitContext(**self._place(state)), error)
             except Exception:

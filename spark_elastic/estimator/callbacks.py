@@ -107,7 +107,10 @@ class Callback:
     """
 
     def on_fit_begin(self, ctx: FitContext) -> None:
-        """React to the beginning of a fit, also of one that goes on with a run; not to a reset in the fit."""
+        """React to the beginning of a fit, also of one that goes on with a run; not to a reset in the fit.
+
+        A loss of workers before the first commit begins the fit again, and calls this again.
+        """
 
     def on_batch_end(self, ctx: BatchContext) -> None:
         """React to a step. Brings the loss of each step to the CPU, for which a GPU is waited for.
@@ -123,7 +126,7 @@ class Callback:
     def on_exception(self, ctx: FitContext, error: Exception) -> None:
         """React to an exception that training has raised on rank 0; in a job, training may go on after that from the last commit.
 
-        A lost worker, and what only another rank raises, does not come here.
+        A lost worker, what only another rank raises, and what fails before there are ranks, does not come here.
         """
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from pyspark.sql.types import StructType
 from torch import nn
+from worker_stage import Stage
 
 import spark_elastic as se
 from spark_elastic.data import read_manifest
@@ -32,6 +33,7 @@ from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
 from spark_elastic.estimator.training import Trainer, train
+from spark_elastic.worker.job import enter_job
 
 ROWS = 100
 
@@ -321,6 +323,27 @@ def test_callbacks_hear_of_the_beginning_of_each_step_and_of_what_ends_training(
     diverging = {"optimizer_arguments": {"lr": 1e30}}
     assert train(plan(dataset, steps=diverging, callbacks=[Story(tmp_path / "nan")])) is not None
     assert (tmp_path / "nan").read_text().splitlines()[-1].startswith("NotFiniteLossError 0/")
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_what_fails_before_there_is_a_rank_or_in_unpickling_callbacks_does_not_hide_the_error(
+    is_damaged: bool, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(state: FitState) -> None:
+        if is_damaged:
+            state.callbacks = b"no pickle"
+        else:
+            enter_job(Stage())  # type: ignore[arg-type]
+        raise KeyError("the cause")
+
+    monkeypatch.setattr(se, "elastic", lambda function: fail)
+    try:
+        with pytest.raises(KeyError, match="the cause"):
+            train(plan(dataset, callbacks=[Story(tmp_path / "story")]))
+    finally:
+        enter_job(None)
+    assert ("the callbacks cannot be told" in caplog.text) == is_damaged
+    assert not (tmp_path / "story").exists()
 
 
 def test_a_fit_that_goes_on_with_a_run_begins_again_and_a_reset_does_not(dataset: str, tmp_path: Path) -> None:
