@@ -75,7 +75,7 @@ class CallbackRunner:
         return _agreed(outcome)
 
     def fail(self, state: FitState, error: Exception) -> None:
-        """Call ``on_exception``. An error in it or in unpickling is logged, so that it does not hide the one that ends training."""
+        """Call ``on_exception``. Errors in it and in unpickling are logged, and do not hide the one that ends training."""
         try:
             callbacks = self._having(state, "on_exception") if se.rank() == 0 else []
         except NotInWorldError:  # training has failed before its first world, so no rank is 0
