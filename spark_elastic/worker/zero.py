@@ -64,9 +64,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     the plain optimizer, because all ranks have all gradients.
 
     The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
-    which an optimizer changes its own settings. The state is divided inside an elastic function whose State has the optimizer and
-    ``commit="sharded"``, in worlds of more than two ranks; everywhere else, and under ``run(elastic=False)``, this is the plain
-    optimizer. ``add_param_group`` is refused while it is divided.
+    which an optimizer changes its own settings or keeps state that belongs to no parameter. The state is divided inside an
+    elastic function whose State has the optimizer and ``commit="sharded"``, in worlds of more than two ranks; everywhere else,
+    and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is refused while it is divided.
     """
 
     def __init__(
@@ -229,6 +229,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             part["params"] = [parameter for parameter in group["params"] if id(parameter) in mine]
         if any(part["params"] for part in inner.param_groups):
             inner.step()
+        for key in self.state:
+            if not isinstance(key, torch.Tensor):
+                raise SparkElasticError(
+                    f"{type(inner).__name__} keeps state of its own under {key!r}, which belongs to no parameter, and cannot be "
+                    "divided among ranks; use it without ZeroRedundancyOptimizer"
+                )
         for settings, part in zip(given, inner.param_groups, strict=True):
             for name, value in settings.items():
                 if part[name] is not value and part[name] != value:

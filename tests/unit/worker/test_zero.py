@@ -192,6 +192,14 @@ class Drifting(torch.optim.SGD):
         return super().step(closure)
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a number that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(TypeError, match="a class of optimizers, or a function that makes one, not Adam"):
@@ -203,6 +211,9 @@ def test_what_cannot_be_divided_is_refused() -> None:
     drifting = ZeroRedundancyOptimizer(parameters, Drifting, lr=0.1)
     with pytest.raises(SparkElasticError, match="Drifting changes its setting lr in a step"):
         drifting.step()
+    counting = ZeroRedundancyOptimizer(parameters, Counting, lr=0.1)
+    with pytest.raises(SparkElasticError, match="Counting keeps state of its own under 'steps'"):
+        counting.step()
     optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.Adam)
     optimizer.divide(divided(0, 3))
     with pytest.raises(SparkElasticError, match="cannot be added while"):
