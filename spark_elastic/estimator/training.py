@@ -149,6 +149,9 @@ class Trainer:
             if self.not_finite is None:
                 self._end_epoch(state)
             if self.not_finite is not None:
+                if self.plan.steps.zero_redundancy:
+                    # The last durable checkpoint is put together from the live weights, which have to be those of a commit.
+                    state.commit()
                 return
 
     # ------------------------------------------------------------------ steps
@@ -159,6 +162,7 @@ class Trainer:
             return
         self.model.train()
         taken = planned = 0
+        position = self.loader.rows_processed
         sums: torch.Tensor | float = 0.0
         for columns in self.loader:
             if not taken:
@@ -169,7 +173,9 @@ class Trainer:
                 sums = sums + (self._backward if self.plan.data.shards is None else self._backward_parts)(
                     state, columns, planned
                 )
-            if self.not_finite is not None:
+            if self.not_finite is not None:  # the step is not made, and whoever goes on from here begins with its rows
+                self.optimizer.zero_grad(set_to_none=True)
+                self.loader.load_state_dict({**self.loader.state_dict(), "position": position})
                 return
             if taken < planned:
                 continue
@@ -177,7 +183,7 @@ class Trainer:
             assert isinstance(sums, torch.Tensor), "at least one batch was taken"
             state.sums = sums if state.sums is None else state.sums + sums
             self.callbacks.end_batch(state, sums, self.optimizer)
-            taken, sums = 0, 0.0
+            taken, sums, position = 0, 0.0, self.loader.rows_processed
             state.step, state.global_step = state.step + 1, state.global_step + 1
             every = self.plan.checkpoint_steps
             durable = every is not None and state.step % every == 0

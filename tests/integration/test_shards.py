@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +168,11 @@ def test_workers_with_other_kernels_end_the_job_with_both_named(run: Any, tmp_pa
         run(train_with_threads, str(tmp_path), num_proc=2, min_np=2, max_np=2)
 
 
-def fit(run: Any, url: str, size: int, faults: Any = None, **steps: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train as an estimator does; return the weights, and the history without times and sizes."""
+def planned(url: str, **steps: Any) -> TrainingPlan:
+    """Plan as an estimator does."""
     torch.manual_seed(0)
     metrics = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=3), "spread": spread}
-    plan = TrainingPlan(
+    return TrainingPlan(
         run_id="run",
         model=nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3)),
         layout=Layout((Input(None, ("x",)),), ("y",), None),
@@ -187,6 +188,11 @@ def fit(run: Any, url: str, size: int, faults: Any = None, **steps: Any) -> tupl
         epochs=3, steps_per_epoch=None, checkpoint_steps=None, seed=1, callbacks=cloudpickle.dumps([]),
         callbacks_given=describe_callbacks([]), log_url=None, use_gpu=None,
     )  # fmt: skip
+
+
+def fit(run: Any, url: str, size: int, faults: Any = None, **steps: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train as an estimator does; return the weights, and the history without times and sizes."""
+    plan = planned(url, **steps)
     results = run(train, plan, faults=faults, num_proc=size, min_np=1, max_np=size).results
     found = next(each for each in results if each is not None)
     return found.weights, [
@@ -211,3 +217,15 @@ def test_a_fit_with_a_divided_optimizer_has_the_weights_of_one_without(run: Any,
     others, other_history = fit(run, rows, 3, [kill(rank=1, step=4)], zero_redundancy=True)
     assert history == other_history
     assert {name for name, value in weights.items() if not torch.equal(value, others[name])} == set()
+
+
+def test_a_fit_with_a_divided_optimizer_tells_of_a_loss_that_is_nan_between_two_commits(
+    run: Any, rows: str, tmp_path: Path
+) -> None:
+    plan = planned(rows, zero_redundancy=True)
+    diverging = replace(plan.steps, optimizer_arguments={"lr": 1e30})
+    plan = replace(plan, model=nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 3)), steps=diverging, commit_steps=100)
+    results = run(train, plan, num_proc=3, min_np=3, max_np=3, checkpoint=tmp_path.as_uri()).results
+    (found,) = (each for each in results if each is not None)
+    assert found.not_finite is not None
+    assert found.not_finite.startswith("epoch 0, step 1: loss is ")
