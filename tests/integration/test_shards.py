@@ -219,13 +219,20 @@ def test_a_fit_with_a_divided_optimizer_has_the_weights_of_one_without(run: Any,
     assert {name for name, value in weights.items() if not torch.equal(value, others[name])} == set()
 
 
+@pytest.mark.parametrize(("steps", "name"), [(None, "loss"), (1, "val_loss")])
 def test_a_fit_with_a_divided_optimizer_tells_of_a_loss_that_is_nan_between_two_commits(
-    run: Any, rows: str, tmp_path: Path
+    steps: int | None, name: str, run: Any, rows: str, tmp_path: Path
 ) -> None:
     plan = planned(rows, zero_redundancy=True)
     diverging = replace(plan.steps, optimizer_arguments={"lr": 1e30})
-    plan = replace(plan, model=nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 3)), steps=diverging, commit_steps=100)
+    plan = replace(
+        plan,
+        model=nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 3)),
+        steps=diverging,
+        commit_steps=100,
+        steps_per_epoch=steps,
+    )
     results = run(train, plan, num_proc=3, min_np=3, max_np=3, checkpoint=tmp_path.as_uri()).results
     (found,) = (each for each in results if each is not None)
     assert found.not_finite is not None
-    assert found.not_finite.startswith("epoch 0, step 1: loss is ")
+    assert found.not_finite.startswith(f"epoch 0, step 1: {name} is ")
