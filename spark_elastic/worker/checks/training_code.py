@@ -94,9 +94,8 @@ class TrainingChecks:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Examine an optimizer's first step in a generation."""
-        if (
-            loops.open is None
-        ):  # an open loop detects changed parameters itself, and other optimizers may step within a part
+        # An open loop detects changed parameters itself, and other optimizers may step within a part.
+        if loops.open is None:
             loops.refuse("an optimizer's step came")
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
