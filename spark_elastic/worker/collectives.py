@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from spark_elastic.worker.context import current_world
+from spark_elastic.worker.world import translated_errors
 
 T = TypeVar("T")
 
@@ -37,7 +36,7 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     result = tensor.detach().clone()
     world = current_world()
     if world is not None and world.size > 1:
-        with translated_errors():
+        with translated_errors(world):
             dist.all_reduce(result, _OPERATIONS[op])
         if op == "mean":
             result /= world.size
@@ -50,7 +49,7 @@ def allgather_object(obj: T) -> list[T]:
     if world is None or world.size == 1:
         return [obj]
     gathered = [obj] * world.size
-    with translated_errors():
+    with translated_errors(world):
         dist.all_gather_object(gathered, obj)
     return gathered
 
@@ -64,7 +63,7 @@ def broadcast_object(obj: T, src: int = 0) -> T:
     if size == 1:
         return obj
     box = [obj]
-    with translated_errors():
+    with translated_errors(world):
         dist.broadcast_object_list(box, src)
     return box[0]
 
@@ -73,17 +72,5 @@ def barrier() -> None:
     """Wait until all ranks have called this function."""
     world = current_world()
     if world is not None and world.size > 1:
-        with translated_errors():
+        with translated_errors(world):
             dist.barrier()
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Raise ``WorkerLostError`` for errors of collectives in a world that is broken."""
-    try:
-        yield
-    except RuntimeError as error:
-        world = current_world()
-        if world is None or not world.is_broken():
-            raise
-        raise world.lost(error) from error

@@ -12,7 +12,7 @@ from torch import nn
 
 from spark_elastic.errors import RanksDifferError
 from spark_elastic.worker.registered import Registered, same_objects
-from spark_elastic.worker.world import World
+from spark_elastic.worker.world import World, translated_errors
 
 if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
@@ -63,16 +63,12 @@ class Agreement:
     def check(self) -> None:
         """Wait for the result. Raises ``RanksDifferError`` on all ranks if they differ, and ``WorkerLostError``."""
         world = self._world
-        try:
+        with translated_errors(world):
             self._work.wait()
             if len({int(each) for each in self._everybody}) == 1:
                 return
             lists: list[list[str]] = [[] for _ in range(world.size)]
             dist.all_gather_object(lists, self._names)
-        except RuntimeError as error:
-            if world.is_broken():
-                raise world.lost(error) from error
-            raise
         first = next(
             (name for each in lists for name in each if not all(name in other for other in lists)), self._names[0]
         )

@@ -225,3 +225,14 @@ class World:
             lambda: is_done() or self._control.is_aborted(self.generation), self._form_timeout + 10
         )
         return alive and not self._control.is_aborted(self.generation)
+
+
+@contextmanager
+def translated_errors(world: World | None) -> Iterator[None]:
+    """Raise ``WorkerLostError`` for errors of collectives and transfers if the world is broken."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world is None or not world.is_broken():
+            raise
+        raise world.lost(error) from error

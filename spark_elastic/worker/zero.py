@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from spark_elastic.errors import SparkElasticError
-from spark_elastic.worker.collectives import translated_errors
+from spark_elastic.worker.context import current_world
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.state.snapshot import find_objects
+from spark_elastic.worker.world import translated_errors
 
 # Weights of at least so many bytes are sent from where they are; smaller ones of one part are put together first.
 LARGE = 1 << 16
@@ -89,6 +90,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         # The optimizer that updates the parameters of this rank; its groups have the settings of ours.
         self._inner: torch.optim.Optimizer | None = None
         self._division: Division | None = None
+        # The sizes of the parameters when the state was divided, and the part of each.
+        self._divided: list[int] = []
         self._dealt: list[int] = []
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.state = inner.state
@@ -167,7 +170,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def divide(self, division: Division | None, held: Mapping[int, dict[str, Any]] | None = None) -> None:
         """Keep the parts of this rank from now on. ``held`` is their state, by default what is kept of it now."""
         self._division = division
-        self._dealt = [] if division is None else deal(self.sizes, division.of)
+        self._divided = self.sizes
+        self._dealt = [] if division is None else deal(self._divided, division.of)
         if held is not None:
             parameters = self.parameters
             self.state.clear()
@@ -199,7 +203,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 "the optimizer's state is divided among ranks that have left the elastic function: call step() and "
                 "state_dict() inside it, on all ranks"
             )
-        if deal(self.sizes, self._division.of) != self._dealt:
+        if self.sizes != self._divided:
             raise SparkElasticError(
                 "parameters of a ZeroRedundancyOptimizer have changed their number or sizes while its state was divided"
             )
@@ -246,7 +250,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def _share(self, division: Division) -> None:
         """Give all ranks the weights that were updated here, and get the others."""
         works, together = [], dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]]()
-        with translated_errors(), torch.no_grad():
+        with translated_errors(current_world()), torch.no_grad():
             for number, parameter in enumerate(self.parameters):
                 if parameter.grad is None:
                     continue
@@ -275,7 +279,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             if division.owners[self._dealt[number]] == division.rank
         }
         parts: list[dict[int, dict[str, Any]]] = [mine] * division.of
-        with translated_errors():
+        with translated_errors(current_world()):
             dist.all_gather_object(parts, mine)
             whole = {number: state for part in parts for number, state in part.items()}
             for number in sorted(whole):

@@ -17,7 +17,7 @@ from spark_elastic.data.shards import Cut
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker.backends import HOST_BACKEND
 from spark_elastic.worker.shards.tree import Node, nodes_of, total
-from spark_elastic.worker.world import World
+from spark_elastic.worker.world import World, translated_errors
 
 # The name that torch 2.13 has given to all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -56,17 +56,13 @@ def add_over_ranks(
         raise WorkerLostError(f"generation {world.generation} is broken")
     kinds = dict.fromkeys((model.device, model.dtype) for model in like)
     sums: list[torch.Tensor] = list(like)
-    try:
+    with translated_errors(world):
         for kind in kinds:
             places = [place for place, model in enumerate(like) if (model.device, model.dtype) == kind]
             chosen = {node: [values[place] for place in places] for node, values in nodes.items()}
             found = _add_flat(cut, chosen, [like[place] for place in places], world)
             for place, value in zip(places, found, strict=True):
                 sums[place] = value
-    except RuntimeError as error:
-        if world.is_broken():
-            raise world.lost(error) from error
-        raise
     return sums
 
 

@@ -7,12 +7,12 @@ the commit also gets what is not sliced (skeleton and small tensors) from one th
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import cloudpickle
 import torch
-import torch.distributed as dist
 
 from spark_elastic.checkpoint.skeleton import TensorSpec
 from spark_elastic.protocol.fault_points import Point
@@ -21,7 +21,9 @@ from spark_elastic.worker import faults
 from spark_elastic.worker.state.repair import announce, receive_announced
 from spark_elastic.worker.state.slices import places_of
 from spark_elastic.worker.state.snapshot import TensorBuffer
-from spark_elastic.worker.world import World
+from spark_elastic.worker.world import World, translated_errors
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +85,29 @@ def gather(
     if not plan.sources:
         return None
     faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
-    try:
-        sending = _send(world, plan, mine, slice_here)
-        received = _receive(world, plan, mine, slice_here) if any(r == world.rank for r, _ in plan.sources) else None
+    lacks = any(receiver == world.rank for receiver, _ in plan.sources)
+    going = _going(world, plan, mine, slice_here)
+    return exchange(world, going, lambda: _receive(world, plan, mine, slice_here) if lacks else None)
+
+
+def exchange(world: World, going: Iterable[tuple[torch.Tensor, int]], receive: Callable[[], T]) -> T:
+    """Begin to send each tensor to its receiver, ``receive`` meanwhile, and return the result once all is sent.
+
+    Raises ``WorkerLostError`` when one of the other ranks is lost.
+    """
+    with translated_errors(world):
+        # A tensor has to live until its work is done.
+        sending = [(world.group.send(tensor, receiver), tensor) for tensor, receiver in going if tensor.numel()]
+        received = receive()
         for work, _ in sending:
             work.wait()
-        return received
-    except RuntimeError as error:
-        if world.is_broken():
-            raise world.lost(error) from error
-        raise
+    return received
 
 
-def _send(
+def _going(
     world: World, plan: GatherPlan, mine: Unsliced | None, slice_here: Callable[[int], list[torch.Tensor]]
-) -> list[tuple[dist.Work, torch.Tensor]]:
-    """Begin to send all that others take from this rank; a tensor has to live until its work is done."""
-    sending: list[tuple[dist.Work, torch.Tensor]] = []
-
-    def send(tensor: torch.Tensor, receiver: int) -> None:
-        if tensor.numel():
-            sending.append((world.group.send(tensor, receiver), tensor))
-
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """All that others take from this rank, each tensor with its receiver."""
     receivers = [rank for rank, donor in plan.donors.items() if donor == world.rank]
     if receivers:
         assert mine is not None
@@ -113,7 +116,7 @@ def _send(
         flats = [flat.cpu() for flat in mine.small.flats]
         for receiver in receivers:
             for tensor in (packed, *flats):
-                send(tensor, receiver)
+                yield tensor, receiver
     wanted: dict[int, list[int]] = {}
     for (receiver, number), source in plan.sources.items():
         if source == world.rank:
@@ -122,8 +125,7 @@ def _send(
         flats = [flat.cpu() for flat in slice_here(number)]
         for receiver in wanted[number]:
             for tensor in flats:
-                send(tensor, receiver)
-    return sending
+                yield tensor, receiver
 
 
 def _receive(

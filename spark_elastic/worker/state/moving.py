@@ -7,16 +7,15 @@ plan is a pure function of the members, as all ranks know them.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import cloudpickle
 import torch
-import torch.distributed as dist
 
 from spark_elastic.checkpoint.skeleton import TensorSpec
-from spark_elastic.worker.state.gathering import receive_all
+from spark_elastic.worker.state.gathering import exchange, receive_all
 from spark_elastic.worker.state.repair import announce, receive_announced
 from spark_elastic.worker.state.snapshot import Found, flatten, unflatten
 from spark_elastic.worker.world import World
@@ -57,26 +56,11 @@ def move(world: World, moves: Moves, mine: States, name: str) -> dict[int, dict[
     ``name`` tells exchanges of one world from each other. Blocks on the ranks concerned only. Raises ``WorkerLostError`` when one
     of them is lost.
     """
-    try:
-        sending = _send(world, moves, mine, name)
-        received = _receive(world, moves, name)
-        for work, _ in sending:
-            work.wait()
-        return received
-    except RuntimeError as error:
-        if world.is_broken():
-            raise world.lost(error) from error
-        raise
+    return exchange(world, _going(world, moves, mine, name), lambda: _receive(world, moves, name))
 
 
-def _send(world: World, moves: Moves, mine: States, name: str) -> list[tuple[dist.Work, torch.Tensor]]:
-    """Begin to send all that others take from this rank; a tensor has to live until its work is done."""
-    sending: list[tuple[dist.Work, torch.Tensor]] = []
-
-    def send(tensor: torch.Tensor, receiver: int) -> None:
-        if tensor.numel():
-            sending.append((world.group.send(tensor, receiver), tensor))
-
+def _going(world: World, moves: Moves, mine: States, name: str) -> Iterator[tuple[torch.Tensor, int]]:
+    """All that others take from this rank, each tensor with its receiver."""
     receivers = sorted({receiver for (receiver, _), sender in moves.items() if sender == world.rank})
     if receivers:
         contents, tensors = {}, {}
@@ -87,11 +71,10 @@ def _send(world: World, moves: Moves, mine: States, name: str) -> list[tuple[dis
             contents[number] = skeleton, [TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in found.tensors]
         packed = announce(world, world.newest_commit, cloudpickle.dumps(contents), name)
         for receiver in receivers:
-            send(packed, receiver)
+            yield packed, receiver
             for number in _numbers(moves, receiver, world.rank):
                 for tensor in tensors.get(number, ()):
-                    send(tensor, receiver)
-    return sending
+                    yield tensor, receiver
 
 
 def _receive(world: World, moves: Moves, name: str) -> dict[int, dict[str, Any]]:

@@ -24,7 +24,7 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker import faults
 from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
-from spark_elastic.worker.world import World
+from spark_elastic.worker.world import World, translated_errors
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -106,18 +106,14 @@ def repair(world: World, snapshots: SnapshotPair, transport: str = "gloo") -> bo
     faults.reached(Point.REPAIR, rank=world.rank, generation=world.generation)
     way = TRANSPORTS[transport](world, plan)
     receivers = [rank for rank, holder in plan.source.items() if holder == world.rank]
-    try:
+    with translated_errors(world):
         if world.rank in plan.source:
             _receive(world, plan, way, snapshots.spare)
             snapshots.switch()
             return True
         if receivers:
             _send(world, plan, way, snapshots.current, receivers)
-        return False
-    except RuntimeError as error:
-        if world.is_broken():
-            raise world.lost(error) from error
-        raise
+    return False
 
 
 def announce(world: World, newest: CommitId | None, packed: bytes, name: str = "state") -> torch.Tensor:
