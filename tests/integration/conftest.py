@@ -104,7 +104,11 @@ def listening() -> set[Any]:
 
 
 def is_probe(path: Path) -> bool:
-    """Whether Python's tempfile made this file to see if it can write there: it stays if the process is killed just then."""
+    """Whether Python's tempfile made this file to see if it can write to the folder.
+
+    A process that is killed before it has removed the file leaves it. Warm parents are, now and then: torch._dynamo asks for the
+    folder when it is imported.
+    """
     with contextlib.suppress(OSError):
         return re.fullmatch("[a-z0-9_]{8}", path.name) is not None and path.read_bytes() in (b"", b"blat")
     return False

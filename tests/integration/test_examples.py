@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from examples_here import example, run_main
+from PIL import Image
 
 import spark_elastic
 from spark_elastic.data.manifest import UNISCHEMA_KEY
@@ -67,11 +68,10 @@ def test_mixed_precision_ends_with_equal_weights_after_the_whole_course(run_exam
 
 
 def test_images_in_petastorm_format_are_decoded_and_told_apart(run_example: Any, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
     pairs = [example("images_petastorm").stripes(index) for index in range(600)]
     files = [io.BytesIO() for _ in pairs]
     for (pixels, _), file in zip(pairs, files, strict=True):
-        image.fromarray(pixels).save(file, "png")
+        Image.fromarray(pixels).save(file, "png")
     labels = pa.array(np.array([vertical for _, vertical in pairs], np.int32))
     table = pa.table({"image": [file.getvalue() for file in files], "vertical": labels})
     pq.write_table(table, tmp_path / "part-0.parquet", row_group_size=100)
@@ -144,7 +144,6 @@ def test_rounds_of_local_steps_end_with_equal_weights_and_every_row_counted(
 
 
 def test_the_exporter_for_prometheus_serves_what_has_happened_to_the_job(run: Any) -> None:
-    pytest.importorskip("prometheus_client")
     script = example("prometheus")
     with script.serve(0, "127.0.0.1") as (exporter, port):
         run(script.train_fn, 30, num_proc=2, min_np=2, max_np=2, faults=[kill(rank=1, step=10)], on_event=exporter)

@@ -33,20 +33,17 @@ def assert_all_are(expected: dict[str, Any], results: list[dict[str, Any]]) -> N
 
 
 def test_a_loop_of_accelerate_goes_on_in_memory(spark: Any) -> None:
-    pytest.importorskip("accelerate")
     results = run_main("accelerate_loop", *COURSE, "--precision", "no", faults=[kill(rank=0, step=20)])
     assert_all_are(example("accelerate_loop").train_fn(ITEMS, EPOCHS, "no"), results)
 
 
 def test_a_loop_of_fabric_goes_on_in_memory() -> None:
-    pytest.importorskip("lightning")
     results = run_main("fabric", *COURSE, "--precision", "32-true", "--local", faults=[kill(rank=0, step=20)])
     assert_all_are(example("fabric").train_fn(ITEMS, EPOCHS, "32-true"), results)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_of_lightning_goes_on_in_memory_between_two_epochs_and_within_one() -> None:
-    pytest.importorskip("lightning")
     # Of an epoch, the commits are one at its start and one for each batch but the last, which the next epoch's start commits.
     between, within = kill(rank=0, step=STEPS + 1, at="committed"), kill(rank=1, step=STEPS + 10)
     results = run_main("lightning_trainer", *COURSE, "--local", faults=[between, within])
@@ -73,8 +70,6 @@ def by_hand(script: Any) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_within_one() -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
     results = run_main("huggingface_trainer", *COURSE, "--local", faults=[between, within])
     alone = example("huggingface_trainer").train_fn(ITEMS, EPOCHS)

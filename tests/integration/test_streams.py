@@ -14,11 +14,11 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import spark_elastic as se
 from spark_elastic.testing import drain, kill
 
-stateful = pytest.importorskip("torchdata.stateful_dataloader")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS, BATCH = 240, 4
@@ -64,7 +64,7 @@ def web_dataset(urls: list[str]) -> Any:
 def train_fn(dataset: Callable[[], Any], epochs: int) -> Counter[int]:
     model = se.DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    loader = stateful.StatefulDataLoader(dataset(), batch_size=BATCH)
+    loader = StatefulDataLoader(dataset(), batch_size=BATCH)
     state = se.TorchState(model=model, optimizer=optimizer, loader=loader, epoch=0, seen=Counter())
 
     @se.elastic
@@ -97,7 +97,6 @@ def test_a_stream_goes_on_from_its_position_in_a_world_of_the_same_size(run: Any
 def test_a_web_dataset_goes_on_from_its_position_in_a_world_of_the_same_size(
     run: Any, fault: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip("webdataset")
     urls = [
         write_shard(tmp_path / f"{first}.tar", range(first, first + ROWS // 4)) for first in range(0, ROWS, ROWS // 4)
     ]

@@ -13,7 +13,9 @@ from spark_elastic.loggers import MLflowLogger, TensorBoardLogger
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    return pytest.importorskip("mlflow.tracking").MlflowClient(tmp_path.as_uri())
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tmp_path.as_uri())
 
 
 def mlflow(client: Any, **settings: Any) -> MLflowLogger:
@@ -75,7 +77,8 @@ def test_a_run_of_mlflow_that_does_not_exist_is_an_error(client: Any) -> None:
 
 
 def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for steps in (range(1, 7), range(4, 9)):
         logger = TensorBoardLogger(tmp_path / "logs")
         logger.start(None)
@@ -83,7 +86,7 @@ def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path
         for step in steps:
             logger.log(step, {"loss": 100 * steps.start + step}, 1000.0 + step)
         logger.finish(None)
-    found = accumulator.EventAccumulator(str(tmp_path / "logs")).Reload()
+    found = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [(entry.step, entry.value) for entry in found.Scalars("loss")] == [
         *((step, 100 + step) for step in range(1, 4)),
         *((step, 400 + step) for step in range(4, 9)),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import pytest
+from mypy import api
 
 from spark_elastic.estimator import TorchClassifier, TorchEstimator, TorchModel
 
-api = pytest.importorskip("mypy.api")
 ROOT = Path(__file__).parents[3]
 
 SNIPPET = """

@@ -8,6 +8,7 @@ from typing import Any
 import networks
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from spark_elastic.estimator import TorchClassificationModel, TorchModel
 from spark_elastic.estimator.layout import Input, Layout, positional_inputs
@@ -39,10 +40,8 @@ def test_a_program_of_torch_takes_any_number_of_rows_and_says_what_the_network_s
 
 
 def test_onnx_says_what_the_network_says(model: TorchClassificationModel, tmp_path: Path) -> None:
-    reference = pytest.importorskip("onnx.reference")
-    pytest.importorskip("onnxscript")
     model.export(tmp_path / "network.onnx")
-    evaluator = reference.ReferenceEvaluator(str(tmp_path / "network.onnx"))
+    evaluator = ReferenceEvaluator(str(tmp_path / "network.onnx"))
     features, codes = rows(20)
     (found,) = evaluator.run(None, dict(zip(evaluator.input_names, (features.numpy(), codes.numpy()), strict=True)))
     assert model.model is not None

@@ -483,7 +483,8 @@ def test_a_monitor_that_is_missing_is_named() -> None:
 
 def test_mlflow_logs_all_epochs_to_one_run(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    tracking = pytest.importorskip("mlflow.tracking")
+    from mlflow import tracking
+
     found = train(plan(dataset, callbacks=[MLflow(tmp_path.as_uri(), "flights", params={"lr": 0.1})]))
     assert found is not None
     client = tracking.MlflowClient(tmp_path.as_uri())
@@ -494,10 +495,11 @@ def test_mlflow_logs_all_epochs_to_one_run(dataset: str, tmp_path: Path, monkeyp
 
 
 def test_tensorboard_writes_all_epochs_to_the_runs_logs(dataset: str, tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found = train(plan(dataset, callbacks=[TensorBoard()], log_url=tmp_path.as_uri()))
     assert found is not None
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     logged = [entry.value for entry in events.Scalars("val_loss")]
     assert logged == pytest.approx([entry["val_loss"] for entry in found.history])
 
