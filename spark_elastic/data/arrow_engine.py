@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from spark_elastic.data.choice import Columns, choose_columns
 from spark_elastic.data.columns import Column, Rows
 from spark_elastic.data.convert import convertible, from_transform, to_column
 from spark_elastic.data.engine import Reading
-from spark_elastic.data.filesystem import Location, shown
+from spark_elastic.data.filesystem import Location
 from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.manifest import Manifest
 from spark_elastic.data.source import Source
@@ -20,24 +21,20 @@ Transform = Callable[[pa.Table], object]
 _NUMBER = "__spark_elastic_row"
 
 
-def select_columns(manifest: Manifest, columns: Sequence[str] | None, *, transformed: bool) -> list[str]:
+def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
     """Return the columns to read: those asked for, or all that can become tensors, or with a transform all.
 
-    Raises ValueError for unknown names, and for named columns that have no tensor where nothing transforms them.
+    Raises ValueError as `choose_columns` does.
     """
     schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
     if columns is None:
         return [field.name for field in schema if transformed or convertible(field.type)]
-    if isinstance(columns, str):
-        raise ValueError(f"columns must be a list of names, not {columns!r}")
-    for name in columns:
-        if name not in schema.names:
-            raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(schema.names)}")
-        if not transformed and not convertible(schema.field(name).type):
-            raise ValueError(
-                f"columns: {name!r} is {schema.field(name).type}, of which no tensor can be made; give a transform="
-            )
-    return list(dict.fromkeys(columns))
+
+    def trouble(name: str) -> str:
+        kind = schema.field(name).type
+        return "" if transformed or convertible(kind) else f"{kind}, of which no tensor can be made"
+
+    return choose_columns(columns, schema.names, trouble)
 
 
 def decoded_bytes(manifest: Manifest, columns: Sequence[str]) -> float:
@@ -73,13 +70,11 @@ def open_engine(reading: Reading) -> ArrowEngine:
     else:
         names = select_columns(manifest, columns, transformed=transform is not None)
         if columns is None and not names:
-            raise ValueError(
-                f"no column of {shown(manifest.url)} is of numbers ({manifest.schema.names}); give a transform="
-            )
+            raise ValueError(f"no column of {manifest.name} is of numbers ({manifest.schema.names}); give a transform=")
         row_bytes = decoded_bytes(manifest, names)
     return ArrowEngine(
         manifest,
-        reading.location,
+        reading.locations,
         names,
         row_filter=reading.row_filter,
         decode=decode,
@@ -97,7 +92,7 @@ class ArrowEngine:
     def __init__(
         self,
         manifest: Manifest,
-        location: Location,
+        locations: Sequence[Location],
         columns: list[str],
         *,
         row_filter: RowFilter | None = None,
@@ -106,7 +101,7 @@ class ArrowEngine:
         row_bytes: float = 0.0,
     ) -> None:
         self.row_bytes = row_bytes
-        self._source = Source(manifest, location)
+        self._source = Source(manifest, locations)
         self._manifest = manifest
         self._columns = columns
         self._filter = row_filter

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from spark_elastic.data.choice import Columns
     from spark_elastic.data.columns import Rows
     from spark_elastic.data.filesystem import Location
     from spark_elastic.data.filters import RowFilter
@@ -25,13 +26,14 @@ ENGINES: Mapping[str, str] = {
 class Reading:
     """What an engine is to read.
 
-    columns: names, or None for all that can become tensors. row_filter: rows that do not pass it count as absent. transform: the
-    user's; each engine says what it takes. options: for this engine alone. storage_options: for the library that opens files.
+    locations: of the manifest's URLs. columns: names and patterns, or None for all that can become tensors. row_filter: rows
+    that do not pass it count as absent. transform: the user's; each engine says what it takes. options: for this engine
+    alone. storage_options: for the library that opens files.
     """
 
     manifest: Manifest
-    location: Location
-    columns: Sequence[str] | None = None
+    locations: Sequence[Location]
+    columns: Columns = None
     row_filter: RowFilter | None = None
     transform: object = None
     options: Mapping[str, object] | None = None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from spark_elastic.errors import DataError
+
+Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # of one dataset
 
 # File systems that pyarrow opens without fsspec: pyarrow's names for the scheme and for the class.
 _S3, _GCS = ("s3", "S3FileSystem"), ("gs", "GcsFileSystem")
@@ -35,6 +37,14 @@ class Location:
     def join(self, relative: str) -> str:
         """Return the full path of a file of the dataset; an empty relative path is the root itself."""
         return f"{self.root.rstrip('/')}/{relative}" if relative else self.root
+
+
+def as_urls(url: Urls) -> tuple[str, ...]:
+    """Return the URLs of a dataset, of which there may be one or a list. Raises ValueError for an empty list."""
+    urls = (url,) if isinstance(url, (str, os.PathLike)) else tuple(url)
+    if not urls:
+        raise ValueError("url must be a URL or a list of URLs, not an empty list")
+    return tuple(os.fspath(each) for each in urls)
 
 
 def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None) -> Location:

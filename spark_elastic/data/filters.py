@@ -7,6 +7,7 @@ groups that the footers' statistics exclude are not read; of the others only the
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -44,16 +45,16 @@ class RowFilter:
         """Return the rows that pass, in their order."""
         return table.filter(self.expression)
 
-    def count(self, manifest: Manifest, location: Location, threads: int = 4) -> np.ndarray:
+    def count(self, manifest: Manifest, locations: Sequence[Location], threads: int = 4) -> np.ndarray:
         """Count the rows of each row group that pass: int64 [row groups]. Reads the dataset; raises DataError."""
-        by_path: dict[str, list[int]] = {}
+        by_path: dict[tuple[int, str], list[int]] = {}
         for index, group in enumerate(manifest.row_groups):
             if group.rows:
-                by_path.setdefault(group.path, []).append(index)
+                by_path.setdefault((group.root, group.path), []).append(index)
         counts = np.zeros(len(manifest), np.int64)
 
         def count_file(indices: list[int]) -> None:
-            with Source(manifest, location) as source:
+            with Source(manifest, locations) as source:
                 kept = self._may_pass(source, manifest, indices)
                 for index in kept:
                     total = 0
@@ -69,8 +70,8 @@ class RowFilter:
     def _may_pass(self, source: Source, manifest: Manifest, indices: list[int]) -> list[int]:
         first = manifest.row_groups[indices[0]]
         fragment = pads.ParquetFileFormat().make_fragment(
-            source.location.join(first.path),
-            source.location.filesystem,
+            source.locations[first.root].join(first.path),
+            source.locations[first.root].filesystem,
             partition_expression=_partition(first, manifest),
         )
         with source.naming(indices[0]):

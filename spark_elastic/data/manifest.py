@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import struct
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from spark_elastic._saved_names import saved_as
-from spark_elastic.data.filesystem import Location, list_files, locate, shown
+from spark_elastic.data.filesystem import Location, Urls, as_urls, list_files, locate, shown
 from spark_elastic.errors import DataError
 
 UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
@@ -36,9 +35,9 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class RowGroup:
     """One row group of a file.
 
-    `path` is relative to the dataset's root, `ordinal` the group's place in its file, `rows` how many it has,
-    `compressed_bytes` and `uncompressed_bytes` its size in the file and when it is read, and `partition` the (name, value)
-    pairs of a Hive path.
+    `path` is relative to the URL that the file was found under, `ordinal` the group's place in its file, `rows` how many it
+    has, `compressed_bytes` and `uncompressed_bytes` its size in the file and when it is read, `partition` the (name, value)
+    pairs of a Hive path, and `root` the URL's place in the list of the dataset's, 0 if there is one.
     """
 
     path: str
@@ -47,6 +46,7 @@ class RowGroup:
     compressed_bytes: int
     uncompressed_bytes: int
     partition: tuple[tuple[str, str | None], ...] = ()
+    root: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,21 @@ class DataFile:
     path: str
     size: int
     footer: bytes
+    root: int = 0
 
 
 @saved_as("spark_elastic.data")
 @dataclass(frozen=True)
 class Manifest(Sequence[RowGroup]):
-    """The row groups of a dataset in path order, with what is needed to read them without listing anything again.
+    """The row groups of a dataset, URL by URL and in path order, with what is needed to read them without listing anything again.
 
     `list_lengths` gives, for each column that is a list, the one length that its values can have according to the
     footers, or None where they differ. `schema` holds the columns in files, partition columns not included; `schema_bytes` is
-    its serialized form, and `unischema` Petastorm's pickle, if the dataset has one. `url` is the dataset's root, `files` what
-    its files must still be when they are opened, and `row_groups` what `manifest[i]` returns.
+    its serialized form, and `unischema` Petastorm's pickle, if the dataset has one. `urls` are the dataset's roots, one as a
+    rule, `files` what its files must still be when they are opened, and `row_groups` what `manifest[i]` returns.
     """
 
-    url: str
+    urls: tuple[str, ...]
     files: tuple[DataFile, ...]
     row_groups: tuple[RowGroup, ...]
     schema_bytes: bytes
@@ -100,9 +101,15 @@ class Manifest(Sequence[RowGroup]):
         return np.fromiter((group.rows for group in self.row_groups), np.int64, len(self.row_groups))
 
     @functools.cached_property
-    def file_of(self) -> dict[str, DataFile]:
-        """Each file by its relative path."""
-        return {file.path: file for file in self.files}
+    def file_of(self) -> dict[tuple[int, str], DataFile]:
+        """Each file by its URL's place in the list and its relative path."""
+        return {(file.root, file.path): file for file in self.files}
+
+    @property
+    def name(self) -> str:
+        """The dataset's URL for messages, or the first of several and how many others there are."""
+        others = len(self.urls) - 1
+        return shown(self.urls[0]) + (f" and {others} more" if others else "")
 
     @functools.cached_property
     def partition_types(self) -> dict[str, pa.DataType]:
@@ -118,27 +125,30 @@ class Manifest(Sequence[RowGroup]):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of every file's path, size and footer. Where the dataset lies is not in it."""
+        """A hash of every file's path, size and footer, and of the order of the URLs. Where the dataset lies is not in it."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
-            digest.update(f"{file.path}\0{file.size}\0".encode() + file.footer)
+            place = f"{file.root}\0" if file.root else ""
+            digest.update(f"{place}{file.path}\0{file.size}\0".encode() + file.footer)
         return digest.hexdigest()
 
     def where(self, index: int) -> str:
         """Name a row group in messages: its file and its place in it."""
         group = self.row_groups[index]
-        return f"{group.path or shown(self.url)}, row group {group.ordinal}"
+        url = shown(self.urls[group.root])
+        file = group.path or url if len(self.urls) == 1 else "/".join(filter(None, (url.rstrip("/"), group.path)))
+        return f"{file}, row group {group.ordinal}"
 
     def encode(self) -> bytes:
         """Return the manifest as MessagePack, about 20 bytes a row group."""
-        place = {file.path: number for number, file in enumerate(self.files)}
-        partitions = {group.path: group.partition for group in self.row_groups if group.partition}
+        place = {(file.root, file.path): number for number, file in enumerate(self.files)}
+        partitions = {(group.root, group.path): group.partition for group in self.row_groups if group.partition}
         return msgspec.msgpack.encode(
             {
-                "url": self.url,
-                "files": [(f.path, f.size, f.footer, partitions.get(f.path, ())) for f in self.files],
+                "urls": self.urls,
+                "files": [(f.path, f.size, f.footer, f.root, partitions.get((f.root, f.path), ())) for f in self.files],
                 "groups": [
-                    (place[g.path], g.ordinal, g.rows, g.compressed_bytes, g.uncompressed_bytes)
+                    (place[g.root, g.path], g.ordinal, g.rows, g.compressed_bytes, g.uncompressed_bytes)
                     for g in self.row_groups
                 ],
                 "schema": self.schema_bytes,
@@ -151,14 +161,14 @@ class Manifest(Sequence[RowGroup]):
     def decode(cls, data: bytes) -> Manifest:
         """Rebuild a manifest from `encode`'s bytes."""
         raw = msgspec.msgpack.decode(data)
-        files = tuple(DataFile(path, size, footer) for path, size, footer, _ in raw["files"])
+        files = tuple(DataFile(path, size, footer, root) for path, size, footer, root, _ in raw["files"])
         partitions = [tuple((name, value) for name, value in found) for *_, found in raw["files"]]
         groups = tuple(
-            RowGroup(files[file].path, ordinal, rows, packed, plain, partitions[file])
+            RowGroup(files[file].path, ordinal, rows, packed, plain, partitions[file], files[file].root)
             for file, ordinal, rows, packed, plain in raw["groups"]
         )
         lists = tuple((name, length) for name, length in raw["lists"])
-        return cls(raw["url"], files, groups, raw["schema"], lists, raw["unischema"])
+        return cls(tuple(raw["urls"]), files, groups, raw["schema"], lists, raw["unischema"])
 
 
 @dataclass(frozen=True)
@@ -170,44 +180,47 @@ class Footer:
     size: int
 
 
-def read_manifest(
-    url: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None, threads: int = 16
-) -> Manifest:
+def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = None, threads: int = 16) -> Manifest:
     """Read all footers of a Parquet dataset in parallel and return its manifest.
 
     Args:
-        url: a directory or one file; a local path, `file://`, or any URL that fsspec or pyarrow opens.
+        url: a directory or one file; a local path, `file://`, or any URL that fsspec or pyarrow opens. Or a list of such, whose
+            rows are those of one dataset.
         storage_options: options for fsspec.
         threads: how many footers are read at a time.
 
-    Raises DataError where nothing is found, a file is no Parquet file, or files differ in their columns (named).
+    Raises DataError where nothing is found, a file is no Parquet file, is found under two of the URLs, or has other columns than
+    the first (the file is named).
     """
-    location = locate(url, storage_options)
-    listed = list_files(location)
-    if not listed:
-        raise DataError(f"{shown(url)}: no Parquet files (hidden and empty ones are skipped)")
+    urls = as_urls(url)
+    locations = [locate(each, storage_options) for each in urls]
+    listed = [(root, path) for root, location in enumerate(locations) for path, _ in _listed(urls[root], location)]
+    names = [locations[root].join(path) for root, path in listed]
+    _no_file_twice([(locations[root], name) for (root, _), name in zip(listed, names, strict=True)])
     with ThreadPoolExecutor(min(threads, len(listed)), "spark-elastic-footers") as pool:
-        footers = list(pool.map(lambda entry: _footer_at(location, entry[0]), listed))
+        footers = list(pool.map(lambda entry: _footer_at(locations[entry[0]], entry[1]), listed))
     schema = footers[0].metadata.schema.to_arrow_schema().remove_metadata()
     lengths = _ListLengths(footers[0].metadata, schema)
     files, groups = [], []
-    for (path, _), footer in zip(listed, footers, strict=True):
-        _same_columns(schema, footer.metadata, location.join(listed[0][0]), location.join(path))
-        files.append(DataFile(path, footer.size, footer.digest))
+    for (root, path), name, footer in zip(listed, names, footers, strict=True):
+        _same_columns(schema, footer.metadata, names[0], name)
+        files.append(DataFile(path, footer.size, footer.digest, root))
         partition = _partition(path)
+        if root:
+            _same_partitions(schema, _partition(listed[0][1]), partition, names[0], name)
         for ordinal in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(ordinal)
             chunks = [group.column(column) for column in range(group.num_columns)]
             packed = sum(chunk.total_compressed_size for chunk in chunks)
-            groups.append(RowGroup(path, ordinal, group.num_rows, packed, group.total_byte_size, partition))
+            groups.append(RowGroup(path, ordinal, group.num_rows, packed, group.total_byte_size, partition, root))
             lengths.add(group)
     return Manifest(
-        os.fspath(url),
+        urls,
         tuple(files),
         tuple(groups),
         schema.serialize().to_pybytes(),
         lengths.found(),
-        _read_unischema(location),
+        _common_unischema(urls, locations),
     )
 
 
@@ -258,6 +271,33 @@ def _same_columns(schema: pa.Schema, metadata: pq.FileMetaData, first: str, path
             )
 
 
+def _listed(url: str, location: Location) -> list[tuple[str, int]]:
+    listed = list_files(location)
+    if not listed:
+        raise DataError(f"{shown(url)}: no Parquet files (hidden and empty ones are skipped)")
+    return listed
+
+
+def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
+    seen: dict[str, Location] = {}
+    for location, path in listed:
+        if path in seen and seen[path].filesystem == location.filesystem:
+            raise DataError(f"{path} is found under two of the URLs: its rows would count twice")
+        seen[path] = location
+
+
+def _same_partitions(
+    schema: pa.Schema,
+    expected: tuple[tuple[str, str | None], ...],
+    found: tuple[tuple[str, str | None], ...],
+    first: str,
+    path: str,
+) -> None:
+    ours, theirs = ({name for name, _ in pairs} - set(schema.names) for pairs in (expected, found))
+    if ours != theirs:
+        raise DataError(f"{path} has the Hive partitions {sorted(theirs)}, {first} has {sorted(ours)}")
+
+
 def _partition(path: str) -> tuple[tuple[str, str | None], ...]:
     pairs = []
     for component in path.split("/")[:-1]:
@@ -277,6 +317,21 @@ def _narrowest(values: set[str]) -> pa.DataType:
         except ValueError:
             continue
     return pa.string()
+
+
+def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> bytes:
+    """Return the pickled Unischema of all URLs, or nothing. Raises DataError where they do not have the same fields."""
+    found = [_read_unischema(location) for location in locations]
+    for url, other in zip(urls, found, strict=True):
+        if other == found[0]:
+            continue
+        from spark_elastic.data.unischema import read_fields
+
+        if not (other and found[0]) or read_fields(other) != read_fields(found[0]):
+            raise DataError(
+                f"{shown(url)} has another Petastorm schema than {shown(urls[0])}, or only one of them has one"
+            )
+    return found[0]
 
 
 def _read_unischema(location: Location) -> bytes:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.data.choice import Columns
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
 from spark_elastic.data.engine_loader import EngineLoader
-from spark_elastic.data.filesystem import locate
+from spark_elastic.data.filesystem import Urls, as_urls, locate
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.data.order import choose_spec, describe
@@ -30,12 +30,13 @@ class ParquetLoader(EngineLoader):
     """Iterates over the rest of the current epoch, yielding `dict[str, torch.Tensor]` with rows in the first dimension.
 
     Args:
-        url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`.
+        url: a directory or file; local, `file://`, or what fsspec opens with `storage_options`. Or a list of such: one dataset.
         batch_size, global_batch_size: rows a batch on each rank, or on all ranks together; exactly one of them. With the
             latter the same step holds the same rows in every world.
         shards: cut every global batch into this many shards, at least `max_np`, each of which is computed whole by one rank,
             in a loop over `model.parts(batch)`. The trained weights then have the same bits in every world.
-        columns: names to read; default all that have a tensor. Partition columns of Hive paths are included.
+        columns: names to read, and compiled patterns (`re.compile`) of whole names; default all that have a tensor. Partition
+            columns of Hive paths are included.
         shards_strict: refuse to go on from a state that was made with other kernels (torch and its libraries, their
             instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
         balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
@@ -59,14 +60,14 @@ class ParquetLoader(EngineLoader):
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        url: Urls,
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
         shards: int | None = None,
         shards_strict: bool = True,
         balance: str | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Columns = None,
         shuffle: bool = True,
         shuffle_rows: int | None = None,
         seed: int = 0,
@@ -86,20 +87,22 @@ class ParquetLoader(EngineLoader):
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
         if engine not in tuple(ENGINES):  # what a user has given need not be hashable
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
-        key = f"data/manifest/{os.fspath(url)}"
-        packed = pin(key, lambda: read_manifest(url, storage_options=storage_options).encode())
+        urls = as_urls(url)
+        packed = pin(
+            f"data/manifest/{' '.join(urls)}", lambda: read_manifest(urls, storage_options=storage_options).encode()
+        )
         self.manifest = Manifest.decode(packed)
-        location = locate(url, storage_options)
+        locations = [locate(each, storage_options) for each in urls]
         row_filter = RowFilter(filters, self.manifest) if filters is not None else None
         rows = self.manifest.rows
         if row_filter is not None:
             digest = hashlib.blake2b(row_filter.text.encode(), digest_size=8).hexdigest()
             key = f"data/filter/{self.manifest.fingerprint}/{digest}"
-            packed = pin(key, lambda: row_filter.count(self.manifest, location).astype("<i8").tobytes())
+            packed = pin(key, lambda: row_filter.count(self.manifest, locations).astype("<i8").tobytes())
             rows = np.frombuffer(packed, "<i8")
         reading = Reading(
             manifest=self.manifest,
-            location=location,
+            locations=locations,
             columns=columns,
             row_filter=row_filter,
             transform=transform,

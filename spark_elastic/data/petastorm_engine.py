@@ -19,10 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from spark_elastic.data.arrow_engine import select_columns
+from spark_elastic.data.choice import Columns
 from spark_elastic.data.columns import Column, Ragged, Rows
 from spark_elastic.data.convert import convertible, to_column
 from spark_elastic.data.engine import Reading
-from spark_elastic.data.filesystem import Location, shown
+from spark_elastic.data.filesystem import Location
 from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.manifest import Manifest
 from spark_elastic.data.petastorm_workers import PIECE, ROW, PieceReader, open_reader, reads
@@ -50,7 +51,7 @@ def open_engine(reading: Reading) -> PetastormEngine:
     """Make the engine for a dataset. Raises where the arguments do not fit."""
     return PetastormEngine(
         reading.manifest,
-        reading.location,
+        reading.locations,
         reading.columns,
         row_filter=reading.row_filter,
         transform=reading.transform,
@@ -73,8 +74,8 @@ class PetastormEngine:
     def __init__(
         self,
         manifest: Manifest,
-        location: Location,
-        columns: Sequence[str] | None,
+        locations: Sequence[Location],
+        columns: Columns,
         *,
         row_filter: RowFilter | None = None,
         transform: object = None,
@@ -86,19 +87,21 @@ class PetastormEngine:
             raise ValueError(f"engine_options must be among {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
         if transform is not None and not hasattr(transform, "edit_fields"):
             raise ValueError("engine='petastorm' takes a petastorm.transform.TransformSpec as its transform=")
+        if len(locations) > 1:
+            raise ValueError("engine='petastorm' reads one URL; engine='arrow' reads a list of them")
         self._manifest = manifest
         self._columns = _select(manifest, columns, transformed=transform is not None)
         if not self._columns and columns is None:
             raise ValueError(
-                f"no column of {shown(manifest.url)} is of numbers that Petastorm reads ({manifest.schema.names}); give a "
+                f"no column of {manifest.name} is of numbers that Petastorm reads ({manifest.schema.names}); give a "
                 "transform=, or use engine='arrow'"
             )
         self._filter = row_filter
         self._transform = transform
         self._options = dict(options or {})
         self._storage_options = storage_options
-        self._source = Source(manifest, location)
-        self._location = location
+        self._source = Source(manifest, locations)
+        self._location = locations[0]
         self._process = os.getpid()
         self._reader: PieceReader | None = None
         self._piece_of: dict[int, int] = {}
@@ -229,7 +232,7 @@ class PetastormEngine:
         self._asked.clear()
         self._arrived.clear()
         self._reader = open_reader(
-            f"file://{self._location.root}" if self._location.local else self._manifest.url,
+            f"file://{self._location.root}" if self._location.local else self._manifest.urls[0],
             self._columns,
             own_format=bool(self._manifest.unischema),
             transform=self._transform,
@@ -247,7 +250,7 @@ class PetastormEngine:
         return self._reader
 
 
-def _select(manifest: Manifest, columns: Sequence[str] | None, *, transformed: bool) -> list[str]:
+def _select(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
     """Return the columns to read, as the arrow engine would, if Petastorm reads them.
 
     Raises ValueError for named columns that it does not read, and warns of others that have a tensor.
@@ -258,14 +261,14 @@ def _select(manifest: Manifest, columns: Sequence[str] | None, *, transformed: b
     types = {field.name: field.type for field in manifest.schema}
     chosen = select_columns(manifest, columns, transformed=transformed)
     unread = [name for name in chosen if name in types and not reads(types[name])]
-    if unread and columns is not None:
+    if unread and columns is not None and unread[0] in columns:
         raise ValueError(
             f"columns: {unread[0]!r} is {types[unread[0]]}, which Petastorm does not read; use engine='arrow'"
         )
     if unread:
         logger.warning(
             "%s: Petastorm does not read the columns %s, so they are left out; engine='arrow' reads them",
-            shown(manifest.url),
+            manifest.name,
             ", ".join(f"{name} ({types[name]})" for name in unread),
         )
     return [name for name in chosen if name not in unread]

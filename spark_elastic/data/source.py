@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import pyarrow as pa
@@ -21,10 +21,10 @@ _BUFFER = 64 * 1024
 class Source:
     """The files of a manifest, the last few kept open. For one thread at a time; a context manager."""
 
-    def __init__(self, manifest: Manifest, location: Location) -> None:
+    def __init__(self, manifest: Manifest, locations: Sequence[Location]) -> None:
         self.manifest = manifest
-        self.location = location
-        self._open: OrderedDict[str, tuple[pq.ParquetFile, pa.NativeFile]] = OrderedDict()
+        self.locations = locations
+        self._open: OrderedDict[tuple[int, str], tuple[pq.ParquetFile, pa.NativeFile]] = OrderedDict()
 
     def __enter__(self) -> Source:
         return self
@@ -86,29 +86,31 @@ class Source:
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _file(self, group: int) -> pq.ParquetFile:
-        path = self.manifest.row_groups[group].path
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path][0]
-        listed = self.manifest.file_of[path]
-        full = self.location.join(path)
+        entry = self.manifest.row_groups[group]
+        key = (entry.root, entry.path)
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key][0]
+        listed = self.manifest.file_of[key]
+        location = self.locations[entry.root]
+        full = location.join(entry.path)
         # Never memory-mapped: a file that is cut off while it is read must raise, not kill the process (SIGBUS).
-        handle = self.location.filesystem.open_input_file(full)
+        handle = location.filesystem.open_input_file(full)
         footer = read_footer(handle)
         if footer.size != listed.size or footer.digest != listed.footer:
             raise DataError(
                 f"{full} has changed since the dataset was listed "
                 f"({footer.size} bytes, then {listed.size}); datasets must not change while they are read"
             )
-        local = self.location.local
+        local = location.local
         file = pq.ParquetFile(
             handle, metadata=footer.metadata, buffer_size=_BUFFER if local else 0, pre_buffer=not local
         )
-        self._open[path] = (file, handle)
+        self._open[key] = (file, handle)
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)
         return file
 
     def _where(self, group: int) -> str:
         entry = self.manifest.row_groups[group]
-        return f"{self.location.join(entry.path)}, row group {entry.ordinal}"
+        return f"{self.locations[entry.root].join(entry.path)}, row group {entry.ordinal}"

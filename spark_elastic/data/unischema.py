@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from spark_elastic.data.choice import Columns, choose_columns
 from spark_elastic.data.images import decode_image
 from spark_elastic.errors import DataError
 
@@ -140,19 +141,18 @@ class Decoder:
         self.fields = {field.name: field for field in read_fields(pickled)}
         self._transformed = transformed
 
-    def select(self, columns: Sequence[str] | None, stored: Sequence[str]) -> list[str]:
+    def select(self, columns: Columns, stored: Sequence[str]) -> list[str]:
         """Return the columns to read; see `arrow_engine.select_columns`, whose errors these are."""
-        if columns is None:
-            known = [name for name in self.fields if name in stored]
-            return [name for name in known if self._transformed or self.fields[name].dtype is not None]
-        if isinstance(columns, str):
-            raise ValueError(f"columns must be a list of names, not {columns!r}")
-        for name in columns:
-            if name not in self.fields or name not in stored:
-                raise ValueError(f"columns: {name!r} is not in the dataset, which has {', '.join(self.fields)}")
-            if self.fields[name].dtype is None and not self._transformed:
-                raise ValueError(f"columns: {name!r} is not of numbers; give a transform=")
-        return list(dict.fromkeys(columns))
+        known = [name for name in self.fields if name in stored]
+
+        def trouble(name: str) -> str:
+            return "" if self._transformed or self.fields[name].dtype is not None else "not of numbers"
+
+        return (
+            [name for name in known if not trouble(name)]
+            if columns is None
+            else choose_columns(columns, known, trouble)
+        )
 
     def row_bytes(self, columns: Sequence[str]) -> float:
         """Return the bytes of a decoded row, as far as shapes are fixed (free dimensions count 64)."""
