@@ -5,11 +5,13 @@ Names are imported when they are first used, so that a map-style dataset needs n
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
+    from spark_elastic.data import predicates as predicates
     from spark_elastic.data.elastic_dataloader import ElasticDataLoader as ElasticDataLoader
     from spark_elastic.data.manifest import Manifest as Manifest
     from spark_elastic.data.manifest import RowGroup as RowGroup
@@ -24,9 +26,13 @@ _HOMES = {
     "read_manifest": "manifest",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted([*_HOMES, "predicates"])
 
 # Names that saved files and loaders of other libraries look up in this package, and that users do not need.
 _ALSO = {"ElasticLoader": "loader", "RowGroupTracker": "tracker"}
 
-__getattr__ = lazily(__name__, _HOMES | _ALSO)
+_name = lazily(__name__, _HOMES | _ALSO)
+
+
+def __getattr__(name: str) -> object:
+    return importlib.import_module(f"{__name__}.{name}") if name == "predicates" else _name(name)

@@ -18,7 +18,6 @@ from spark_elastic.data.source import Source
 from spark_elastic.errors import DataError
 
 Transform = Callable[[pa.Table], object]
-_NUMBER = "__spark_elastic_row"
 
 
 def select_columns(manifest: Manifest, columns: Columns, *, transformed: bool) -> list[str]:
@@ -105,30 +104,30 @@ class ArrowEngine:
         self._manifest = manifest
         self._columns = columns
         self._filter = row_filter
-        self._read = list(dict.fromkeys([*columns, *(row_filter.columns if row_filter else [])]))
         self._decode = decode
         self._transform = transform
 
     def read(self, group: int, start: int, stop: int, chunk: int) -> Iterator[Rows]:
         """Yield rows [start, stop) of a row group; see `Engine.read`. Rows before `start` are not converted."""
+        if start >= stop:
+            return
         where = self._manifest.where(group)
-        index = number = 0
-        if self._filter is None:
-            chunk = min(chunk, max(1, stop))  # otherwise rows after `stop` would be decoded for nothing
-        for batch in self._source.batches(group, self._read, chunk):
-            table = pa.Table.from_batches([batch])
-            numbers = np.arange(number, number + len(table), dtype=np.int64)
-            number += len(table)
-            if self._filter is not None:
-                table = self._filter.apply(table.append_column(_NUMBER, pa.array(numbers)))
-                numbers = table.column(_NUMBER).to_numpy()
-            first, last = max(0, start - index), min(len(table), stop - index)
-            if first < last:
-                table = table.select(self._columns).slice(first, last - first)
-                places = np.arange(index + first, index + last, dtype=np.int64)
-                yield Rows(group, places, numbers[first:last], self._convert(table, where))
-            index += len(numbers)
-            if index >= stop:
+        kept = self._filter.passing(self._source, group) if self._filter is not None else None
+        end = stop if kept is None else int(kept[stop - 1]) + 1
+        first = 0
+        for batch in self._source.batches(group, self._columns, min(chunk, end)):  # rows after `end` are not decoded
+            past = first + batch.num_rows
+            if kept is None:
+                low, high = max(first, start), min(past, stop)
+                numbers = np.arange(low, high, dtype=np.int64)
+            else:
+                low, high = np.clip(np.searchsorted(kept, (first, past)), start, stop).tolist()
+                numbers = kept[low:high]
+            if low < high:
+                table = _chosen(pa.Table.from_batches([batch]).select(self._columns), numbers - first)
+                yield Rows(group, np.arange(low, high, dtype=np.int64), numbers, self._convert(table, where))
+            first = past
+            if first >= end:
                 return
 
     def expect(self, group: int) -> None:
@@ -149,3 +148,9 @@ class ArrowEngine:
         except Exception as failure:
             raise DataError(f"{where}: transform raised {type(failure).__name__}: {failure}") from failure
         return from_transform(result, rows, where)
+
+
+def _chosen(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    """Return the given rows, which are in ascending order; copied only where some between them are left out."""
+    first, count = int(rows[0]), len(rows)
+    return table.slice(first, count) if rows[-1] - first + 1 == count else table.take(pa.array(rows))

@@ -1,15 +1,17 @@
-"""Row filters: which row groups can hold rows that pass, and how many do, counted once for the whole job.
+"""Row filters: which row groups can hold rows that pass, and which do, counted once for the whole job.
 
 Steps, tail and lengths follow from the number of rows, so those that pass must be known before the first step. Row
-groups that the footers' statistics exclude are not read; of the others only the columns that the filter names.
+groups that the footers' statistics exclude are not read; of the others only the columns that filter and predicate name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,56 +20,134 @@ import pyarrow.parquet as pq
 
 from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
+from spark_elastic.data.predicates import PredicateBase, checked
 from spark_elastic.data.source import Source
+from spark_elastic.data.values import row_values
+from spark_elastic.errors import DataError
 
 Filters = object  # pc.Expression, or tuples (column, op, value), ANDed, or lists of such, ORed
 
+_NUMBER = "__spark_elastic_row"
+_CHUNK = 65_536
+_COUNTED = np.dtype([("rows", "<i8"), ("digest", "<u8")])  # of a row group: how many rows pass, and a hash of which
+
 
 class RowFilter:
-    """A filter as pyarrow takes it: an expression, or tuples (column, op, value), ANDed, or lists of such, ORed."""
+    """Passes the rows that `filters` pass, as pyarrow takes them, and of these the ones that `predicate` passes.
 
-    def __init__(self, filters: Filters, manifest: Manifest) -> None:
-        try:
-            self.expression = filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(filters)
-        except (TypeError, ValueError, pa.ArrowException) as failure:
-            raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
+    Raises ValueError for what does not fit the dataset. `count` or `expect` has to be called before `passing`, which then raises
+    DataError where other rows pass than were counted: a predicate whose answers change would lose rows.
+    """
+
+    def __init__(self, manifest: Manifest, filters: Filters, predicate: PredicateBase | None = None) -> None:
         self.schema = pa.schema([*manifest.schema, *manifest.partition_types.items()])
-        self.text = str(self.expression)
+        self.expression = None if filters is None else _expression(filters)
+        self._predicate = None if predicate is None else checked(predicate)
+        self._fields = [] if self._predicate is None else self._fields_of(self._predicate)
+        self._decode = None
+        if manifest.unischema and self._fields:
+            from spark_elastic.data.unischema import Decoder
+
+            self._decode = Decoder(manifest.unischema, transformed=True)
+        text = "" if self.expression is None else str(self.expression)
         # A pyarrow expression does not list its fields, so they are found in its text. A name that only seems to be used costs
         # no more than reading its column.
-        self.columns = [name for name in self.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.text)]
+        named = [name for name in self.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+        self.columns = list(dict.fromkeys([*named, *self._fields]))
+        self._text = text
+        self._counted = np.zeros(0, _COUNTED)
         try:
-            self.apply(self.schema.empty_table())
+            self._apply(self.schema.empty_table(), "")
         except (pa.ArrowException, ValueError) as failure:
             raise ValueError(f"filters={filters!r} does not fit the dataset's columns: {failure}") from failure
 
-    def apply(self, table: pa.Table) -> pa.Table:
-        """Return the rows that pass, in their order."""
-        return table.filter(self.expression)
+    @property
+    def text(self) -> str:
+        """Names the rows that pass, once they are counted: the expression, and for a predicate a hash of which rows it passes."""
+        if self._predicate is None:
+            return self._text
+        rows = hashlib.blake2b(self._counted.tobytes(), digest_size=8).hexdigest()
+        return f"{self._text} and a predicate that passes the rows {rows}".removeprefix(" and ")
 
-    def count(self, manifest: Manifest, locations: Sequence[Location], threads: int = 4) -> np.ndarray:
-        """Count the rows of each row group that pass: int64 [row groups]. Reads the dataset; raises DataError."""
+    @property
+    def key(self) -> str | None:
+        """Names filter and predicate before anything is counted, alike in all processes; None for what cannot be pickled."""
+        try:
+            made_of = cloudpickle.dumps((self._text, self._predicate)) if self._predicate else self._text.encode()
+        except Exception:  # whatever an object that a function refers to raises
+            return None
+        return hashlib.blake2b(made_of, digest_size=8).hexdigest()
+
+    def count(self, manifest: Manifest, locations: Sequence[Location], threads: int = 4) -> bytes:
+        """Find the rows of each row group that pass; return what `expect` takes. Reads the dataset; raises DataError."""
         by_path: dict[tuple[int, str], list[int]] = {}
         for index, group in enumerate(manifest.row_groups):
             if group.rows:
                 by_path.setdefault((group.root, group.path), []).append(index)
-        counts = np.zeros(len(manifest), np.int64)
+        counted = np.zeros(len(manifest), _COUNTED)
 
         def count_file(indices: list[int]) -> None:
             with Source(manifest, locations) as source:
-                kept = self._may_pass(source, manifest, indices)
-                for index in kept:
-                    total = 0
-                    for batch in source.batches(index, self.columns, 65_536):
-                        total += self.apply(pa.Table.from_batches([batch])).num_rows
-                    counts[index] = total
+                for index in self._may_pass(source, manifest, indices):
+                    numbers = self._read(source, index)
+                    counted[index] = (len(numbers), _digest(numbers))
 
         with ThreadPoolExecutor(threads, "spark-elastic-filter") as pool:
             for _ in pool.map(count_file, by_path.values()):
                 pass
-        return counts
+        return counted.tobytes()
+
+    def expect(self, counted: bytes) -> np.ndarray:
+        """Take what `count` found, here or in another process; return the rows that pass of each row group, int64."""
+        self._counted = np.frombuffer(counted, _COUNTED)
+        return self._counted["rows"].astype(np.int64)
+
+    def passing(self, source: Source, group: int) -> np.ndarray:
+        """Read which rows of a row group pass: int64, as stored, ascending. Raises DataError."""
+        counted = self._counted[group]
+        numbers = self._read(source, group) if counted["rows"] else np.zeros(0, np.int64)
+        if len(numbers) != counted["rows"] or (len(numbers) and _digest(numbers) != counted["digest"]):
+            raise DataError(
+                f"{source.manifest.where(group)}: the predicate passes other rows now than when they were counted "
+                f"({len(numbers)}, then {counted['rows']}); it must answer from the row's values alone"
+            )
+        return numbers
+
+    def _read(self, source: Source, group: int) -> np.ndarray:
+        where, found, first = source.manifest.where(group), [], 0
+        for batch in source.batches(group, self.columns, _CHUNK):
+            numbers = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+            first += batch.num_rows
+            table = pa.Table.from_batches([batch]).append_column(_NUMBER, numbers)
+            found.append(self._apply(table, where).column(_NUMBER).to_numpy())
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _apply(self, table: pa.Table, where: str) -> pa.Table:
+        if self.expression is not None:
+            table = table.filter(self.expression)
+        if self._predicate is None or not len(table):
+            return table
+        asked = table.select(self._fields)
+        if self._decode is not None:
+            asked = self._decode(asked, where)
+        try:
+            included = [bool(self._predicate.do_include(values)) for values in row_values(asked)]
+        except Exception as failure:
+            raise DataError(f"{where}: predicate raised {type(failure).__name__}: {failure}") from failure
+        return table.filter(pa.array(included, pa.bool_()))
+
+    def _fields_of(self, predicate: PredicateBase) -> list[str]:
+        fields = sorted(predicate.get_fields())
+        if not fields:
+            raise ValueError("predicate.get_fields() must name at least one column")
+        for name in fields:
+            if name not in self.schema.names:
+                raise ValueError(f"predicate: {name!r} is not in the dataset, which has {', '.join(self.schema.names)}")
+        return fields
 
     def _may_pass(self, source: Source, manifest: Manifest, indices: list[int]) -> list[int]:
+        if self.expression is None:
+            return indices
         first = manifest.row_groups[indices[0]]
         fragment = pads.ParquetFileFormat().make_fragment(
             source.locations[first.root].join(first.path),
@@ -77,6 +157,17 @@ class RowFilter:
         with source.naming(indices[0]):
             kept = {group.id for group in fragment.subset(self.expression, schema=self.schema).row_groups}
         return [index for index in indices if manifest.row_groups[index].ordinal in kept]
+
+
+def _expression(filters: Filters) -> pc.Expression:
+    try:
+        return filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(filters)
+    except (TypeError, ValueError, pa.ArrowException) as failure:
+        raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
+
+
+def _digest(numbers: np.ndarray) -> int:
+    return int.from_bytes(hashlib.blake2b(numbers.astype("<i8").tobytes(), digest_size=8).digest(), "little")
 
 
 def _partition(group: RowGroup, manifest: Manifest) -> pc.Expression:

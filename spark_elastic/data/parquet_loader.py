@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +11,13 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.data.choice import Columns
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
 from spark_elastic.data.engine_loader import EngineLoader
-from spark_elastic.data.filesystem import Urls, as_urls, locate
+from spark_elastic.data.filesystem import Location, Urls, as_urls, locate
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
 from spark_elastic.data.plan import BatchPlan
+from spark_elastic.data.predicates import PredicateBase
 from spark_elastic.data.tracker import RowGroupTracker
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class ParquetLoader(EngineLoader):
             Unshuffled, rows come in the order of the files, and every rank reads all of them.
         seed: of everything that is random; the order depends on it and on the epoch only.
         filters: as pyarrow takes them; the rows that pass are counted when the loader is made.
+        predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; asked of each row that `filters` pass.
         engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
             tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
@@ -75,6 +76,7 @@ class ParquetLoader(EngineLoader):
         engine_options: Mapping[str, object] | None = None,
         transform: Callable[[pa.Table], object] | TransformSpec | None = None,
         filters: Filters = None,
+        predicate: PredicateBase | None = None,
         drop_last: bool = False,
         with_row_ids: bool = False,
         prefetch: int | None = None,
@@ -93,13 +95,10 @@ class ParquetLoader(EngineLoader):
         )
         self.manifest = Manifest.decode(packed)
         locations = [locate(each, storage_options) for each in urls]
-        row_filter = RowFilter(filters, self.manifest) if filters is not None else None
+        row_filter = None if filters is None and predicate is None else RowFilter(self.manifest, filters, predicate)
         rows = self.manifest.rows
         if row_filter is not None:
-            digest = hashlib.blake2b(row_filter.text.encode(), digest_size=8).hexdigest()
-            key = f"data/filter/{self.manifest.fingerprint}/{digest}"
-            packed = pin(key, lambda: row_filter.count(self.manifest, locations).astype("<i8").tobytes())
-            rows = np.frombuffer(packed, "<i8")
+            rows = row_filter.expect(_pinned_count(row_filter, self.manifest, locations))
         reading = Reading(
             manifest=self.manifest,
             locations=locations,
@@ -145,3 +144,11 @@ class ParquetLoader(EngineLoader):
             shard=shard,
             shards_strict=shards_strict,
         )
+
+
+def _pinned_count(row_filter: RowFilter, manifest: Manifest, locations: Sequence[Location]) -> bytes:
+    """Count the rows that pass, once for the whole job where the predicate is known to be the same one."""
+    name = row_filter.key
+    if name is None:
+        return row_filter.count(manifest, locations)
+    return pin(f"data/filter/{manifest.fingerprint}/{name}", lambda: row_filter.count(manifest, locations))

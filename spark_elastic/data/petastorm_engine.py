@@ -117,7 +117,7 @@ class PetastormEngine:
         if group not in self._asked and group in self._piece_of:
             self._source.check(group)
             if self._filter is not None:
-                self._kept[group] = self._passing(group)
+                self._kept[group] = self._filter.passing(self._source, group)
             self._asked.add(group)
             reader.ask(self._piece_of[group], self._kept.get(group))
 
@@ -173,16 +173,6 @@ class PetastormEngine:
                 raise DataError(f"{where}: Petastorm delivered no column {missing[0]!r}; use engine='arrow'")
             columns = {name: columns[name] for name in self._columns}
         return Rows(group, np.arange(len(index), dtype=np.int64), index, columns)
-
-    def _passing(self, group: int) -> np.ndarray:
-        assert self._filter is not None
-        found, first = [], 0
-        for batch in self._source.batches(group, self._filter.columns, 65_536):
-            numbers = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
-            first += batch.num_rows
-            table = pa.Table.from_batches([batch]).append_column(ROW, numbers)
-            found.append(self._filter.apply(table).column(ROW).to_numpy())
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def _from_table(self, table: pa.Table, where: str) -> tuple[np.ndarray, dict[str, Column]]:
         assert self._reader is not None

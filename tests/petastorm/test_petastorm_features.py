@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("petastorm")
 
+import petastorm.predicates
 from petastorm import make_batch_reader
 from petastorm_datasets import reading, write_drive
 
-from spark_elastic.data import ParquetLoader
+from spark_elastic.data import ParquetLoader, predicates
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -41,3 +42,41 @@ def test_patterns_choose_the_fields_that_they_choose_in_petastorm(drive: Path, p
     columns = [re.compile(pattern) for pattern in patterns]
     (first, *_) = ParquetLoader(drive, 4, columns=columns, shuffle=False, filters=[("id", "<", 4)])
     assert set(first) == expected
+
+
+# Each made by the names of a module of predicates, Petastorm's or ours.
+PREDICATES = {
+    "set of strings": lambda of: of.in_set({"car 1", "car 3"}, "car"),
+    "set of numbers": lambda of: of.in_set([3, 5.0, 7], "id"),
+    "null and NaN": lambda of: of.in_lambda(["half"], lambda half: half != half),
+    "several fields": lambda of: of.in_lambda(["car", "pose"], lambda car, pose: car == "car 2" and pose[1] < -9),
+    "with a state": lambda of: of.in_lambda(["labels"], lambda labels, least: len(labels) >= least, 3),
+    "intersection": lambda of: of.in_intersection([7, 12, 30], "labels"),
+    "not": lambda of: of.in_negate(of.in_set(range(10, 30), "id")),
+    "and": lambda of: of.in_reduce([of.in_set(range(10, 30), "id"), of.in_set(["car 0"], "car")], all),
+    "or": lambda of: of.in_reduce([of.in_set(range(10, 20), "id"), of.in_set(["car 0"], "car")], any),
+    **{
+        f"part {part} by {field}": lambda of, part=part, field=field: of.in_pseudorandom_split(
+            [0.3, 0.3, 0.3], part, field
+        )
+        for part in range(3)
+        for field in ("id", "time", "speed", "half", "car", "pose", "labels")
+    },
+}
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_predicates_pass_the_same_rows(drive: Path, name: str) -> None:
+    with reading(drive, predicate=PREDICATES[name](petastorm.predicates)) as reader:
+        expected = [(int(row.id), float(row.speed)) for row in reader]
+    for module in (predicates, petastorm.predicates):
+        loader = ParquetLoader(drive, 8, columns=["id", "speed"], predicate=PREDICATES[name](module), shuffle=False)
+        found = [row for b in loader for row in zip(b["id"].tolist(), b["speed"].tolist(), strict=True)]
+        assert found == expected
+
+
+def test_predicates_are_asked_also_where_petastorms_workers_read(drive: Path) -> None:
+    predicate = predicates.in_set(["car 1"], "car")
+    loader = ParquetLoader(drive, 8, columns=["id"], predicate=predicate, shuffle=False, engine="petastorm")
+    assert ids(loader) == list(range(1, 40, 5))
+    loader.close()

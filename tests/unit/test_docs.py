@@ -19,6 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PACKAGES = (
     "spark_elastic",
     "spark_elastic.data",
+    "spark_elastic.data.predicates",
     "spark_elastic.estimator",
     "spark_elastic.loggers",
     "spark_elastic.testing",

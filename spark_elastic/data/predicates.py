@@ -1,0 +1,202 @@
+"""Predicates: conditions on rows, in Python. `ParquetLoader(predicate=…)` reads the rows for which one is true.
+
+They have the names and arguments of Petastorm's, and pass the same rows; Petastorm's own are taken as well. A predicate is asked
+row by row, which costs microseconds each time: what pyarrow can express is faster in `filters=`.
+
+A value is what the column has: a number of NumPy, a string, an array for a list or an encoded array. A null is None, and NaN
+where the column has fractional numbers. A predicate must answer from the values alone, and the same each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "PredicateBase",
+    "in_intersection",
+    "in_lambda",
+    "in_negate",
+    "in_pseudorandom_split",
+    "in_reduce",
+    "in_set",
+]
+
+
+class PredicateBase(ABC):
+    """A condition on rows. Subclasses are predicates, as is any object with these two methods."""
+
+    @abstractmethod
+    def get_fields(self) -> set[str]:
+        """Return the names of the columns that `do_include` looks at, at least one."""
+
+    @abstractmethod
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a row with these values, by column, is read."""
+
+
+class in_set(PredicateBase):
+    """Passes rows whose value is one of a set.
+
+    inclusion_values: what passes. predicate_field: the name of the column, whose values have to be hashable.
+    """
+
+    def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
+        if isinstance(inclusion_values, str):
+            raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
+        self._values = frozenset(inclusion_values)
+        self._field = _name(predicate_field)
+
+    def get_fields(self) -> set[str]:
+        """Return the column."""
+        return {self._field}
+
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the value is in the set."""
+        return values[self._field] in self._values
+
+
+class in_intersection(PredicateBase):
+    """Passes rows whose list has at least one of some values.
+
+    inclusion_values: what to look for. predicate_field: the name of a column of lists or arrays; nulls are an error.
+    """
+
+    def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
+        if isinstance(inclusion_values, str):
+            raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
+        self._values = list(inclusion_values)
+        self._field = _name(predicate_field)
+
+    def get_fields(self) -> set[str]:
+        """Return the column."""
+        return {self._field}
+
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the list has one of the values."""
+        found = values[self._field]
+        if not isinstance(found, (np.ndarray, Sequence)) or isinstance(found, (str, bytes)):
+            raise ValueError(f"in_intersection needs lists in {self._field!r}, not {found!r}")
+        return bool(np.isin(found, self._values).any())
+
+
+class in_lambda(PredicateBase):
+    """Passes rows for which a function is true.
+
+    predicate_fields: the names of the columns whose values the function gets, in this order. predicate_func: the function.
+    state_arg: one more argument for it, after the values, unless it is None.
+    """
+
+    def __init__(
+        self, predicate_fields: Sequence[str], predicate_func: Callable[..., Any], state_arg: Any = None
+    ) -> None:
+        if isinstance(predicate_fields, str) or not predicate_fields:
+            raise ValueError(f"predicate_fields must be a list of names, not {predicate_fields!r}")
+        if not callable(predicate_func):
+            raise TypeError(f"predicate_func must be callable, not {predicate_func!r}")
+        self._fields = [_name(field) for field in predicate_fields]
+        self._function = predicate_func
+        self._state = () if state_arg is None else (state_arg,)
+
+    def get_fields(self) -> set[str]:
+        """Return the columns."""
+        return set(self._fields)
+
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return what the function says of the values."""
+        return bool(self._function(*(values[field] for field in self._fields), *self._state))
+
+
+class in_negate(PredicateBase):
+    """Passes the rows that another predicate does not pass.
+
+    predicate: the other one.
+    """
+
+    def __init__(self, predicate: PredicateBase) -> None:
+        self._predicate = checked(predicate)
+
+    def get_fields(self) -> set[str]:
+        """Return the other predicate's columns."""
+        return set(self._predicate.get_fields())
+
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return the opposite of what the other predicate says."""
+        return not self._predicate.do_include(values)
+
+
+class in_reduce(PredicateBase):
+    """Passes rows by what several predicates say of them.
+
+    predicate_list: the predicates, each of which is asked. reduce_func: makes one answer of the list of theirs, as `all` and
+    `any` do.
+    """
+
+    def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], Any]) -> None:
+        if not predicate_list:
+            raise ValueError("predicate_list must have at least one predicate")
+        if not callable(reduce_func):
+            raise TypeError(f"reduce_func must be callable, not {reduce_func!r}")
+        self._predicates = [checked(predicate) for predicate in predicate_list]
+        self._reduce = reduce_func
+
+    def get_fields(self) -> set[str]:
+        """Return the columns of all predicates."""
+        return set().union(*(predicate.get_fields() for predicate in self._predicates))
+
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return what the function makes of the predicates' answers."""
+        return bool(self._reduce([predicate.do_include(values) for predicate in self._predicates]))
+
+
+class in_pseudorandom_split(PredicateBase):
+    """Passes one part of a random split, which is the same each time and everywhere, for it depends on one column alone.
+
+    Rows of equal values are in the same part, so a column that tells groups apart (patients, days) keeps them together.
+
+    fraction_list: the part of the values that each subset has, about; what is missing to 1 is in none. subset_index: which
+    subset, from 0. predicate_field: the name of the column, the MD5 of whose value as a string decides.
+    """
+
+    def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
+        edges = list(itertools.accumulate(fraction_list, initial=0))
+        if min(fraction_list, default=-1) < 0 or edges[-1] > 1 + 1e-9:
+            raise ValueError(
+                f"fraction_list must be parts of 1, none below 0 and in all at most 1, not {fraction_list!r}"
+            )
+        if not isinstance(subset_index, int) or not 0 <= subset_index < len(fraction_list):
+            raise ValueError(f"subset_index must be from 0 to {len(fraction_list) - 1}, not {subset_index!r}")
+        self._low, self._high = (edge * (sys.maxsize - 1) for edge in edges[subset_index : subset_index + 2])
+        self._field = _name(predicate_field)
+
+    def get_fields(self) -> set[str]:
+        """Return the column."""
+        return {self._field}
+
+    def do_include(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the hash of the value is in this subset's part of all hashes."""
+        text = str(values[self._field]).encode()
+        bucket = int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % sys.maxsize
+        return self._low <= bucket < self._high
+
+
+def checked(predicate: PredicateBase) -> PredicateBase:
+    """Return a predicate, ours, Petastorm's or a user's. Raises ValueError for anything else."""
+    methods = (getattr(predicate, name, None) for name in ("get_fields", "do_include"))
+    if isinstance(predicate, type) or not all(map(callable, methods)):
+        raise ValueError(
+            f"predicate must have get_fields() and do_include(values), as in_set(…) has, not be {predicate!r}"
+        )
+    return predicate
+
+
+def _name(field: object) -> str:
+    if not isinstance(field, str):
+        raise ValueError(f"predicate_field must be the name of a column, not {field!r}")
+    return field

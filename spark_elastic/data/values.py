@@ -1,0 +1,47 @@
+"""The rows of an Arrow table as Python code wants to see them: numbers of NumPy, arrays, strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def row_values(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield each row as a dict. A null is None, in a column of fractional numbers NaN; times are datetime64[ns]."""
+    columns = [_values(column.combine_chunks()) for column in table.columns]
+    for row in zip(*columns, strict=True):
+        yield dict(zip(table.column_names, row, strict=True))
+
+
+def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[Any]:
+    if isinstance(column, pa.ChunkedArray):  # as older releases of pyarrow combine extension types
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        rows = np.asarray(column.storage.flatten()).reshape(-1, *kind.shape)
+        return (
+            list(rows)
+            if not column.null_count
+            else [None if row is None else np.array(row) for row in column.to_pylist()]
+        )
+    if pa.types.is_timestamp(kind):
+        return list(column.cast(pa.timestamp("ns")).to_numpy(zero_copy_only=False))
+    if pa.types.is_floating(kind) or (
+        (pa.types.is_integer(kind) or pa.types.is_boolean(kind)) and not column.null_count
+    ):
+        return list(column.to_numpy(zero_copy_only=False))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [item.values.to_numpy(zero_copy_only=False) if item.is_valid else None for item in column]
+    if pa.types.is_struct(kind) and [field.name for field in kind] == ["data", "shape"]:
+        return [_shaped(item) if item.is_valid else None for item in column]
+    return list(column.to_pylist())
+
+
+def _shaped(item: pa.StructScalar) -> np.ndarray:
+    """Return an array as the `Decoder` of Petastorm's datasets represents those of several shapes."""
+    values: np.ndarray = item["data"].values.to_numpy(zero_copy_only=False)
+    shaped: np.ndarray = values.reshape(item["shape"].as_py())
+    return shaped

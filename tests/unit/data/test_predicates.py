@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_worlds import World, write_dataset
+
+from spark_elastic.data import ParquetLoader
+from spark_elastic.data.pinning import set_pin
+from spark_elastic.data.predicates import (
+    PredicateBase,
+    in_intersection,
+    in_lambda,
+    in_negate,
+    in_pseudorandom_split,
+    in_reduce,
+    in_set,
+)
+from spark_elastic.errors import DataError
+
+SPLIT = [0.5, 0.2, 0.25]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "data", [30, 1, 0, 57, 12, 100, 3], files=3)
+
+
+def ids(loader: Any) -> list[int]:
+    return [int(row) for batch in loader for row in batch["id"]]
+
+
+class Odd(PredicateBase):
+    """A predicate of a user's."""
+
+    def get_fields(self) -> set[str]:
+        return {"id"}
+
+    def do_include(self, values: Any) -> bool:
+        assert set(values) == {"id"}
+        return bool(values["id"] % 2)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "passes"),
+    [
+        (in_set([3, 150, 999], "id"), lambda row: row in (3, 150)),
+        (in_lambda(["id"], lambda row: 10 <= row < 20), lambda row: 10 <= row < 20),
+        (in_lambda(["x", "id"], lambda x, row, less: x[0] == row < less, 30), lambda row: row < 30),
+        (in_intersection([7.5, 100], "x"), lambda row: row in (7, 100)),
+        (Odd(), lambda row: row % 2),
+        (in_negate(Odd()), lambda row: not row % 2),
+        (in_reduce([Odd(), in_lambda(["id"], lambda row: row > 90)], all), lambda row: row % 2 and row > 90),
+        (in_reduce([Odd(), in_lambda(["id"], lambda row: row > 90)], any), lambda row: row % 2 or row > 90),
+        (in_lambda(["id"], lambda row: None), lambda row: False),
+    ],
+)
+def test_rows_that_pass_are_read_once(dataset: Path, predicate: Any, passes: Any) -> None:
+    expected = [row for row in range(203) if passes(row)]
+    loader = ParquetLoader(dataset, 16, predicate=predicate, with_row_ids=True)
+    assert (loader.rows_total, len(loader)) == (len(expected), loader.tracker.plan.steps(len(expected), 1))
+    starts = np.cumsum([0, *[group.rows for group in loader.manifest]])
+    batches = list(loader)
+    assert sorted(ids(batches)) == expected
+    assert all((starts[b["_row_group"]] + b["_row"].numpy()).tolist() == b["id"].tolist() for b in batches)
+    assert ids(ParquetLoader(dataset, 16, predicate=predicate, shuffle=False, columns=["id"])) == expected
+
+
+def test_a_predicate_is_asked_of_what_the_filters_pass_and_its_columns_need_not_be_read(dataset: Path) -> None:
+    asked = []
+    predicate = in_lambda(["id"], lambda row: asked.append(int(row)) or row % 2 == 0)
+    loader = ParquetLoader(dataset, 16, predicate=predicate, filters=[("id", "<", 50)], columns=["x"], shuffle=False)
+    rows = [x.tolist() for batch in loader for x in batch["x"]]
+    assert rows == [[row, row + 0.5] for row in range(0, 50, 2)]
+    assert set(asked) == set(range(50))
+
+
+def test_the_parts_of_a_split_are_disjoint_and_of_their_sizes(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path, [1000, 1000])
+    parts = [ids(ParquetLoader(root, 64, predicate=in_pseudorandom_split(SPLIT, part, "id"))) for part in range(3)]
+    assert all(abs(len(part) - 2000 * share) < 100 for part, share in zip(parts, SPLIT, strict=True))
+    assert len(set(itertools.chain(*parts))) == sum(map(len, parts)) < 2000
+
+
+def test_a_split_goes_by_the_string_of_a_value_alone() -> None:
+    predicate = in_pseudorandom_split([0.3, 0.7], 0, "key")
+    known = {"a": True, "b": False, "c": False, "7": False, "1": False, "3": False, "None": False, "0.1": False}
+    found = {key: predicate.do_include({"key": key}) for key in known}
+    assert found == {key: predicate.do_include({"key": key}) for key in known}
+    assert predicate.do_include({"key": np.float32(0.1)}) == found["0.1"]
+    assert predicate.do_include({"key": np.int64(7)}) == found["7"]
+    assert predicate.do_include({"key": None}) == found["None"]
+
+
+def test_nulls_strings_and_times_come_as_documented(tmp_path: Path) -> None:
+    columns = {
+        "id": pa.array([0, 1, 2]),
+        "half": pa.array([0.5, None, 2.5]),
+        "count": pa.array([1, None, 3], pa.int32()),
+        "name": pa.array(["a", None, "c"]),
+        "time": pa.array([0, 1, 2], pa.timestamp("us")),
+        "fixed": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "p.parquet")
+    seen: dict[int, dict[str, Any]] = {}
+
+    class See(PredicateBase):
+        def get_fields(self) -> set[str]:
+            return set(columns)
+
+        def do_include(self, values: Any) -> bool:
+            seen[int(values["id"])] = dict(values)
+            return values["count"] is not None
+
+    assert ids(ParquetLoader(tmp_path, 2, columns=["id"], predicate=See(), shuffle=False)) == [0, 2]
+    assert np.isnan(seen[1]["half"])
+    assert [seen[1][name] for name in ("count", "name", "fixed")] == [None] * 3
+    assert (seen[0]["half"], seen[0]["count"], seen[0]["name"]) == (0.5, 1, "a")
+    assert seen[2]["time"] == np.datetime64(2000, "ns")
+    assert str(seen[0]["time"]) == "1970-01-01T00:00:00.000000000"
+    assert seen[2]["fixed"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"global_batch_size": 24}, {"global_batch_size": 24, "shards": 4}, {"batch_size": 8}]
+)
+def test_rows_that_pass_count_once_through_resets(dataset: Path, sizes: dict[str, int]) -> None:
+    world = World(lambda: ParquetLoader(dataset, predicate=in_pseudorandom_split(SPLIT, 0, "id"), **sizes), 3)
+    expected = ids(ParquetLoader(dataset, 16, predicate=in_pseudorandom_split(SPLIT, 0, "id")))
+    world.step()
+    world.commit()
+    world.step()
+    world.form(2, keep=1)
+    while world.step():
+        world.commit()
+    world.close()
+    assert world.counted == collections.Counter((0, row) for row in expected)
+
+
+def test_a_position_belongs_to_the_rows_that_pass_and_not_to_the_code_that_chose_them(dataset: Path) -> None:
+    loader = ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row: row >= 100))
+    next(iter(loader))
+    loader.close()
+    state = loader.state_dict()
+    ParquetLoader(dataset, 16, predicate=in_negate(in_set(range(100), "id"))).load_state_dict(state)
+    with pytest.raises(ValueError, match="the loader's state was saved with filters='a predicate that passes the rows"):
+        ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row: row < 103)).load_state_dict(state)
+
+
+def test_rows_are_counted_once_a_job_for_each_predicate(dataset: Path) -> None:
+    pinned: dict[str, bytes] = {}
+    set_pin(lambda key, make: pinned.setdefault(key, b"") or pinned.update({key: make()}) or pinned[key])
+    try:
+        totals = [
+            ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row, less: row < less, less)).rows_total
+            for less in (5, 7, 5)
+        ]
+        cannot_be_pickled = in_lambda(["id"], lambda row, lock: row < 9, threading.Lock())
+        assert ParquetLoader(dataset, 16, predicate=cannot_be_pickled).rows_total == 9
+    finally:
+        set_pin(None)
+    assert totals == [5, 7, 5]
+    assert len([key for key in pinned if key.startswith("data/filter/")]) == 2
+
+
+def test_a_predicate_that_changes_its_mind_is_an_error(dataset: Path) -> None:
+    calls = itertools.count()
+    loader = ParquetLoader(dataset, 16, predicate=in_lambda(["id"], lambda row: next(calls) % 3 == 0))
+    with pytest.raises(DataError, match="the predicate passes other rows now than when they were counted"):
+        list(loader)
+
+
+def test_an_error_of_a_predicate_names_the_row_group(dataset: Path) -> None:
+    with pytest.raises(DataError, match=r"part-0.parquet, row group 0: predicate raised ZeroDivisionError"):
+        ParquetLoader(dataset, 16, predicate=in_lambda(["x"], lambda x: 1 // 0))
+    with pytest.raises(DataError, match="in_intersection needs lists in 'id', not"):
+        ParquetLoader(dataset, 16, predicate=in_intersection([1], "id"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: in_set("abc", "id"), "inclusion_values must be several values, not the string 'abc'"),
+        (lambda: in_set([1], ["id"]), "predicate_field must be the name of a column, not ['id']"),
+        (lambda: in_intersection("abc", "id"), "inclusion_values must be several values"),
+        (lambda: in_lambda("id", bool), "predicate_fields must be a list of names, not 'id'"),
+        (lambda: in_lambda([], bool), "predicate_fields must be a list of names, not []"),
+        (lambda: in_lambda(["id"], 3), "predicate_func must be callable, not 3"),
+        (lambda: in_negate(bool), "predicate must have get_fields() and do_include(values)"),
+        (lambda: in_reduce([], all), "predicate_list must have at least one predicate"),
+        (lambda: in_reduce([Odd], all), "predicate must have get_fields() and do_include(values)"),
+        (lambda: in_reduce([Odd()], "all"), "reduce_func must be callable, not 'all'"),
+        (lambda: in_pseudorandom_split([0.5, 0.6], 0, "id"), "fraction_list must be parts of 1"),
+        (lambda: in_pseudorandom_split([0.5, -0.1], 0, "id"), "fraction_list must be parts of 1"),
+        (lambda: in_pseudorandom_split([], 0, "id"), "fraction_list must be parts of 1"),
+        (lambda: in_pseudorandom_split([0.5], 1, "id"), "subset_index must be from 0 to 0, not 1"),
+        (lambda: in_pseudorandom_split([0.5], -1, "id"), "subset_index must be from 0 to 0, not -1"),
+    ],
+)
+def test_wrong_arguments_are_named(make: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("predicate", "message"),
+    [
+        (in_set([1], "nope"), "predicate: 'nope' is not in the dataset, which has id, x"),
+        (lambda values: True, "predicate must have get_fields() and do_include(values)"),
+    ],
+)
+def test_a_predicate_that_does_not_fit_is_refused(dataset: Path, predicate: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ParquetLoader(dataset, 16, predicate=predicate)
