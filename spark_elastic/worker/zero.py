@@ -56,7 +56,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     """An ``optimizer_class(params, **defaults)`` whose state is divided among the ranks (ZeRO, stage 1) of every generation.
 
         optimizer = se.ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-        state = se.TorchState(model, optimizer, commit="sharded")
+        state = se.TorchState(model, optimizer)
 
     ``optimizer_class`` may also be a function of the parameters that makes an optimizer. Of N ranks each keeps about 2/N of the
     optimizer state (3/N with ``redundancy=2``), and no rank's loss takes any with it. The weights after each step have the same
@@ -65,9 +65,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     the plain optimizer, because all ranks have all gradients.
 
     The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
-    which an optimizer changes its own settings or keeps state that belongs to no parameter. The state is divided inside an
-    elastic function whose State has the optimizer and ``commit="sharded"``, in worlds of more than two ranks; everywhere else,
-    and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is refused while it is divided.
+    which an optimizer changes its own settings or keeps state that belongs to no parameter. What cannot be noticed is a step
+    that computes something else from several parameters, such as the norm of all gradients: it sees those of its rank only. The
+    state is divided inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with
+    ``redundancy=2``); everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is
+    refused while it is divided.
     """
 
     def __init__(

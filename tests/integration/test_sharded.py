@@ -31,13 +31,16 @@ def train(
     zero: bool = False,
     struck: int | None = None,
     written: str = "",
+    commit: str = "sharded",
+    whole: int | None = None,
+    pair: int | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     with inject(*faults):
         results: list[dict[str, Any]] = spark_elastic.run(
             train_in_slices,
             (steps, spoil, zero, struck, written),
-            {"redundancy": redundancy},
+            {"redundancy": redundancy, "commit": commit, "whole": whole, "pair": pair},
             local=cluster,
             **{"num_proc": 4, **settings},
         )
@@ -101,64 +104,74 @@ def test_two_workers_and_one_hold_everything_and_need_nobody(cluster: Any) -> No
 
 
 def test_two_neighbours_may_be_lost_with_a_redundancy_of_two(cluster: Any, undisturbed: str) -> None:
-    faults = [kill(rank=1, step=10), kill(rank=2, step=10)]
-    results = train(cluster, *faults, spoil=True, redundancy=2, min_np=4)
+    results = train(cluster, pair=10, spoil=True, redundancy=2, min_np=4)
     assert {result["digest"] for result in results} == {undisturbed}
 
 
 def test_more_losses_than_the_redundancy_lose_the_state_and_say_who_holds_what(cluster: Any) -> None:
-    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
     with pytest.raises(
         StateLostError, match=r"rank 0 holds slices 0, 1 of 4 of commit 1\.\d.*rank 3 holds slices 0, 3 of 4"
     ):
-        train(cluster, *neighbours, min_np=4)
+        train(cluster, pair=10, min_np=4)
 
 
 def test_more_losses_than_the_redundancy_have_the_job_go_on_from_its_durable_checkpoint(
     cluster: Any, undisturbed: str, tmp_path: Path
 ) -> None:
-    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
-    results = train(cluster, *neighbours, spoil=True, min_np=4, checkpoint=str(tmp_path))
+    results = train(cluster, pair=10, spoil=True, min_np=4, checkpoint=str(tmp_path))
     assert {result["digest"] for result in results} == {undisturbed}
     assert spark_elastic.load_checkpoint(str(tmp_path))["step"] == STEPS
 
 
-def test_a_divided_optimizer_leaves_the_bits_of_the_plain_one_through_losses(cluster: Any, undisturbed: str) -> None:
+@pytest.mark.parametrize("commit", ["sharded", "copy", "host", "in_place"])
+def test_a_divided_optimizer_leaves_the_bits_of_the_plain_one_through_losses(
+    cluster: Any, undisturbed: str, commit: str
+) -> None:
     faults = [
         kill(rank=2, step=10, at=Point.RECORDED),
         kill(rank=0, step=15, at=Point.COMMITTED),
         kill(rank=3, generation=4, at=Point.REPAIR),
         kill(rank=3, step=20),
     ]
-    results = train(cluster, *faults, spoil=True, zero=True, struck=5, min_np=4)
+    results = train(cluster, *faults, spoil=True, zero=True, struck=5, min_np=4, commit=commit)
     assert {result["digest"] for result in results} == {undisturbed}
     assert all(0 < result["kept"] < 1 for result in results)
 
 
-def test_a_divided_optimizer_goes_on_after_planned_changes_and_nobody_gathers_weights(
-    cluster: Any, undisturbed: str
+@pytest.mark.parametrize("commit", ["sharded", "copy"])
+def test_a_divided_optimizer_leaves_the_same_bits_where_the_world_shrinks_and_grows(
+    cluster: Any, undisturbed: str, commit: str
 ) -> None:
-    results = train(cluster, drain(rank=1, step=5), drain(rank=0, step=15), zero=True, min_np=4)
+    faults = [kill(rank=0, step=5), kill(rank=1, step=8, at=Point.RECORDED), kill(rank=2, step=22)]
+    results = train(cluster, *faults, spoil=True, zero=True, whole=20, min_np=1, max_np=4, commit=commit)
+    assert {result["digest"] for result in results} == {undisturbed}
+
+
+@pytest.mark.parametrize("commit", ["sharded", "copy"])
+def test_a_divided_optimizer_goes_on_after_planned_changes_and_nobody_gathers_weights(
+    cluster: Any, undisturbed: str, commit: str
+) -> None:
+    results = train(cluster, drain(rank=1, step=5), drain(rank=0, step=15), zero=True, min_np=4, commit=commit)
     assert {result["digest"] for result in results} == {undisturbed}
     assert sorted(len(result["received"]) for result in results) == [0, 0, 1, 1], "only those that came later"
 
 
+@pytest.mark.parametrize("commit", ["sharded", "copy"])
 def test_a_divided_optimizer_is_lost_with_two_neighbours_and_not_with_a_redundancy_of_two(
-    cluster: Any, undisturbed: str
+    cluster: Any, undisturbed: str, commit: str
 ) -> None:
-    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
     with pytest.raises(StateLostError, match=r"rank 3 holds slices 0, 3 of 4"):
-        train(cluster, *neighbours, zero=True, min_np=4)
-    results = train(cluster, *neighbours, spoil=True, zero=True, redundancy=2, min_np=4)
+        train(cluster, pair=10, zero=True, min_np=4, commit=commit)
+    results = train(cluster, pair=10, spoil=True, zero=True, redundancy=2, min_np=4, commit=commit)
     assert {result["digest"] for result in results} == {undisturbed}
 
 
+@pytest.mark.parametrize("commit", ["sharded", "copy"])
 def test_a_divided_optimizer_goes_on_from_the_durable_checkpoint_when_the_state_is_lost(
-    cluster: Any, undisturbed: str, tmp_path: Path
+    cluster: Any, undisturbed: str, tmp_path: Path, commit: str
 ) -> None:
-    neighbours = [kill(rank=1, step=10), kill(rank=2, step=10)]
     written = {"checkpoint": str(tmp_path), "written": str(tmp_path)}
-    results = train(cluster, *neighbours, zero=True, spoil=True, min_np=4, **written)
+    results = train(cluster, pair=10, zero=True, spoil=True, min_np=4, commit=commit, **written)
     assert {result["digest"] for result in results} == {undisturbed}
     saved = spark_elastic.load_checkpoint(str(tmp_path))
     assert saved["step"] == STEPS
@@ -170,7 +183,8 @@ def test_a_checkpoint_goes_on_with_a_divided_optimizer_or_without_at_any_size(
 ) -> None:
     settings = {"checkpoint": str(tmp_path), "checkpoint_interval": 0}
     train(cluster, zero=True, steps=9, **settings)
-    train(cluster, steps=16, num_proc=2, **settings)
-    train(cluster, zero=True, steps=20, num_proc=2, **settings)
-    results = train(cluster, zero=True, **settings)
+    train(cluster, steps=16, num_proc=2, commit="copy", **settings)
+    train(cluster, zero=True, steps=20, num_proc=2, commit="in_place", **settings)
+    train(cluster, zero=True, steps=25, commit="copy", **settings)
+    results = train(cluster, zero=True, num_proc=3, commit="host", **settings)
     assert {result["digest"] for result in results} == {undisturbed}

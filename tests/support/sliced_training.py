@@ -1,7 +1,8 @@
 """Training with commits in slices; pickled by value for executors.
 
-All ranks have the same rows, so that the weights do not depend on the order in which Gloo adds gradients up: DDP cuts them into
-other buckets in the first step of a generation than in later ones.
+All ranks have the same rows, and each steps with its own gradients in place of their mean, so that the weights depend neither on
+the order in which Gloo adds gradients up (DDP cuts them into other buckets in the first step of a generation than in later ones)
+nor on the size of the world.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ def train_in_slices(
     zero: bool = False,
     struck: int | None = None,
     written: str = "",
+    commit: str = "sharded",
+    whole: int | None = None,
+    pair: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train; return a digest of weights and moments, and how many commits were received here. All ranks have equal ones.
@@ -22,6 +26,8 @@ def train_in_slices(
     ``spoil``: overwrite the weights whenever the world changes, as code may on its way out. ``zero``: divide the state of the
     optimizer. ``struck``: in this step of the first generation rank 1 dies when it has updated its weights and shared none.
     Gradients are views of torch's buckets then.
+    ``pair``: ahead of the commit of this step of the first generation ranks 1 and 2 die at once, by the hand of rank 1.
+    ``whole``: ahead of this step ranks wait until there are four of them.
     ``written``: a folder in which a checkpoint has to be before the tenth step.
     """
     import hashlib
@@ -46,7 +52,9 @@ def train_in_slices(
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.BatchNorm1d(33), torch.nn.Linear(33, 1))
     model = se.DistributedDataParallel(network, gradient_as_bucket_view=struck is not None)
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) is flat] for flat in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(groups, lr=0.01)
     if zero:
 
         class Struck(torch.optim.Adam):
@@ -55,28 +63,45 @@ def train_in_slices(
                 if (se.generation(), se.rank(), state.step + 1) == (1, 1, struck):
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        optimizer = se.ZeroRedundancyOptimizer(model.parameters(), Struck, lr=0.01)
+        optimizer = se.ZeroRedundancyOptimizer(groups, Struck, lr=0.01)
     moments, kept = [], []
+    own: dict[torch.Tensor, torch.Tensor] = {}
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient, of=parameter: own.__setitem__(of, gradient.clone()))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
-    state = se.TorchState(model, optimizer, scheduler, step=0, history=[], commit="sharded", **settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=5)
+    state = se.TorchState(model, optimizer, scheduler, scaler=scaler, step=0, history=[], commit=commit, **settings)
 
     @se.elastic
     def train(state: Any) -> None:
         try:
+            processes = se.allgather_object(os.getpid())
             while state.step < steps:
+                while state.step == whole and se.size() < 4:
+                    state.check_host_updates()
                 rows = torch.Generator().manual_seed(state.step)
                 optimizer.zero_grad()
-                state.model(torch.randn(8, 6, generator=rows)).square().mean().backward()
-                optimizer.step()
+                loss = state.model(torch.randn(8, 6, generator=rows)).square().mean()
+                # One step is skipped, because its gradients are infinite.
+                scaler.scale(loss * (float("inf") if state.step == 12 else 1.0)).backward()
+                for parameter, gradient in own.items():
+                    parameter.grad.copy_(gradient)
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                scaler.step(optimizer)
+                scaler.update()
                 scheduler.step()
                 state.step += 1
                 state.history.append(state.step)
+                if (se.generation(), se.rank(), state.step) == (1, 1, pair):
+                    os.kill(processes[2], signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGKILL)
                 state.commit()
                 while written and state.step == 9 and not list(Path(written).rglob("manifest.json")):
                     time.sleep(0.01)
             kept.append(sum(value.numel() for entry in optimizer.state.values() for value in entry.values()))
-            whole = optimizer.state_dict()["state"]
-            moments.extend(value for number in sorted(whole) for value in whole[number].values())
+            gathered = optimizer.state_dict()["state"]
+            moments.extend(value for number in sorted(gathered) for value in gathered[number].values())
         except BaseException:
             if spoil:
                 for parameter in model.parameters():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import torch
 from spark_elastic.checkpoint.skeleton import TensorSpec
 from spark_elastic.worker.state.gathering import exchange, receive_all
 from spark_elastic.worker.state.repair import announce, receive_announced
-from spark_elastic.worker.state.snapshot import Found, flatten, unflatten
+from spark_elastic.worker.state.snapshot import Found, TensorBuffer, flatten, unflatten
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import Division, deal
 
@@ -25,6 +26,32 @@ from spark_elastic.worker.zero import Division, deal
 States = Mapping[int, dict[str, Any]]
 # By receiver and parameter, who sends the parameter's state.
 Moves = dict[tuple[int, int], int]
+
+
+@dataclass(slots=True)
+class KeptParts:
+    """A copy of what this rank keeps of divided optimizers, by the places of these among the State's."""
+
+    buffer: TensorBuffer = field(default_factory=TensorBuffer)
+    _skeleton: object = field(default_factory=dict)
+    # Where training has the tensors, which may be kept in the host's memory.
+    _devices: list[torch.device] = field(default_factory=list)
+
+    def take(self, states: Mapping[int, States]) -> None:
+        """Copy the states in. A GPU may still be copying when this returns."""
+        found = Found()
+        self._skeleton = flatten(states, found)
+        self._devices = [tensor.device for tensor in found.tensors]
+        self.buffer.copy_from(found.tensors)
+
+    def view(self) -> dict[int, States]:
+        """Return what was kept, wherever that is. Its tensors must not be changed."""
+        return cast(dict[int, States], unflatten(self._skeleton, self.buffer.views))
+
+    def for_training(self) -> dict[int, States]:
+        """Return what was kept, on the devices that it was taken from. Its tensors must not be changed."""
+        tensors = [view.to(device) for view, device in zip(self.buffer.views, self._devices, strict=True)]
+        return cast(dict[int, States], unflatten(self._skeleton, tensors))
 
 
 def plan_moves(

@@ -7,13 +7,13 @@ from contextlib import suppress
 from functools import partial
 
 from spark_elastic.checkpoint.skeleton import Lender, map_tree
-from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
+from spark_elastic.errors import CheckpointError, StateLostError
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
-from spark_elastic.worker.state.keepers import Keeper, OnDevice
+from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
 from spark_elastic.worker.state.loading import load_tree
 from spark_elastic.worker.state.snapshot import Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
@@ -34,6 +34,8 @@ class ObjectState(State):
     """
 
     _keeper_class: Callable[[], Keeper] = OnDevice
+    # How many neighbours in the ring of ranks may be lost at once where ranks hold commits only together.
+    _redundancy = 1
 
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, object] | None = None, **objects: object) -> None:
         super().__init__()
@@ -119,12 +121,12 @@ class ObjectState(State):
             self._keeper.settle()
 
     def _prepare(self) -> None:
-        self._check_divisible()
+        self._prepare_to_divide()
         self._keeper.prepare(self._values(shared=True))
         self._first_structure = structure_of(find_objects(self._values(shared=True)))
 
-    def _check_divisible(self) -> None:
-        """Refuse an optimizer that is to be divided among ranks where commits could not be put together again."""
+    def _prepare_to_divide(self) -> None:
+        """Keep commits in another way if an optimizer of the State is to be divided among the ranks of this job."""
         job = current_job()
         if job is None or job.is_fixed or not find_divisible(self._values(shared=True)):
             return
@@ -133,11 +135,7 @@ class ObjectState(State):
                 "checkpoint_best= cannot be given with a ZeroRedundancyOptimizer: rank 0 alone learns that a commit is the best, "
                 "and has only its parts of the optimizer's state. Leave one of the two out"
             )
-        if not self._keeper.divides:
-            raise SparkElasticError(
-                "a ZeroRedundancyOptimizer divides its state among ranks, which only commits in slices bring together again: "
-                f'write TorchState(…, commit="sharded"), not "{self._keeper.name}"'
-            )
+        self._keeper = self._commits.keeper = dividing_keeper(self._keeper.name, self._redundancy)
 
     def _begin(self, job: Job | None) -> None:
         self._keeper.begin(self._values(shared=True))
@@ -175,8 +173,8 @@ class ObjectState(State):
             why = self._keeper.why_lost()
             if why:
                 raise StateLostError(
-                    f'commit="{self._keeper.name}": {why}, and there is no durable checkpoint (see checkpoint=, or use '
-                    'commit="copy")'
+                    f'commit="{self._keeper.name}": {why}, and there is no durable checkpoint (see checkpoint= of run, and '
+                    "commit= and redundancy= of TorchState)"
                 )
             return 0
         try:

@@ -23,7 +23,7 @@ from spark_elastic.worker.state.keepers import keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import ZeroRedundancyOptimizer
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
 # A loader in a State has a state dict, or one of these parts.
 _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
@@ -49,6 +49,10 @@ class TorchState(ObjectState):
     ``commit="sharded"`` keeps weights and optimizer state in slices: each of N ranks copies slice r and the ``redundancy`` next
     ones (1 by default, or 2), and after a loss the survivors gather what they lack. So many neighbours in the ring of ranks may
     be lost at once; beyond that the state is lost, or comes back from the durable checkpoint (see ``keepers/sharded.py``).
+
+    A ``ZeroRedundancyOptimizer`` goes with each of these. Of its state a commit keeps this rank's parts, as many as
+    ``redundancy`` says, and so many neighbours may be lost at once. ``"copy"`` and ``"host"`` copy all the rest; ``"in_place"``
+    keeps slices then, as ``"sharded"`` does (see ``keepers/divided.py``).
     """
 
     # Torch's own DataLoaders that existed when the elastic function was called.
@@ -65,7 +69,7 @@ class TorchState(ObjectState):
         redundancy: int = 1,
         **objects: object,
     ) -> None:
-        self._keeper_class = keeper_maker(commit, redundancy)
+        self._keeper_class, self._redundancy = keeper_maker(commit, redundancy), redundancy
         self._generators = Generators()
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -81,6 +85,11 @@ class TorchState(ObjectState):
             )
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
         super().__init__(local=local, **{name: value for name, value in given.items() if value is not None}, **objects)
+        if redundancy != 1 and not self._keeper.is_joint and not find_divisible(self._values(shared=True)):
+            raise ValueError(
+                f'redundancy={redundancy} is for commit="sharded" and for a ZeroRedundancyOptimizer; with commit="{commit}" each '
+                "rank holds the whole state"
+            )
         is_shared = "loader" in self._values(shared=True)
         if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
             warnings.warn(_what_is_kept_of(type(loader).__name__), stacklevel=2)

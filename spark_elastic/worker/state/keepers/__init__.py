@@ -6,14 +6,23 @@ A new way is a file beside these with a class that implements ``Keeper``, and a 
 from collections.abc import Callable
 from functools import partial
 
+from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.keepers.copies import OnDevice, OnHost
+from spark_elastic.worker.state.keepers.divided import DividedInPlace, DividedOnDevice, DividedOnHost
 from spark_elastic.worker.state.keepers.in_place import InPlace
 from spark_elastic.worker.state.keepers.keeper import Keeper
 from spark_elastic.worker.state.keepers.sharded import Sharded
 
-__all__ = ["KEEPERS", "Keeper", "OnDevice", "keeper_maker", "keeper_named"]
+__all__ = ["KEEPERS", "Keeper", "OnDevice", "dividing_keeper", "keeper_maker", "keeper_named"]
 
 KEEPERS: dict[str, type[Keeper]] = {"copy": OnDevice, "host": OnHost, "in_place": InPlace, "sharded": Sharded}
+# The keepers that take the place of these where the State has an optimizer that is divided among ranks.
+_DIVIDING: dict[str, type[Sharded]] = {
+    "copy": DividedOnDevice,
+    "host": DividedOnHost,
+    "in_place": DividedInPlace,
+    "sharded": Sharded,
+}
 
 
 def keeper_named(commit: str) -> type[Keeper]:
@@ -24,14 +33,18 @@ def keeper_named(commit: str) -> type[Keeper]:
 
 
 def keeper_maker(commit: str, redundancy: int) -> Callable[[], Keeper]:
-    """Return what makes the keeper of a ``TorchState``. Raises ``ValueError`` for what does not go together."""
+    """Return what makes the keeper of a ``TorchState``. Raises ``ValueError`` for a value that is none of those there are."""
     keeper = keeper_named(commit)
     if redundancy not in (1, 2):
         raise ValueError(f"redundancy must be 1 or 2, not {redundancy!r}")
-    if issubclass(keeper, Sharded):
-        return partial(keeper, redundancy)
-    if redundancy != 1:
-        raise ValueError(
-            f'redundancy={redundancy} is for commit="sharded"; with "{commit}" each rank holds the whole state'
+    return partial(keeper, redundancy) if issubclass(keeper, Sharded) else keeper
+
+
+def dividing_keeper(commit: str, redundancy: int) -> Keeper:
+    """Make the keeper of a State whose optimizer is divided among ranks. Raises ``SparkElasticError`` if there is none."""
+    if commit not in _DIVIDING:
+        raise SparkElasticError(
+            f'commit="{commit}" keeps no optimizer whose state is divided among ranks; with a ZeroRedundancyOptimizer write '
+            f"commit= one of {', '.join(_DIVIDING)}"
         )
-    return keeper
+    return _DIVIDING[commit](redundancy)

@@ -29,8 +29,6 @@ class Keeper(ABC):
     is_waited_for = False
     # Whether ranks hold a commit only together. Then no rank begins a commit before all of them hold the last one.
     is_joint = False
-    # Whether optimizers whose state is divided among the ranks can be kept.
-    divides = False
     # Whether the keeper hooks into the steps of torch's optimizers.
     watches_optimizers = False
 

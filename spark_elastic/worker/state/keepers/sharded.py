@@ -29,7 +29,7 @@ from spark_elastic.worker.state.gathering import Unsliced, gather, plan_gather
 from spark_elastic.worker.state.keepers.copies import WholeCopies, send_whole
 from spark_elastic.worker.state.keepers.in_place import SmallOptimizer, SmallPart, small_part
 from spark_elastic.worker.state.keepers.keeper import Keeper
-from spark_elastic.worker.state.moving import move, numbers_by_rank, plan_moves
+from spark_elastic.worker.state.moving import KeptParts, move, numbers_by_rank, plan_moves
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.state.slices import SliceBuffer, choose_slices, slice_of
 from spark_elastic.worker.state.snapshot import (
@@ -59,7 +59,7 @@ class SlicedSnapshot(Snapshot):
     # None until the commit is complete on this rank.
     commit: CommitId | None = None
     # What this rank keeps of the state of each optimizer that is divided, and whether any was.
-    parts: Snapshot = field(default_factory=Snapshot)
+    parts: KeptParts = field(default_factory=KeptParts)
     is_divided: bool = False
 
     def with_tensors(self, sliced: Sequence[torch.Tensor]) -> Snapshot:
@@ -75,12 +75,16 @@ class Sharded(Keeper):
 
     name = "sharded"
     is_joint = True
-    divides = True
+    # Whether copies are in the host's memory.
+    is_on_host = False
 
     def __init__(self, redundancy: int = 1) -> None:
         self._redundancy = redundancy
         self._templates = Templates(_template_of)
-        self._current, self._spare = SlicedSnapshot(), SlicedSnapshot()
+        self._current, self._spare = (
+            SlicedSnapshot(TensorBuffer(self.is_on_host), parts=KeptParts(TensorBuffer(self.is_on_host)))
+            for _ in range(2)
+        )
         self._is_empty = True
         self._is_taken = False
         # Which tensors of a commit are sliced, and the version of the templates for which that was found out.
@@ -128,8 +132,8 @@ class Sharded(Keeper):
         specs = tuple(TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in sliced)
         divisible = find_divisible(values)
         snapshot.is_divided = any(optimizer.division is not None for optimizer in divisible)
-        snapshot.parts.take({str(n): o.held_state() for n, o in enumerate(divisible) if o.division is not None}, None)
-        snapshot.parts.pending = None  # the copies below come behind these on the stream, and are waited for
+        # The copies below come behind those of the parts on the stream, and are waited for.
+        snapshot.parts.take({n: o.held_state() for n, o in enumerate(divisible) if o.division is not None})
         snapshot.slices.fit(specs, *_slices_here(self._redundancy))
         snapshot.slices.copy_from(sliced)
         snapshot.pending = snapshot.buffer.copy_from(
@@ -247,7 +251,7 @@ class Sharded(Keeper):
         # Where the newest commit was divided, nobody holds the whole of it; else everybody has it by now.
         holders = {m.rank: m.slices for m in world.members if newest is not None and m.commit == newest and m.slices}
         before = {rank: slices.held for rank, slices in holders.items() if not slices.is_whole}
-        kept = self._current.parts.view() if before and self._is_held else {}
+        kept = self._current.parts.for_training() if before and self._is_held else {}
         divisible = find_divisible(values)
         if newest is None:
             self._unsealed = [optimizer.held_state() for optimizer in divisible]
@@ -257,7 +261,7 @@ class Sharded(Keeper):
                 continue
             wanted = numbers_by_rank(optimizer.sizes, division, world.size)
             moves = plan_moves(optimizer.sizes, before, next(iter(holders.values())).of, wanted)
-            mine = kept.get(str(place), {})
+            mine = kept.get(place, {})
             received = move(world, moves, mine, f"optimizer {place}")
             stays = {number: cloned(state) for number, state in mine.items() if number in wanted[world.rank]}
             optimizer.divide(division, {**stays, **received})
@@ -273,7 +277,7 @@ class Sharded(Keeper):
             assert division is not None, "all optimizers are divided alike"
             before = dict(enumerate(division.held))
             moves = plan_moves(optimizer.sizes, before, division.of, {0: range(len(optimizer.sizes))})
-            mine, exchange = kept[str(place)], f"{name}, optimizer {place}"
+            mine, exchange = kept[place], f"{name}, optimizer {place}"
             whole = {**mine, **move(world, moves, mine, exchange)}
             if world.rank == 0:
                 for sender in set(moves.values()):
@@ -298,9 +302,13 @@ class Sharded(Keeper):
         found = Found()
         skeleton = flatten(tree, found, _part_of, self._templates)
         if self._version != self._templates.version:
-            self._sliced = find_sliced(found)
+            self._sliced = self._find_sliced(found)
             self._version = self._templates.version
         return skeleton, found
+
+    def _find_sliced(self, found: Found) -> tuple[int, ...]:
+        """Choose the tensors of which this rank copies slices; all others are copied whole."""
+        return find_sliced(found)
 
     def _note_live(self, tensors: list[torch.Tensor]) -> None:
         self._live, self._bits = tensors, None
@@ -311,8 +319,9 @@ class Sharded(Keeper):
 
     @property
     def _holds_all(self) -> bool:
+        """Whether all that is sliced of the current commit is here."""
         kept = self._current.slices
-        return len(kept.held) == kept.of
+        return not kept.specs or len(kept.held) == kept.of
 
     def _is_unchanged(self) -> bool:
         """Whether the live tensors have the values of the current commit, to the bit. Code may have changed them by ``.data``."""
@@ -361,8 +370,8 @@ class Sharded(Keeper):
         """Return the whole of the current commit, uncopied. Raises ``SparkElasticError`` where it is not here any more."""
         if not self._holds_all and (self._live is None or self._versions != [t._version for t in self._live]):
             raise SparkElasticError(
-                'commit="sharded": weights have changed since the last commit(), which this rank has no whole copy of to write '
-                "to a durable checkpoint; commit after the last change"
+                f'commit="{self.name}": weights have changed since the last commit(), which this rank has no whole copy of to '
+                "write to a durable checkpoint; commit after the last change"
             )
         return self._whole()
 

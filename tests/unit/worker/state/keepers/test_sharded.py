@@ -152,14 +152,6 @@ def test_weights_that_changed_after_the_last_commit_are_not_written_as_a_durable
         state._lend().lend()
 
 
-@pytest.mark.parametrize("commit", ["copy", "host", "in_place"])
-def test_only_commits_in_slices_take_a_divided_optimizer(stage: Stage, commit: str) -> None:
-    model = torch.nn.Linear(2, 1)
-    state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), commit=commit)
-    with pytest.raises(SparkElasticError, match=f'commit="sharded".*, not "{commit}"'):
-        state._prepare()
-
-
 def test_a_divided_optimizer_and_the_best_checkpoint_do_not_go_together(stage: Stage) -> None:
     model = torch.nn.Linear(2, 1)
     state = TorchState(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam), commit="sharded")
@@ -182,6 +174,7 @@ def moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [entry["exp_avg"].clone() for entry in optimizer.state_dict()["state"].values()]
 
 
+@pytest.mark.parametrize("commit", ["sharded", "copy"])
 @pytest.mark.parametrize("size", [2, SIZE])
 @pytest.mark.parametrize(
     ("place", "method"),
@@ -189,11 +182,12 @@ def moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     ids=["before any rank has sealed the generation", "when this rank has sealed it and others have not"],
 )
 def test_a_loss_before_the_first_generation_is_sealed_takes_no_state_of_an_optimizer_with_it(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, place: type, method: str, size: int
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, place: type, method: str, size: int, commit: str
 ) -> None:
     model, optimizer = stepped()
     before = moments(optimizer)
-    state = TorchState(model, optimizer, commit="sharded")
+    state = TorchState(model, optimizer, commit=commit)
+    state._prepare()
 
     def lost(*_: object) -> None:
         raise WorkerLostError("rank 1")
