@@ -68,6 +68,7 @@ class Simulation(Universe):
             max_np=job.max_np,
             durable=job.durable,
             backend=backend,
+            replace_slow=0.5 if job.replaces_slow else None,
             **TIMEOUTS,
         )
         self.driver = Process(self, Machine("driver"), 0)

@@ -53,6 +53,13 @@ MUTANTS = (
         "if False and",
     ),
     Mutant(
+        "a worker that is too slow leaves though too few are left without it",
+        "spark_elastic.driver.slowness:can_spare",
+        "len(seen.members) - 1 + len(seen.newcomers) >= seen.settings.min_np",
+        "True",
+        test="tests.unit.driver.test_slowness:test_without_a_spare_worker_it_stays_which_is_told_once_and_leaves_when_a_newcomer_is_ready",
+    ),
+    Mutant(
         "a hang in a collective is ignored",
         _WATCHDOG + "stuck_collectives",
         "elif late := find_late(inside, is_awaited):",

@@ -123,6 +123,7 @@ class Job:
     swallows_errors: bool
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
+    replaces_slow: bool
     # How many neighbours may be lost where commits are kept in slices; 0 where they are not.
     redundancy: int
     # After how many commits ranks exchange values, if each commit has a step.
@@ -173,6 +174,7 @@ def make_schedule(seed: int) -> Schedule:
         reduces_metrics=dice.random() < 0.3,
         swallows_errors=dice.random() < 0.3,
         on_gpu=on_gpu,
+        replaces_slow=random.Random(f"slow {seed}").random() < 0.3,
         redundancy=slices.choice((1, 2)) if in_slices else 0,
         commits_per_exchange=further.choice((1, 2, 3, 8)),
         machines=dice.randint(1, executors),

@@ -106,7 +106,7 @@ class Loader(PositionedLoader[Tickets]):
 
     def measured(self) -> int:
         """Say at random how long a step takes, so that shares change often."""
-        return self._chance.choice([0, 1000, 1000, 1000, 5000, 5000]) if self._is_balanced else 0
+        return self._chance.choice([0, 1000, 1000, 1000, 5000, 5000]) if self._is_timed else 0
 
 
 class Model(torch.nn.Module):

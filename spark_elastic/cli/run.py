@@ -28,6 +28,7 @@ _SETTINGS = {
     "elastic_timeout": float,
     "hang_timeout": float,
     "reset_limit": int,
+    "replace_slow": float,
     "backend": str,
     "network_interface": str,
     "driver": str,

@@ -25,8 +25,11 @@ LEAST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A change of shares, and the microseconds that each rank needed for the shares before it. unit: "rows" or "shards"."""
+class Timing:
+    """The microseconds that each rank has needed for its share ``before``, and its share from then on, often the same.
+
+    unit: "rows" or "shards".
+    """
 
     before: tuple[int, ...]
     after: tuple[int, ...]

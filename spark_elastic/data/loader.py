@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from spark_elastic.data.balance import LEAST, Balancer, Change, even
+from spark_elastic.data.balance import LEAST, Balancer, Timing, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.kernels import difference, kernels_here
 from spark_elastic.data.order import as_described, describe
@@ -57,14 +57,21 @@ class Accountable(Protocol):
 
 
 class Balanced(Protocol):
-    """Lets the shares of a global batch follow the speeds of ranks, which these tell each other at commits."""
+    """Times the ranks' shares of a step, which these tell each other at commits, and lets shares follow speeds."""
 
-    def measured(self) -> int:
-        """Return the microseconds that this rank needs for its share of a full step; 0 if nothing is to change yet."""
+    def time_steps(self) -> None:
+        """Time steps from now on, also where shares do not follow speeds."""
         ...
 
-    def balance(self, everybody: Sequence[int]) -> Change | None:
-        """Take what all ranks measured, in rank order, all at the same commit; return what changes from the next step on."""
+    def measured(self) -> int:
+        """Return the microseconds that this rank needs for its share of a full step; 0 as long as that is not known."""
+        ...
+
+    def balance(self, everybody: Sequence[int]) -> Timing | None:
+        """Take what all ranks measured, in rank order, all at the same commit. Return that with the shares from the next step on.
+
+        Returns None as long as not all ranks have measured.
+        """
         ...
 
 
@@ -152,6 +159,7 @@ class PositionedLoader(Generic[T]):
         self._restored = False
         self._empty_iterations = 0
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
+        self._times_steps = tracker.plan.balance is not None
         # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
         self._iterator: weakref.ref[Generator[T, None, None]] | None = None
         if shard is not None:
@@ -291,25 +299,29 @@ class PositionedLoader(Generic[T]):
 
     def measured(self) -> int:
         """Return how long this rank needs for a full step; see `Balanced`."""
-        return self._stopwatch.microseconds() if self._is_balanced else 0
+        return self._stopwatch.microseconds() if self._is_timed else 0
 
-    def balance(self, everybody: Sequence[int]) -> Change | None:
+    def time_steps(self) -> None:
+        """Time steps from now on; see `Balanced`."""
+        self._times_steps = True
+
+    def balance(self, everybody: Sequence[int]) -> Timing | None:
         """Change the shares of the steps from here on if that makes steps faster; see `Balanced`."""
-        if not (self._is_balanced and all(everybody)):
+        if not (self._is_timed and all(everybody)):
             return None
         tracker = self._tracker
         plan = tracker.plan
-        before = tracker.shares or even(plan.units, tracker.size)
-        after = self._balancer.decide(before, everybody, least=LEAST if plan.shards is None else 1)
+        before = after = tracker.shares or even(plan.shards or plan.batch(tracker.size), tracker.size)
+        if plan.balance is not None:
+            after = self._balancer.decide(before, everybody, least=LEAST if plan.shards is None else 1)
         self._stopwatch.clear()
-        if after == before:
-            return None
-        tracker.divide(after)
-        return Change(before, after, tuple(everybody), "rows" if plan.shards is None else "shards")
+        if after != before:
+            tracker.divide(after)
+        return Timing(before, after, tuple(everybody), "rows" if plan.shards is None else "shards")
 
     @property
-    def _is_balanced(self) -> bool:
-        return self._in_state and self._tracker.size > 1 and self._tracker.plan.balance is not None
+    def _is_timed(self) -> bool:
+        return self._in_state and self._tracker.size > 1 and self._times_steps
 
     def __iter__(self) -> Iterator[T]:
         self._end_iteration()
@@ -352,13 +364,13 @@ class PositionedLoader(Generic[T]):
                         self.batch_rows = step.rank_rows
                         if self._in_state and (tracker.size > 1 or self.shards is not None):
                             deliveries.note(self, batch, step.rank_rows, tracker.rank, self._cut(step))
-                        if self._is_balanced and step.rows != tracker.plan.smallest:
+                        if self._is_timed and step.rows != tracker.plan.batch(tracker.size):
                             self._stopwatch.drop()
                         if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
                             yield batch
                         if shares != tracker.shares:
                             break
-                        if self._is_balanced:
+                        if self._is_timed:
                             self._stopwatch.start()
         finally:
             self._stopwatch.drop()

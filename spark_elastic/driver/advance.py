@@ -53,6 +53,8 @@ def _start_workers(job: JobState) -> None:
         return
     # A function without an elastic part runs in num_proc workers and no more.
     limit = job.plain_target or job.settings.num_proc if job.elastic_since is None else None
+    if len(job.workers) < job.settings.min_np:
+        job.hosts.forgive_slow()
     job.order(*job.roster.start_workers(job.now, limit))
 
 

@@ -137,6 +137,15 @@ class WorkerRaised(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
+class StepsTimed(msgspec.Struct, frozen=True):
+    """All ranks have timed their parts of a step: ``shares`` rows, or shards, took so many ``microseconds``, in rank order."""
+
+    worker: int
+    generation: int
+    shares: tuple[int, ...]
+    microseconds: tuple[int, ...]
+
+
 class ResultFlowed(msgspec.Struct, frozen=True):
     """A piece of the worker's result has arrived."""
 
@@ -181,6 +190,7 @@ Event = (
     | GroupFormed
     | WorkerReturned
     | WorkerRaised
+    | StepsTimed
     | ResultFlowed
     | ResultArrived
     | WorkerHeard

@@ -28,6 +28,8 @@ class Generation:
     was_formed: bool = False
     # The workers that are blamed for keeping the world from forming, as long as nothing else explains that.
     blamed: set[int] = field(default_factory=set)
+    # The workers of which it was recorded that they are too slow.
+    recorded_slow: set[int] = field(default_factory=set)
     # Whether a newcomer has broken the world.
     newcomers_failed: bool = False
     broken_by: str = ""

@@ -75,6 +75,8 @@ class HostManager:
 
     _hosts: dict[int, Host] = field(default_factory=dict)
     _records: dict[tuple[str, ...], _Record] = field(default_factory=dict)
+    # Until when places get no worker because one was too slow there. Another worker's progress there does not end that.
+    _slow_until: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Host]:
         return iter(list(self._hosts.values()))
@@ -111,10 +113,19 @@ class HostManager:
         """Note that a worker of this place takes part in a world that commits. Called once in each world for every member."""
         self._records.pop(place.failure_domain, None)
 
+    def worker_too_slow(self, place: Place, until: float) -> None:
+        """Start no worker in this place before ``until``, because one was too slow there."""
+        self._slow_until[place.failure_domain] = until
+
+    def forgive_slow(self) -> None:
+        """Let places have workers again in which one was too slow: a slow worker is better than none."""
+        self._slow_until.clear()
+
     def ready_at(self, place: Place) -> float:
         """The time from which on the place may get a worker again; 0 for a place without a record."""
         record = self._records.get(place.failure_domain)
-        return record.ready_at if record is not None else 0.0
+        slow_until = self._slow_until.get(place.failure_domain, 0.0)
+        return slow_until if record is None else max(record.ready_at, slow_until)
 
     def startable(self, now: float) -> list[Host]:
         """Return the hosts without a worker that have cooled down, in the order in which they came."""

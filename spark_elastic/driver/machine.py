@@ -42,6 +42,7 @@ NOTED_BY: Mapping[type[ev.Event], Callable[[JobState, Any], None]] = {
     ev.WorldBroken: worker_events.world_broken,
     ev.WorkerReturned: worker_events.worker_returned,
     ev.WorkerRaised: worker_events.worker_raised,
+    ev.StepsTimed: worker_events.steps_timed,
     ev.ResultFlowed: worker_events.result_flowed,
     ev.ResultArrived: worker_events.result_arrived,
     ev.Tick: timeouts.time_passed,

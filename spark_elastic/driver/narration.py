@@ -114,6 +114,8 @@ class Narrator:
                 return [(logging.WARNING, _describe_pause(record))]
             case records.DriverPaused(seconds):
                 return [(logging.WARNING, f"the driver stood still for {seconds:g} s")]
+            case records.WorkerTooSlow():
+                return [(logging.WARNING, record.describe())]
             case records.HostDraining(host, name):
                 return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
         return []

@@ -61,6 +61,7 @@ def run(
     elastic_timeout: float = 600.0,
     hang_timeout: float = 300.0,
     reset_limit: int | None = None,
+    replace_slow: float | None = None,
     backend: str | None = None,
     env: Mapping[str, str] | None = None,
     spark: SparkSession | None = None,
@@ -106,6 +107,10 @@ def run(
             others wait for it, before it is replaced. "Time limits" in docs/howto/training.md has the exact rule.
         reset_limit: how many resets failures may cause before the job fails; None sets no limit. Newcomers that fail before they
             have committed with the others do not count, as long as the others keep committing.
+        replace_slow: a fraction, such as 0.1: a worker that computes rows at less than this fraction of the others' median speed
+            leaves at the next commit, and its slot goes back to Spark. No step is lost. It stays where fewer than ``min_np``
+            workers would be left. Speeds are measured on CPUs, with a loader of this package in the State. None replaces no
+            worker for being slow. See docs/howto/stragglers.md.
         backend: "gloo", "nccl", or None, which chooses nccl if every worker has a GPU of its own.
         env: environment variables for the workers.
         spark: the session, classic or of Spark Connect. The default is the active session, else a local-cluster with as many
@@ -193,6 +198,7 @@ def run(
             elastic_timeout=elastic_timeout,
             hang_timeout=hang_timeout,
             reset_limit=reset_limit,
+            replace_slow=replace_slow,
             backend=backend,
             env=dict(env or {}),
             network_interface=network_interface,

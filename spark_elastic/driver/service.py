@@ -443,7 +443,9 @@ class SparkDriverService:
                 self._has_device_group = backend != HOST_BACKEND
                 self._to_workers(
                     tuple(member.worker for member in members),
-                    m.FormWorld(generation, members, previous_size, backend),
+                    m.FormWorld(
+                        generation, members, previous_size, backend, times_steps=self.settings.replace_slow is not None
+                    ),
                 )
             case do.AbortWorld(generation, workers, reason):
                 self._store.close_generation(generation)

@@ -23,6 +23,7 @@ class JobSettings:
     elastic_timeout: float = 600.0
     hang_timeout: float = 300.0
     reset_limit: int | None = None
+    replace_slow: float | None = None
     backend: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     network_interface: str | None = None
@@ -68,6 +69,12 @@ class JobSettings:
                 raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
         if self.reset_limit is not None and (not isinstance(self.reset_limit, int) or self.reset_limit < 0):
             raise ValueError(f"reset_limit must be None or a whole number from 0 on, not {self.reset_limit!r}")
+        if self.replace_slow is not None:
+            check_fraction("replace_slow", self.replace_slow)
+            if not self.elastic:
+                raise ValueError(
+                    "replace_slow needs a world that can go on without a worker, which elastic=False has not"
+                )
         if self.backend is not None and self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
         if not 0 <= self.driver_port <= 65535:
@@ -75,6 +82,12 @@ class JobSettings:
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise ValueError(f"env must map strings to strings, not {key!r} to {value!r}")
+
+
+def check_fraction(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``0 < value < 1``."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1:
+        raise ValueError(f"{name} must be None or a fraction between 0 and 1, not {value!r}")
 
 
 def check_sizes(min_np: int, num_proc: int, max_np: int) -> None:

@@ -11,6 +11,7 @@ from spark_elastic.driver.failures import describe_exit
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker, note_survivors_commit
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
+from spark_elastic.driver.slowness import can_spare, may_replace
 from spark_elastic.errors import RanksDifferError, TrainingFailedError, WorkerFailure
 from spark_elastic.protocol import records
 
@@ -159,6 +160,27 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
         return
     if event.worker in world.ranks and world.phase in (WorldPhase.RUNNING, WorldPhase.INTERRUPTING):
         break_world(job, f"rank {world.ranks[event.worker]} reports: {event.reason}")
+
+
+def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
+    """All ranks have timed their steps. A worker that is too slow leaves at the next commit, as one does whose host drains."""
+    world = job.world
+    if world is None or event.generation != world.generation:
+        return
+    slow = job.slowness.measured(event.generation, event.shares, event.microseconds)
+    if slow is None or job.slowness.is_paused(job.now) or not may_replace(job.situation):
+        return
+    worker = job.workers[world.workers[slow.rank]]
+    seconds = None
+    if can_spare(job.situation, worker):
+        seconds = job.slowness.replaced(job.now)
+        job.hosts.worker_too_slow(worker.place, job.now + seconds)
+    elif worker.worker in world.recorded_slow:
+        return
+    world.recorded_slow.add(worker.worker)
+    job.record(records.WorkerTooSlow(worker.worker, slow.rank, worker.host_name, slow.times, seconds))
+    if seconds is not None:
+        job.order(*job.roster.take_away(worker.host, None, job.ranks))
 
 
 # ---------------------------------------------------------------------- the user's function

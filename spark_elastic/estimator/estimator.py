@@ -271,6 +271,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 resources=self.value("resourceProfile"),
                 driver=driver,
                 reset_limit=self.value("resetLimit"),
+                replace_slow=self.value("replaceSlow"),
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
                 loggers=[copy.copy(each) for each in self.value("loggers") or ()],  # fits may run side by side
                 **checkpoint,

@@ -375,6 +375,11 @@ class FitParams(Parameterized, FitParamsAccessors):
     startTimeout = param("startTimeout", "seconds to get workers", number(0, low_open=True))
     elasticTimeout = param("elasticTimeout", "seconds to get back to minNp workers", number(0, low_open=True))
     hangTimeout = param("hangTimeout", "seconds that the others may wait for one worker", number(0, low_open=True))
+    replaceSlow = param(
+        "replaceSlow",
+        "fraction of the others' speed below which a worker is replaced, such as 0.1; None replaces none for being slow",
+        number(0, 1, low_open=True),
+    )
     driver = param(
         "driver",
         "where the driver of the fit runs: client, or cluster, for sessions whose executors cannot reach this process",

@@ -38,6 +38,7 @@ FREE = frozenset(
         "probabilityCol",
         "rawPredictionCol",
         "readers",
+        "replaceSlow",
         "resetLimit",
         "resourceProfile",
         "reuseData",

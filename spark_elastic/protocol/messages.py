@@ -270,6 +270,18 @@ class WorkerRaised(Message, frozen=True):
     kind: str = ""
 
 
+class StepsTimed(Message, frozen=True):
+    """How long each rank needs for its part of a step, as all ranks have told each other at a commit. Lists are in rank order.
+
+    ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` do not include the time that a rank waited for others.
+    Only rank 0 sends this, and only in a job that was started with ``replace_slow``.
+    """
+
+    generation: int
+    shares: tuple[int, ...]
+    microseconds: tuple[int, ...]
+
+
 class ResultFollows(Message, frozen=True):
     """The result comes next, as chunks."""
 
@@ -339,12 +351,16 @@ class ClaimFault(Message, frozen=True):
 
 
 class FormWorld(Message, frozen=True):
-    """Build the process group of a generation. ``previous_size``: the size of the newest commit's world, 0 without a commit."""
+    """Build the process group of a generation. ``previous_size``: the size of the newest commit's world, 0 without a commit.
+
+    ``times_steps``: ranks are to time their steps, and rank 0 is to send ``StepsTimed``.
+    """
 
     generation: int
     members: tuple[Member, ...]
     previous_size: int
     backend: str
+    times_steps: bool = False
 
 
 class AbortWorld(Message, frozen=True):
@@ -408,6 +424,7 @@ ToDriver = (
     | WorldFormed
     | WorkerReturned
     | WorkerRaised
+    | StepsTimed
     | ResultFollows
     | Heartbeat
     | StoreRequest

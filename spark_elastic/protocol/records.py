@@ -14,6 +14,7 @@ from typing import get_args
 
 import msgspec
 
+from spark_elastic.errors import name_worker
 from spark_elastic.protocol.reports import Report, kind_of
 
 
@@ -178,6 +179,33 @@ class WorkerExited(_OfDriver, frozen=True):
     explains: bool | None = None  # None in logs from before it was added
 
 
+class WorkerTooSlow(_OfDriver, frozen=True):
+    """A worker computes more slowly than ``replace_slow`` allows. It leaves at the next commit, and its slot goes back to Spark.
+
+    host: the machine's name
+    times: how many times as long as the median of the other ranks a row takes it
+    seconds: how long its executor gets no worker, and no other worker is replaced; null where it stays for the sake of min_np
+    """
+
+    worker: int
+    rank: int
+    host: str
+    times: float
+    seconds: float | None
+
+    def describe(self) -> str:
+        """Say who is too slow, and what follows."""
+        follows = (
+            "it stays, because fewer than min_np workers would be left without it"
+            if self.seconds is None
+            else f"it is replaced, and its executor gets no worker for {self.seconds:g} s"
+        )
+        return (
+            f"{name_worker(self.worker, self.rank)} on {self.host} is too slow: a row takes it {self.times:.1f} times as long as "
+            f"the median of the other ranks; {follows}"
+        )
+
+
 class ResultArrived(_OfDriver, frozen=True):
     """The result of a worker has arrived."""
 
@@ -325,6 +353,7 @@ DriverRecord = (
     | WorkerReady
     | WorkerLost
     | WorkerExited
+    | WorkerTooSlow
     | ResultArrived
     | WorldForming
     | WorldFormed

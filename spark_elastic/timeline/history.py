@@ -112,6 +112,8 @@ class History:
     steps: int
     metrics: dict[str, list[tuple[float, float]]]
     slow: list[SlowWorker] = field(default_factory=list)
+    # What was found by ``replace_slow``.
+    too_slow: list[records.WorkerTooSlow] = field(default_factory=list)
 
     @property
     def trained_from(self) -> float:
@@ -160,6 +162,7 @@ def read_history(entries: Sequence[Entry]) -> History:
         steps=max((report.step for _, report in progress), default=0),
         metrics=_metrics(moved),
         slow=_slow_workers(moved, lines),
+        too_slow=[entry.record for entry in moved if isinstance(entry.record, records.WorkerTooSlow)],
     )
 
 

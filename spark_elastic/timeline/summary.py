@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_elastic._json import Json
+from spark_elastic.protocol.records import WorkerTooSlow
 from spark_elastic.timeline.history import History, SlowWorker
 from spark_elastic.timeline.resets import Kind, Part, Reset
 
@@ -24,6 +25,7 @@ def summarize(history: History) -> dict[str, Json]:
         "workers": len(history.workers),
         "workers_lost": sum(bool(line.cause) for line in history.workers),
         "slow_workers": [_slow_facts(slow) for slow in history.slow],
+        "too_slow_workers": [_too_slow_facts(slow) for slow in history.too_slow],
         "resets": [reset_facts(reset) for reset in history.resets],
     }
 
@@ -37,6 +39,17 @@ def _slow_facts(slow: SlowWorker) -> dict[str, Json]:
         "times_as_long": round(slow.times, 2),
         f"{slow.unit}_a_step": slow.part,
         "of": slow.of,
+    }
+
+
+def _too_slow_facts(slow: WorkerTooSlow) -> dict[str, Json]:
+    replaced = slow.seconds is not None
+    return {
+        "worker": slow.worker,
+        "rank": slow.rank,
+        "host": slow.host,
+        "times_as_long": slow.times,
+        "replaced": replaced,
     }
 
 
@@ -68,6 +81,7 @@ def summary_text(history: History) -> str:
         f"  {history.work:,} {unit}, {history.per_second:,.{0 if history.per_second >= 10 else 1}f} {unit}/s",
     ]
     lines += [f"  {slow}" for slow in history.slow]
+    lines += [f"  {slow.describe()}" for slow in history.too_slow]
     if history.resets:
         rows = [("at", "what", "workers", "seconds lost", "of which")]
         rows += [_reset_row(reset) for reset in history.resets]
@@ -89,7 +103,8 @@ def headline(history: History) -> str:
     trained = f" It trained {history.availability:.1%} of the time from its first step on" + (
         f", through {through}." if through else "."
     )
-    slow = "".join(f" {str(slow)[0].upper()}{str(slow)[1:]}." for slow in history.slow)
+    told = [*map(str, history.slow), *(slow.describe() for slow in history.too_slow)]
+    slow = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
     return f"The run {history.outcome.rstrip('.')}." + (trained if history.generations else "") + slow
 
 

@@ -11,7 +11,7 @@ import concurrent.futures
 import itertools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -145,6 +145,10 @@ class ControlClient:
     def report(self, report: Report) -> None:
         """Put a fact into the job's event log; never blocks."""
         self._send(m.Reported(self.generation, report))
+
+    def steps_timed(self, shares: Sequence[int], microseconds: Sequence[int]) -> None:
+        """Tell the driver how long each rank needs for its share of a step, in rank order; never blocks."""
+        self._send(m.StepsTimed(self.generation, tuple(shares), tuple(microseconds)))
 
     def claim_fault(self, fault: int) -> bool:
         """Ask the driver whether this injected fault is to strike here, or has struck as often as it should."""

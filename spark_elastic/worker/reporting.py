@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spark_elastic.data.balance import Change
+from spark_elastic.data.balance import Timing
 from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report, SharesChanged, Stepped
 
 # Rank 0 reports the progress of the job at most this often.
@@ -56,7 +56,7 @@ class Reporter:
         if self._waiting:
             self.metrics(self._given_at, {})
 
-    def balanced(self, step: int, change: Change) -> None:
+    def balanced(self, step: int, change: Timing) -> None:
         """Send a change of shares. It is the same on all ranks, so only one rank calls this."""
         seconds = [microseconds / 1e6 for microseconds in change.microseconds]
         self._send(SharesChanged(step, list(change.before), list(change.after), seconds, change.unit))

@@ -21,7 +21,10 @@ from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.training import train
+from spark_elastic.protocol.event_format import read_event
 from spark_elastic.testing import Fault, Point, drain, kill
+from spark_elastic.timeline.history import read_history
+from spark_elastic.timeline.resets import Kind
 
 cloudpickle.register_pickle_by_value(networks)
 
@@ -114,6 +117,31 @@ def test_rows_of_a_fit_move_away_from_a_slow_rank_and_count_once(run: Any, datas
     assert first["before"] == [10, 10, 10]
     assert first["after"][1] == min(first["after"])
     assert sum(first["after"]) == 30
+
+
+def test_a_hopeless_rank_is_replaced_where_the_user_says_so_and_no_step_is_lost(run: Any) -> None:
+    result = run(
+        training.count_rows_beside_a_hopeless_rank, 120, 0, True, num_proc=3, min_np=2, max_np=3, replace_slow=0.3
+    )
+    (slow,) = result.of("worker_too_slow")
+    assert (slow["worker"], slow["rank"], slow["seconds"]) == (1, 1, 60.0)
+    assert slow["times"] > 1 / 0.3
+    assert result.sizes[:2] == [3, 2]
+    assert result.sizes[-1] == 3
+    assert result.of("world_broken") == result.of("worker_lost") == []
+    history = read_history([read_event(event) for event in result.events])
+    assert [reset.steps_lost for reset in history.resets] == [0] * len(history.resets)
+    assert history.resets[0].kind is Kind.DRAIN
+    assert slow["host"] in history.too_slow[0].describe()
+    for each in result.results:
+        assert each["seen"] == pytest.approx([each["epochs"]] * 120)
+
+
+def test_without_the_setting_a_hopeless_rank_stays(run: Any) -> None:
+    # With the setting it would leave after three measurements, of 8 steps each.
+    result = run(training.count_rows_beside_a_hopeless_rank, 120, 40, False, num_proc=3, min_np=2, max_np=3)
+    assert result.sizes == [3]
+    assert result.of("worker_too_slow") == result.of("host_draining") == []
 
 
 def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins() -> None:

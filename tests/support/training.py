@@ -696,6 +696,58 @@ def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int) -> dict[str,
     return {"seen": model.module.seen.detach().tolist(), "epochs": state.epoch, "shares": state.shares}
 
 
+def count_rows_beside_a_hopeless_rank(rows: int, least_steps: int, until_replaced: bool) -> dict[str, Any]:
+    """Count rows while what was rank 1 first takes thirty times as long for each row as others do.
+
+    With ``until_replaced`` epochs go on until a world of three has no slow rank, else until there were ``least_steps`` steps.
+    """
+    import time
+
+    import torch
+
+    import spark_elastic as se
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float64))
+            self.seconds_a_row = 0.001
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            time.sleep(len(ids) * self.seconds_a_row)
+            return self.seen[ids]
+
+    model = se.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = se.data.ElasticDataLoader(range(rows), global_batch_size=12)
+    state = se.TorchState(
+        model=model, optimizer=optimizer, loader=loader, epoch=0, steps=0, local="is_slow", is_slow=None
+    )
+
+    @se.elastic
+    def train(state: Any) -> None:
+        if state.is_slow is None:
+            state.is_slow = se.generation() == 1 and se.rank() == 1
+        model.module.seconds_a_row = 0.03 if state.is_slow else 0.001
+        is_replaced = se.size() == 3 and not any(se.allgather_object(state.is_slow))
+        while True:
+            for batch in state.loader:
+                optimizer.param_groups[0]["lr"] = float(sum(state.loader.batch_rows))
+                optimizer.zero_grad()
+                (-state.model(batch).mean()).backward()
+                optimizer.step()
+                state.steps += 1
+                state.commit()
+            state.epoch += 1
+            state.loader.set_epoch(state.epoch)
+            state.commit()
+            if is_replaced if until_replaced else state.steps >= least_steps:
+                return
+
+    train(state)
+    return {"seen": model.module.seen.detach().tolist(), "epochs": state.epoch, "steps": state.steps}
+
+
 def count_cases(cases: list[dict[str, Any]], epochs: int) -> dict[str, Any]:
     """Go through several datasets in one job, with a weight per row of them all that goes up by one when the row counts."""
     import collections

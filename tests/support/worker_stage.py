@@ -20,8 +20,9 @@ class Stage:
     """Begins generations for one worker; ``peers`` are what the other ranks say at each commit, by default the same."""
 
     def __init__(self) -> None:
-        self.control = SimpleNamespace(commit=None, beats=0, is_interrupted=False, reported=[], generation=0)
+        self.control = SimpleNamespace(commit=None, beats=0, is_interrupted=False, reported=[], timed=[], generation=0)
         self.control.report = self.control.reported.append
+        self.control.steps_timed = lambda *timing: self.control.timed.append(timing)
         self.control.vote = lambda: None
         self.reporter = Reporter(self.control.report)
         self.clock = time.monotonic
@@ -65,6 +66,7 @@ class Stage:
             size=len(members),
             previous_size=previous_size,
             backend="nccl",
+            times_steps=False,
             newest_commit=max((commit for commit in held if commit is not None), default=None),
             is_broken=lambda: self.broken,
             has_met=lambda: self.has_met,

@@ -67,6 +67,7 @@ def test_run_takes_what_the_contract_says() -> None:
         "elastic_timeout": 600.0,
         "hang_timeout": 300.0,
         "reset_limit": None,
+        "replace_slow": None,
         "backend": None,
         "env": None,
         "spark": None,

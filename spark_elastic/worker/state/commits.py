@@ -277,16 +277,24 @@ class Commits:
             state._checks.inputs_compared([values[4] for values in everybody])
 
     def _balance(self, loader: Balanced, measured: list[int], world: World) -> None:
-        change, job = loader.balance(measured), current_job()
-        if change is not None and job is not None and world.rank == 0:
-            job.reporter.balanced(self.steps, change)
+        timing, job = loader.balance(measured), current_job()
+        if timing is None or job is None or world.rank != 0:
+            return
+        if timing.after != timing.before:
+            job.reporter.balanced(self.steps, timing)
+        if world.times_steps:
+            job.control.steps_timed(timing.before, timing.microseconds)
 
     def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
-        """The state's loader, if it reports rows, and if its shares follow speeds. It is asked only once, as that takes time."""
+        """The state's loader, if it reports rows, and if its steps can be timed. It is asked only once, as that takes time."""
         loader = state._loader_in_use()
         if loader is not self._known_loader[0]:
             accountable = loader if has_part(loader, Accountable) else None
-            self._known_loader = loader, accountable, loader if has_part(loader, Balanced) else None
+            balanced = loader if has_part(loader, Balanced) else None
+            world = present_world()
+            if balanced is not None and world is not None and world.times_steps:
+                balanced.time_steps()
+            self._known_loader = loader, accountable, balanced
         return self._known_loader[1:]
 
     # ------------------------------------------------------------------ between commits

@@ -9,7 +9,14 @@ import pytest
 from machine_script import Script, reform, running
 
 from spark_elastic.driver.narration import Narrator
-from spark_elastic.protocol.records import DriverPaused, NewcomersPaused, WorkerLost, WorkerReported, WorldBroken
+from spark_elastic.protocol.records import (
+    DriverPaused,
+    NewcomersPaused,
+    WorkerLost,
+    WorkerReported,
+    WorkerTooSlow,
+    WorldBroken,
+)
 from spark_elastic.protocol.reports import SharesChanged
 
 
@@ -134,6 +141,17 @@ def test_planned_changes_are_no_warnings() -> None:
         "generation 1 ends at its next commit: a host drains",
         "generation 2 of size 1 goes on from commit 1.2",
     ]
+
+
+def test_a_worker_that_is_too_slow_is_told_of_with_its_host_and_what_follows() -> None:
+    beginning = (
+        "rank 1 (worker 4) on west is too slow: a row takes it 12.5 times as long as the median of the other ranks; "
+    )
+    for seconds, follows in (
+        (60.0, "it is replaced, and its executor gets no worker for 60 s"),
+        (None, "it stays, because fewer than min_np workers would be left without it"),
+    ):
+        assert Narrator().tell(WorkerTooSlow(4, 1, "west", 12.5, seconds)) == [(logging.WARNING, beginning + follows)]
 
 
 def test_a_pause_of_the_driver_is_told() -> None:

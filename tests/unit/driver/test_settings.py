@@ -50,6 +50,17 @@ def test_a_reset_limit_that_is_no_count_is_refused(value: object) -> None:
         JobSettings(**SIZES, reset_limit=value)
 
 
+@pytest.mark.parametrize("value", [0, 1, -0.1, math.nan, "0.1", True])
+def test_a_fraction_of_the_speed_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="replace_slow must be None or a fraction between 0 and 1"):
+        JobSettings(**SIZES, replace_slow=value)
+
+
+def test_no_worker_of_a_fixed_world_is_replaced_for_being_slow() -> None:
+    with pytest.raises(ValueError, match="elastic=False"):
+        JobSettings(**SIZES, replace_slow=0.1, elastic=False)
+
+
 @pytest.mark.parametrize("backend", ["mpi", "", "GLOO"])
 def test_an_unknown_backend_is_refused_with_the_known_ones(backend: str) -> None:
     with pytest.raises(ValueError, match="gloo, nccl or None"):

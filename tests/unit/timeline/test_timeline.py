@@ -304,6 +304,22 @@ def test_the_summary_names_the_slow_host_and_what_it_came_to_take() -> None:
     ]
 
 
+def test_the_summary_names_the_host_of_a_worker_that_was_too_slow() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "fault_injected")
+    slow = {"event": "worker_too_slow", "worker": 1, "rank": 1, "host": "west", "times": 12.5, "seconds": 60.0}
+    found = read_history(entries([*events[:place], {**events[place], **slow}, *events[place:]]))
+    sentence = (
+        "rank 1 (worker 1) on west is too slow: a row takes it 12.5 times as long as the median of the other ranks; "
+    )
+    sentence += "it is replaced, and its executor gets no worker for 60 s"
+    assert sentence in summary_text(found)
+    assert sentence[0].upper() + sentence[1:] in headline(found)
+    assert summarize(found)["too_slow_workers"] == [
+        {"worker": 1, "rank": 1, "host": "west", "times_as_long": 12.5, "replaced": True}
+    ]
+
+
 def test_nobody_is_slow_where_shares_have_not_changed(history: History) -> None:
     assert history.slow == []
     assert "slow" not in summary_text(history)
