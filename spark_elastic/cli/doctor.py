@@ -1,7 +1,8 @@
 """spark-elastic doctor: finds what keeps jobs from running in a set-up, or harms them, and says what to do about it.
 
-It looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also asks the executors. With
---local it looks only at what run(local=True) needs, which is neither Spark nor Java.
+It looks at this machine and at the settings in spark-defaults.conf and --conf. With --master it also starts Spark, compares the
+packages of the executors with those of the driver, and names hosts that compute much more slowly than the others. With --local it
+looks only at what run(local=True) needs, which is neither Spark nor Java.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import re
 import resource
 import shutil
 import socket
+import statistics
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -29,10 +33,16 @@ from spark_elastic.launchers.java import Version, dotted, installed, judge_java,
 # The packages that no worker can do without.
 _NEEDED = ("cloudpickle", "cryptography", "msgspec", "numpy", "psutil", "torch")
 
-# How many descriptors Gloo takes for each other worker, how many a worker has open besides, and a common size of jobs.
+# Gloo opens this many descriptors for each other worker, and the rest of a worker has this many open at most. A limit that is too
+# low for a job of FEW_WORKERS is worth a warning.
 DESCRIPTORS_A_PEER = 4
 OTHER_DESCRIPTORS = 500
 FEW_WORKERS = 500
+
+# How long each slot computes while its speed is measured. A CPU quota holds for periods of a tenth of a second.
+PROBE_SECONDS = 0.5
+# A host that is slower than this fraction of the others' median is named.
+SLOW_HOST = 0.5
 
 
 class Level(str, Enum):
@@ -72,7 +82,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def examine(options: argparse.Namespace) -> int:
     """Print the findings. Return 1 if one of them is a fault."""
     if options.local and (options.master or options.conf):
-        raise ValueError("--local is without Spark: give either it or --master and --conf")
+        raise ValueError("--local looks at nothing of Spark's, so it cannot be given together with --master or --conf")
     findings = examine_local() if options.local else examine_spark(options)
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings]))
@@ -94,7 +104,7 @@ def examine_local() -> list[Diagnosis]:
 
 
 def examine_spark(options: argparse.Namespace) -> list[Diagnosis]:
-    """Check what jobs on Spark need, and what ``run(local=True)`` would have."""
+    """Check what jobs on Spark need, and say what ``run(local=True)`` would train on."""
     conf = {**spark_defaults(), **pairs(options.conf, "--conf")}
     master = options.master or conf.get("spark.master", "")
     spark = installed("pyspark")
@@ -132,7 +142,7 @@ def hard_descriptor_limit(_: int = 0) -> int:
 
 
 def check_descriptors(where: str, limit: int) -> Diagnosis:
-    """Check the limit of open files: a worker needs some for each other worker, besides those of Python, torch and user code."""
+    """Check the limit of open files. A worker opens some for each other worker, besides those of Python, torch and user code."""
     workers = max(limit - OTHER_DESCRIPTORS, 0) // DESCRIPTORS_A_PEER
     if limit == sys.maxsize:
         return fine("open files", f"{where}: no limit")
@@ -183,7 +193,7 @@ def _check_petastorm(version: Version) -> list[Diagnosis]:
     name = f"petastorm {dotted(version)}"
     fix = "pip install petastorm==0.12.1 'pyarrow>=14.0.1,<15' 'numpy<2' 'pandas<3' 'pyspark<4.1'"
     if version >= (0, 13):
-        what = f"{name} loses rows in its thread pool, and pins setuptools below what torch needs"
+        what = f"{name} loses rows in its thread pool, and needs an older setuptools than torch does"
         return [fault("petastorm", what, fix)]
     numpy, pandas = installed("numpy"), installed("pandas")
     for other, found, most in (("numpy", numpy, (2,)), ("pandas", pandas, (3,))):
@@ -202,7 +212,9 @@ def check_python(conf: Mapping[str, str], master: str) -> Diagnosis:
     path = shutil.which(name or "python3")
     if path is None:
         return warning(
-            "Python", f"executors run {name or 'python3'}, which is not on this machine", "ask them: --master"
+            "Python",
+            f"executors run {name or 'python3'}, which is not on this machine and was not examined",
+            "give --master to examine it on the executors",
         )
     program = (
         "import importlib.util as u, platform; print(platform.python_version(), "
@@ -211,7 +223,7 @@ def check_python(conf: Mapping[str, str], master: str) -> Diagnosis:
     said = output_of([path, "-c", program])
     what = f"executors run {path}" + ("" if name else " (PYSPARK_PYTHON is not set)")
     if not re.match(r"\d+\.\d+", said):
-        return fault("Python", f"{what}, which does not run: {said[:200]!r}", fix)
+        return fault("Python", f"{what}, which cannot be run here: {said[:200]!r}", fix)
     version, *missing = said.split()
     what = f"{what}, Python {version}"
     if version.split(".")[:2] != mine.split(".")[:2]:
@@ -240,7 +252,7 @@ def check_network(conf: Mapping[str, str], master: str, port: int) -> list[Diagn
         return [*found, fault("host name", f"{host} does not resolve: {error}", fix)]
     what = f"{host} is {', '.join(addresses)}"
     if not master.startswith("local") and all(each.startswith("127.") or each == "::1" for each in addresses):
-        fix = "set spark.driver.host to an address that executors reach (Debian's /etc/hosts says 127.0.1.1)"
+        fix = "set spark.driver.host to an address that executors reach (Debian's /etc/hosts gives 127.0.1.1)"
         return [*found, warning("host name", f"{what}: executors on other machines would connect to themselves", fix)]
     return [*found, fine("host name", what)]
 
@@ -260,13 +272,13 @@ def check_gpus(conf: Mapping[str, str], present: bool) -> list[Diagnosis]:
     if float(amount) > 1:
         return [fault("GPU", f"tasks ask for {amount} GPUs, a worker uses one", f"{fix} and run more workers")]
     if float(amount) < 1:
-        what = f"tasks ask for {amount} GPUs: workers share one, and talk over gloo, not nccl"
+        what = f"tasks ask for {amount} GPUs: several workers share one, and communicate over gloo instead of nccl"
         return [warning("GPU", what, fix)]
     return [fine("GPU", "one for each task")]
 
 
 def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
-    """Check for settings of Spark's that keep workers from coming back, or that end them."""
+    """Look for settings of Spark's that keep lost workers from being replaced, or that end workers."""
     excluding = [
         f"{name}{which}.enabled"
         for name in ("spark.excludeOnFailure", "spark.blacklist")
@@ -280,16 +292,16 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
         fault(
             "settings",
             f"{', '.join(excluding)} is on: for an hour Spark uses no executor again on which a few workers have died",
-            "unset it: spark_elastic itself waits before it tries a place again",
+            "unset it: spark_elastic itself waits before it uses such an executor again",
         ): excluding,
         warning(
             "settings",
-            "spark.speculation is on: workers run long, so Spark starts second tasks for them, which occupy slots and idle",
+            "spark.speculation is on: workers run for long, so Spark starts duplicates of their tasks, which idle in slots",
             "unset spark.speculation",
         ): _is_on(conf, "spark.speculation"),
         warning(
             "settings",
-            "spark.executor.pyspark.memory limits the address space of workers; torch reserves far more than it uses",
+            "spark.executor.pyspark.memory limits the address space of workers, of which torch reserves far more than it uses",
             "unset it and raise spark.executor.memoryOverhead",
         ): conf.get("spark.executor.pyspark.memory"),
         warning(
@@ -308,29 +320,34 @@ def check_settings(conf: Mapping[str, str], master: str) -> list[Diagnosis]:
             "set spark.executor.memoryOverhead to what a worker needs, say 4g",
         ): master.startswith(("yarn", "k8s")) and by_default,
     }
-    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none that does harm")]
+    return [finding for finding, applies in found.items() if applies] or [fine("settings", "none of them does harm")]
 
 
 # ---------------------------------------------------------------- executors
 
 
 def check_executors(master: str, conf: dict[str, str]) -> list[Diagnosis]:
-    """Start Spark and ask its executors which versions they have."""
+    """Start Spark and have a task in each slot look at its executor."""
     try:
         session = make_session(master, conf)
     except Exception as error:
-        return [fault("Spark", f"it does not start at {master}: {_line(error)}", "see Spark's log above")]
+        return [fault("Spark", f"it does not start with master {master}: {_line(error)}", "see Spark's log above")]
     try:
         context = session.sparkContext
         tasks = max(context.defaultParallelism, 1)
         facts = context.parallelize(range(tasks), tasks).map(_facts).collect()
         limits = context.parallelize(range(tasks), tasks).map(hard_descriptor_limit).collect()
+        found = [*compare(facts, _facts(0)), check_descriptors("executors", min(limits))]
+        if not any(
+            finding.level is Level.FAULT for finding in found
+        ):  # where numpy is missing, nothing can be measured
+            found += compare_speeds(context.parallelize(range(tasks), tasks).map(measure_speed).collect())
     except Exception as error:
-        fix = "executors need spark_elastic and its packages, and the driver's Python version"
+        fix = "executors need spark_elastic and its packages, and the Python version of the driver"
         return [fault("executors", _line(error), fix)]
     finally:
         session.stop()
-    return [*compare(facts, _facts(0)), check_descriptors("executors", min(limits))]
+    return found
 
 
 def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -> list[Diagnosis]:
@@ -343,7 +360,43 @@ def compare(executors: Iterable[Mapping[str, str]], driver: Mapping[str, str]) -
                 level = Level.FAULT if not theirs or name == "spark-elastic" else Level.WARNING
                 what = f"{facts['host']} has {name} {theirs or 'not at all'}, the driver {mine}"
                 found.append(Diagnosis(level, "executors", what, f"install {name} {mine} there"))
-    return found or [fine("executors", "they have what the driver has")]
+    return found or [fine("executors", "they have the same packages as the driver")]
+
+
+def measure_speed(_: int = 0, seconds: float = PROBE_SECONDS) -> tuple[str, float]:
+    """Return the name of this host, and how many small matrix products a second one process computes here."""
+    import numpy as np
+
+    matrix = np.ones((128, 128), np.float32)
+    matrix @ matrix  # the first product starts the threads of the library
+    count, begun = 0, time.perf_counter()
+    while (passed := time.perf_counter() - begun) < seconds:
+        np.dot(matrix, matrix)
+        count += 1
+    return socket.gethostname(), count / passed
+
+
+def compare_speeds(measured: Iterable[tuple[str, float]]) -> list[Diagnosis]:
+    """Name the hosts that compute much more slowly than the others. ``measured`` has the host and the speed of each slot."""
+    slots = defaultdict(list)
+    for host, speed in measured:
+        slots[host].append(speed)
+    speeds = {host: statistics.median(each) for host, each in slots.items()}
+    if len(speeds) == 1:
+        return [fine("speed", f"all executors are on {next(iter(speeds))}, so there is nothing to compare")]
+    found = []
+    for host, speed in speeds.items():
+        usual = statistics.median(other for name, other in speeds.items() if name != host)
+        if speed < SLOW_HOST * usual:
+            what = (
+                f"{host} takes {usual / speed:.1f} times as long as the median of the other hosts for the same products"
+            )
+            fix = (
+                "see what else runs there, and whether its CPUs are throttled: each step of training is as slow as the slowest "
+                'worker. balance="auto" on the loader gives that worker fewer rows, and run(replace_slow=) replaces it'
+            )
+            found.append(warning("speed", what, fix))
+    return found or [fine("speed", f"of {len(speeds)} hosts none takes twice as long as the others")]
 
 
 def _facts(_: int) -> dict[str, str]:

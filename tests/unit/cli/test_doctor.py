@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from spark_elastic.cli.doctor import (
     check_local,
     check_settings,
     compare,
+    compare_speeds,
+    measure_speed,
 )
 
 
@@ -232,4 +235,31 @@ def test_executors_are_compared_with_the_driver() -> None:
         (Level.WARNING, "east"),
         (Level.FAULT, "west"),
     ]
-    assert compare([mine], mine) == [Diagnosis(Level.FINE, "executors", "they have what the driver has")]
+    assert compare([mine], mine) == [Diagnosis(Level.FINE, "executors", "they have the same packages as the driver")]
+
+
+def test_a_host_that_computes_less_than_half_as_fast_as_the_others_is_named() -> None:
+    measured = [("east", 100.0), ("west", 30.0), ("east", 98.0), ("north", 110.0), ("south", 90.0), ("west", 31.0)]
+    (finding,) = compare_speeds(measured)
+    assert (finding.level, finding.topic) == (Level.WARNING, "speed")
+    assert finding.what.startswith("west takes 3.2 times as long as the median of the other hosts")
+
+
+def test_of_two_hosts_the_slow_one_is_named_and_one_slow_slot_does_not_make_a_host_slow() -> None:
+    assert [f.what.split()[0] for f in compare_speeds([("east", 100.0), ("west", 49.0)])] == ["west"]
+    assert [f.level for f in compare_speeds([("east", 100.0), ("west", 51.0)])] == [Level.FINE]
+    assert [f.level for f in compare_speeds([("east", 9.0), ("east", 9.0), ("east", 2.0), ("west", 9.0)])] == [
+        Level.FINE
+    ]
+
+
+def test_on_one_host_there_is_nothing_to_compare() -> None:
+    (finding,) = compare_speeds([("east", 100.0), ("east", 10.0)])
+    assert (finding.level, finding.what) == (Level.FINE, "all executors are on east, so there is nothing to compare")
+
+
+def test_the_speed_of_this_machine_is_measured_for_as_long_as_it_is_told() -> None:
+    begun = time.perf_counter()
+    host, speed = measure_speed(seconds=0.05)
+    assert time.perf_counter() - begun >= 0.05
+    assert (host, speed > 0) == (socket.gethostname(), True)
