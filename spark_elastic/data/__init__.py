@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from spark_elastic.data.manifest import Manifest as Manifest
     from spark_elastic.data.manifest import RowGroup as RowGroup
     from spark_elastic.data.manifest import read_manifest as read_manifest
+    from spark_elastic.data.ngram import NGram as NGram
     from spark_elastic.data.parquet_loader import ParquetLoader as ParquetLoader
 
 _HOMES = {
     "ElasticDataLoader": "elastic_dataloader",
     "Manifest": "manifest",
+    "NGram": "ngram",
     "ParquetLoader": "parquet_loader",
     "RowGroup": "manifest",
     "read_manifest": "manifest",

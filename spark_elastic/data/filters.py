@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import numpy as np
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
 from spark_elastic.data.predicates import PredicateBase, checked
-from spark_elastic.data.source import Source
+from spark_elastic.data.source import Source, each_file
 from spark_elastic.data.values import row_values
 from spark_elastic.errors import DataError
 
@@ -78,23 +77,16 @@ class RowFilter:
             return None
         return hashlib.blake2b(made_of, digest_size=8).hexdigest()
 
-    def count(self, manifest: Manifest, locations: Sequence[Location], threads: int = 4) -> bytes:
+    def count(self, manifest: Manifest, locations: Sequence[Location]) -> bytes:
         """Find the rows of each row group that pass; return what `expect` takes. Reads the dataset; raises DataError."""
-        by_path: dict[tuple[int, str], list[int]] = {}
-        for index, group in enumerate(manifest.row_groups):
-            if group.rows:
-                by_path.setdefault((group.root, group.path), []).append(index)
         counted = np.zeros(len(manifest), _COUNTED)
 
-        def count_file(indices: list[int]) -> None:
-            with Source(manifest, locations) as source:
-                for index in self._may_pass(source, manifest, indices):
-                    numbers = self._read(source, index)
-                    counted[index] = (len(numbers), _digest(numbers))
+        def count_file(source: Source, groups: list[int]) -> None:
+            for group in self._may_pass(source, manifest, groups):
+                numbers = self._read(source, group)
+                counted[group] = (len(numbers), _digest(numbers))
 
-        with ThreadPoolExecutor(threads, "spark-elastic-filter") as pool:
-            for _ in pool.map(count_file, by_path.values()):
-                pass
+        each_file(manifest, locations, count_file)
         return counted.tobytes()
 
     def expect(self, counted: bytes) -> np.ndarray:

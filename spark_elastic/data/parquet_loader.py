@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +12,11 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.data.choice import Columns
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
 from spark_elastic.data.engine_loader import EngineLoader
-from spark_elastic.data.filesystem import Location, Urls, as_urls, locate
+from spark_elastic.data.filesystem import Urls, as_urls, locate
 from spark_elastic.data.filters import Filters, RowFilter
 from spark_elastic.data.manifest import Manifest, read_manifest
+from spark_elastic.data.ngram import NGram
+from spark_elastic.data.ngram_engine import NGramEngine, WindowFinder
 from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
 from spark_elastic.data.plan import BatchPlan
@@ -49,8 +52,11 @@ class ParquetLoader(EngineLoader):
         engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
             tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
+        ngram: windows of consecutive rows, each of which then counts as a row; see `NGram`. Its fields are the columns that are
+            read, unless a `transform` makes them of `columns`.
         drop_last: drop the rows that do not fill a last global batch.
-        with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group).
+        with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group; of a window the
+            first one).
         prefetch: batches read ahead; default 16,384 rows, or fewer where those take more than 64 MiB.
         pin_memory: default where CUDA is available.
         shard: see `PositionedLoader`.
@@ -77,6 +83,7 @@ class ParquetLoader(EngineLoader):
         transform: Callable[[pa.Table], object] | TransformSpec | None = None,
         filters: Filters = None,
         predicate: PredicateBase | None = None,
+        ngram: NGram | None = None,
         drop_last: bool = False,
         with_row_ids: bool = False,
         prefetch: int | None = None,
@@ -98,7 +105,14 @@ class ParquetLoader(EngineLoader):
         row_filter = None if filters is None and predicate is None else RowFilter(self.manifest, filters, predicate)
         rows = self.manifest.rows
         if row_filter is not None:
-            rows = row_filter.expect(_pinned_count(row_filter, self.manifest, locations))
+            count = functools.partial(row_filter.count, self.manifest, locations)
+            rows = row_filter.expect(_once("filter", self.manifest, row_filter.key, count))
+        if ngram is not None and not isinstance(ngram, NGram):
+            raise ValueError(f"ngram must be an NGram, not {ngram!r}")
+        if ngram is not None and transform is None:
+            if columns is not None:
+                raise ValueError("give columns= or ngram=, whose fields say which columns are read, not both")
+            columns = ngram.columns
         reading = Reading(
             manifest=self.manifest,
             locations=locations,
@@ -109,11 +123,17 @@ class ParquetLoader(EngineLoader):
             storage_options=storage_options,
         )
         source = open_engine(engine, reading)
+        if ngram is not None:
+            finder = WindowFinder(ngram, reading)
+            rows = np.frombuffer(_once("windows", self.manifest, finder.key, finder.count), "<i8")
+            source = NGramEngine(finder, reading, source, self.manifest.where)
         decoded = source.row_bytes
         if columns is not None and not columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
         stored = float(sum(group.uncompressed_bytes for group in self.manifest)) / max(1, int(self.manifest.rows.sum()))
-        row_bytes = max(1.0, stored, decoded if self.manifest.unischema else 0.0)
+        row_bytes = max(
+            1.0, stored if ngram is None else stored * len(ngram.fields), decoded if self.manifest.unischema else 0.0
+        )
         spec = choose_spec(
             groups=int(np.count_nonzero(rows)),
             batch=plan.smallest,
@@ -125,8 +145,9 @@ class ParquetLoader(EngineLoader):
         identity = {
             "kind": "parquet",
             "dataset": self.manifest.fingerprint,
-            "rows": int(rows.sum()),
+            **({} if ngram is None else {"ngram": ngram.describe()}),
             "filters": row_filter.text if row_filter else "",
+            "rows": int(rows.sum()),
             "seed": seed,
             "shuffle": shuffle,
             "order": describe(spec),
@@ -137,7 +158,7 @@ class ParquetLoader(EngineLoader):
             source,
             self.manifest.where,
             row_bytes=decoded if decoded and transform is None else row_bytes,
-            jagged=frozenset(name for name, length in self.manifest.list_lengths if length is None),
+            jagged=frozenset(name for name, length in self.manifest.list_lengths if length is None and ngram is None),
             row_ids=with_row_ids,
             prefetch=prefetch,
             pin_memory=pin_memory,
@@ -146,9 +167,6 @@ class ParquetLoader(EngineLoader):
         )
 
 
-def _pinned_count(row_filter: RowFilter, manifest: Manifest, locations: Sequence[Location]) -> bytes:
-    """Count the rows that pass, once for the whole job where the predicate is known to be the same one."""
-    name = row_filter.key
-    if name is None:
-        return row_filter.count(manifest, locations)
-    return pin(f"data/filter/{manifest.fingerprint}/{name}", lambda: row_filter.count(manifest, locations))
+def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:
+    """Count once for the whole job, if what is counted has a name by which other processes know it."""
+    return count() if key is None else pin(f"data/{what}/{manifest.fingerprint}/{key}", count)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import pyarrow as pa
@@ -114,3 +115,21 @@ class Source:
     def _where(self, group: int) -> str:
         entry = self.manifest.row_groups[group]
         return f"{self.locations[entry.root].join(entry.path)}, row group {entry.ordinal}"
+
+
+def each_file(
+    manifest: Manifest, locations: Sequence[Location], visit: Callable[[Source, list[int]], None], threads: int = 4
+) -> None:
+    """Call `visit(source, row groups)` once for each file, on several threads, with its row groups that have rows."""
+    by_file: dict[tuple[int, str], list[int]] = {}
+    for index, group in enumerate(manifest.row_groups):
+        if group.rows:
+            by_file.setdefault((group.root, group.path), []).append(index)
+
+    def visit_file(groups: list[int]) -> None:
+        with Source(manifest, locations) as source:
+            visit(source, groups)
+
+    with ThreadPoolExecutor(threads, "spark-elastic-counter") as pool:
+        for _ in pool.map(visit_file, by_file.values()):
+            pass

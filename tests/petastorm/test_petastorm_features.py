@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("petastorm")
 
+import petastorm.ngram
 import petastorm.predicates
 from petastorm import make_batch_reader
 from petastorm_datasets import reading, write_drive
 
-from spark_elastic.data import ParquetLoader, predicates
+from spark_elastic.data import NGram, ParquetLoader, predicates
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -79,4 +80,40 @@ def test_predicates_are_asked_also_where_petastorms_workers_read(drive: Path) ->
     predicate = predicates.in_set(["car 1"], "car")
     loader = ParquetLoader(drive, 8, columns=["id"], predicate=predicate, shuffle=False, engine="petastorm")
     assert ids(loader) == list(range(1, 40, 5))
+    loader.close()
+
+
+@pytest.mark.parametrize("predicate", [None, "every second row"])
+@pytest.mark.parametrize("engine", ["arrow", "petastorm"])
+@pytest.mark.parametrize(
+    ("fields", "delta", "overlap"),
+    [
+        ({-1: ["id", "pose"], 0: ["id", "time", "speed"]}, 1, True),
+        ({-1: ["id", "pose"], 0: ["id", "time", "speed"]}, 5, True),
+        ({0: ["id"], 1: ["id"], 2: ["id", "time"]}, 5, False),
+        ({0: ["id"], 1: ["id"], 2: ["id", "time"]}, 1, False),
+        ({-2: ["id", "time"], 1: ["id", "p.s."]}, 8, True),
+        ({5: ["id", "time"]}, 0, True),
+    ],
+)
+def test_windows_are_the_same(
+    drive: Path, fields: dict[int, list[str]], delta: int, overlap: bool, engine: str, predicate: str | None
+) -> None:
+    passes = petastorm.predicates.in_lambda(["id"], lambda row: row % 4 < 2) if predicate else None
+    schema = petastorm.ngram.NGram({**fields}, delta, "time", overlap)
+    expected: list[dict[str, list[Any]]] = []
+    with reading(drive, schema_fields=schema, predicate=passes) as reader:
+        for window in reader:
+            stacked: dict[str, list[Any]] = {}
+            for offset in sorted(window):
+                for name, value in window[offset]._asdict().items():
+                    stacked.setdefault(name, []).append(value.tolist())
+            expected.append(stacked)
+    ours = NGram({offset: [re.compile(name) for name in fields[offset]] for offset in fields}, delta, "time", overlap)
+    loader = ParquetLoader(drive, 4, ngram=ours, predicate=passes, shuffle=False, engine=engine)
+    found = [
+        {name: batch[name][row].tolist() for name in batch} for batch in loader for row in range(loader.batch_rows[0])
+    ]
+    assert found == expected
+    assert loader.rows_total == len(expected)
     loader.close()
