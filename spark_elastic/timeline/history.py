@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,10 +12,14 @@ from spark_elastic.errors import name_worker
 from spark_elastic.protocol import records, reports
 from spark_elastic.protocol.records import Entry, WorkerReported
 from spark_elastic.timeline.resets import Reset, find_resets
+from spark_elastic.timeline.start import Wait, find_start
 
 # Speeds are measured between reports that are at least this far apart; in long runs further, so that at most this many are drawn.
 SPEED_SECONDS = 1.0
 SPEEDS = 600
+
+# Of a worker whose beginning is not in the log, because events were dropped or lines are damaged.
+UNKNOWN_HOST = "an unknown host"
 
 # In logs without the field ``explains``, these causes of a loss are provisional, and the exit code explains it.
 _FIRST_SIGNS = ("its process died", "its connection to the driver broke")
@@ -24,6 +29,7 @@ class Doing(Enum):
     """What a worker does. The value is the wording for people."""
 
     BOOTING = "boots"
+    PREPARING = "runs the function's first lines"
     WAITING = "waits for a world"
     SYNCING = "connects and syncs"
     TRAINING = "trains"
@@ -100,9 +106,13 @@ class History:
     """The history of one run. All times are in seconds since the run began."""
 
     run_id: str
+    began: float  # in seconds since 1970
     seconds: float
     max_np: int
     outcome: str
+    is_over: bool
+    failure: str  # the whole message of the error that ended it, empty if none did
+    start: list[Wait]
     workers: list[WorkerLine]
     generations: list[Generation]
     resets: list[Reset]
@@ -111,6 +121,7 @@ class History:
     work: int
     steps: int
     metrics: dict[str, list[tuple[float, float]]]
+    texts: dict[str, str] = field(default_factory=dict)
     slow: list[SlowWorker] = field(default_factory=list)
     # What was found by ``replace_slow``.
     too_slow: list[records.WorkerTooSlow] = field(default_factory=list)
@@ -139,20 +150,31 @@ class History:
         return self.work / whole if whole > 0 else 0.0
 
 
-def read_history(entries: Sequence[Entry]) -> History:
-    """Read the history from the entries of one run. Raises ``ValueError`` unless the first is a ``job_started``."""
-    begun = entries[0].record
+def read_history(entries: Sequence[Entry], until: float = 0.0) -> History:
+    """Read the history from the entries of one run, up to its last, or up to ``until`` (since 1970) if that is later.
+
+    Raises ``ValueError`` unless the first is a ``job_started``. What entries that are missing would have said is left out.
+    """
+    begun, began = entries[0].record, entries[0].time
     if not isinstance(begun, records.JobStarted):
         raise ValueError(f"a run begins with a job_started, not with {begun}")
-    moved = [Entry(entry.time - entries[0].time, entry.record) for entry in entries]
-    seconds = moved[-1].time
+    # A clock that is set back makes no time of the run negative.
+    moved = [Entry(max(entry.time - began, 0.0), entry.record) for entry in entries]
+    outcome = _outcome(moved)
+    if outcome is None and until - began > moved[-1].time:
+        moved.append(Entry(until - began, records.Unknown("now", {})))
+    seconds = max(entry.time for entry in moved)
     progress, lines = _progress(moved), _worker_lines(moved)
     unit, done = _work(progress)
     return History(
         run_id=begun.run_id,
+        began=began,
         seconds=seconds,
         max_np=begun.max_np,
-        outcome=_outcome(moved),
+        outcome=outcome or "is not over in this log",
+        is_over=outcome is not None,
+        failure=next((entry.record.message for entry in moved if isinstance(entry.record, records.JobFailed)), ""),
+        start=find_start(moved),
         workers=lines,
         generations=_generations(moved),
         resets=find_resets(moved),
@@ -161,19 +183,21 @@ def read_history(entries: Sequence[Entry]) -> History:
         work=max(done[-1][1] - done[0][1], 0) if done else 0,
         steps=max((report.step for _, report in progress), default=0),
         metrics=_metrics(moved),
+        texts=_texts(moved),
         slow=_slow_workers(moved, lines),
         too_slow=[entry.record for entry in moved if isinstance(entry.record, records.WorkerTooSlow)],
     )
 
 
-def _outcome(entries: Sequence[Entry]) -> str:
+def _outcome(entries: Sequence[Entry]) -> str | None:
+    """Say how the run ended; None if it is not over."""
     for entry in reversed(entries):
         match entry.record:
             case records.JobFinished():
                 return "finished"
             case records.JobFailed(error, message):
                 return f"failed: {error}: {(message.splitlines() or [''])[0]}"  # further lines may be tracebacks
-    return "is not over in this log"
+    return None
 
 
 def _worker_lines(entries: Sequence[Entry]) -> list[WorkerLine]:
@@ -201,18 +225,20 @@ class _Lines:
             case records.WorkerStarting(worker, name=name):
                 self.lines[worker] = WorkerLine(worker, name)
                 self._change(worker, Doing.BOOTING, entry.time)
+            case records.WorkerStarted(worker) if worker in self._now:
+                self._change(worker, Doing.PREPARING, entry.time)
             case records.WorkerReady(worker):
                 self._change(worker, Doing.WAITING, entry.time)
             case WorkerReported(worker, report=reports.Entered()) if worker in self._now:
                 self._change(worker, Doing.TRAINING, entry.time)
-            case records.WorkerLost(worker, cause=cause):
+            case records.WorkerLost(worker, host=host, cause=cause):
                 self._change(worker, None, entry.time)
-                self.lines[worker].cause = cause
+                self._line(worker, host).cause = cause
             case records.WorkerExited(worker, meaning=meaning, explains=explains):
                 self._change(worker, None, entry.time)
-                if self.lines[worker].cause in _FIRST_SIGNS if explains is None else explains:
-                    self.lines[worker].cause = meaning
-            case records.ResultArrived(worker):
+                if self._line(worker).cause in _FIRST_SIGNS if explains is None else explains:
+                    self._line(worker).cause = meaning
+            case records.ResultArrived(worker) if worker in self._now:
                 if not self._generation:  # the function of this job has no elastic part
                     self._now[worker] = (Doing.TRAINING, *self._now[worker][1:])
                 self._change(worker, None, entry.time)
@@ -223,8 +249,8 @@ class _Lines:
             case records.WorldForming(generation, workers=workers):
                 self._generation, self._members = generation, workers
                 for rank, worker in enumerate(workers):
+                    self._line(worker).ranks[generation] = rank
                     self._change(worker, Doing.SYNCING, entry.time)
-                    self.lines[worker].ranks[generation] = rank
             case records.WorldBroken():
                 for worker in self._members:
                     if self._now.get(worker, (None,))[0] in (Doing.TRAINING, Doing.SYNCING):
@@ -237,6 +263,10 @@ class _Lines:
         """End the spans that are still open when the log ends."""
         for worker in list(self._now):
             self._change(worker, None, time)
+
+    def _line(self, worker: int, host: str = UNKNOWN_HOST) -> WorkerLine:
+        """Return the line of a worker, also of one whose beginning the log does not hold."""
+        return self.lines.setdefault(worker, WorkerLine(worker, host))
 
     def _change(self, worker: int, doing: Doing | None, time: float) -> None:
         if worker in self._now:
@@ -316,5 +346,17 @@ def _metrics(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def _texts(entries: Sequence[Entry]) -> dict[str, str]:
+    """Return what rank 0 has reported last under names whose values are not numbers."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        match entry.record:
+            case WorkerReported(rank=0, report=reports.Metrics(values)):
+                found.update({name: value for name, value in values.items() if isinstance(value, str)})
+    return found
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and value == value and abs(value) != float("inf")
+    return (
+        isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    )  # neither NaN, nor what no float can hold

@@ -1,45 +1,98 @@
-"""The history of a run as one self-contained page, which ``template.html`` draws from the JSON that is put into it."""
+"""The history of a run as one self-contained page: a file to keep, a cell's output, or what a server shows of a running job.
+
+``page.html`` is filled with ``page.css``, ``page.js``, and with the facts as JSON, which the script draws. The page fetches
+nothing from elsewhere, and its policy allows no other script: text of a log stays text.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html as escaping
 import json
+from functools import cache
 from importlib import resources
 
 from spark_elastic._json import Json
-from spark_elastic.timeline.history import Doing, History, WorkerLine
+from spark_elastic.timeline.follower import ALL_READ, Unread
+from spark_elastic.timeline.history import Doing, History, SlowWorker, WorkerLine
+from spark_elastic.timeline.plain import all_plain
 from spark_elastic.timeline.resets import Part
+from spark_elastic.timeline.start import Stage
 from spark_elastic.timeline.summary import clock, headline, reset_facts
 
-# How many points of a metric are drawn. More would slow browsers down and could not be seen.
+# How many points of one metric, and of all together, are drawn. More would slow browsers down and could not be seen.
 POINTS = 1000
+ALL_POINTS = 100_000
 
 
-def html(history: History) -> str:
-    """Return the page."""
-    template = resources.files("spark_elastic.timeline").joinpath("template.html").read_text(encoding="utf-8")
+def html(history: History, unread: Unread = ALL_READ) -> str:
+    """Return the page of a run as it is now."""
+    return render(facts(history, unread))
+
+
+def render(facts: dict[str, Json]) -> str:
+    """Put facts into the page."""
+    script = _part("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Text from a log, such as an error message, must not close the element that contains it.
-    data = json.dumps(_facts(history)).replace("<", "\\u003c")
-    title = escaping.escape(f"run {history.run_id}")
-    return template.replace("{{title}}", title).replace("{{data}}", data)
+    data = json.dumps(all_plain(facts), allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "title": escaping.escape(str(all_plain(facts["title"]))),
+        "script-hash": digest,
+        "style": _part("page.css"),
+        "data": data,
+        "script": script,
+    }
+    page = _part("page.html")
+    head, *rest = page.split("{{")
+    filled = (piece.partition("}}") for piece in rest)
+    return head + "".join(parts[name] + text for name, _, text in filled)
 
 
-def _facts(history: History) -> dict[str, Json]:
+@cache
+def _part(name: str) -> str:
+    return resources.files("spark_elastic.timeline").joinpath(name).read_text(encoding="utf-8")
+
+
+def waiting(sentence: str) -> dict[str, Json]:
+    """Return the facts of a page that waits for a run."""
+    return {"title": "waiting for a run", "waiting": sentence}
+
+
+def facts(history: History, unread: Unread = ALL_READ, present: str = "is not over in this log") -> dict[str, Json]:
+    """Return what the page shows, as plain data. ``present`` is what a run does that is not over."""
+    points = max(min(POINTS, ALL_POINTS // max(len(history.metrics), 1)), 2)
     return {
-        "headline": headline(history),
-        "failed": history.outcome != "finished",
+        "title": f"run {history.run_id}",
+        "headline": headline(history, present),
+        "failed": history.outcome.startswith("failed"),
+        "isOver": history.is_over,
+        "began": history.began,
         "seconds": history.seconds,
         "maxNp": history.max_np,
         "figures": _figures(history),
         "doings": [doing.value for doing in Doing],
         "parts": [part.value for part in Part],
+        "stages": [stage.value for stage in Stage],
+        "start": [[wait.stage.value, wait.start, wait.end, wait.detail] for wait in history.start],
         "workers": [_worker(line) for line in history.workers],
         "generations": [[g.generation, g.size, g.start, g.end] for g in history.generations],
         "resets": [{**reset_facts(reset), "noticed": reset.noticed, "end": reset.end} for reset in history.resets],
+        "slow": [_slow(slow) for slow in history.slow],
         "unit": history.unit,
         "speeds": [[speed.start, speed.end, speed.per_second] for speed in history.speeds],
-        "metrics": {name: points[:: len(points) // POINTS + 1] for name, points in history.metrics.items()},
+        "metrics": {name: _thinned(values, points) for name, values in history.metrics.items()},
+        "texts": history.texts,
+        "words": [("The run failed", history.failure)] if history.failure else [],
+        "unread": str(unread) if unread.count else "",
     }
+
+
+def _thinned(values: list[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+    """Return about ``count`` of the points, evenly, and the newest in any case."""
+    chosen = values[:: len(values) // count + 1]
+    return chosen if chosen[-1] == values[-1] else [*chosen, values[-1]]
 
 
 def _figures(history: History) -> list[tuple[str, str]]:
@@ -62,4 +115,18 @@ def _worker(line: WorkerLine) -> dict[str, Json]:
         "cause": line.cause,
         "ranks": {str(generation): rank for generation, rank in line.ranks.items()},
         "spans": [[span.doing.value, span.start, span.end, span.generation] for span in line.spans],
+    }
+
+
+def _slow(slow: SlowWorker) -> dict[str, Json]:
+    return {
+        "worker": slow.worker,
+        "rank": slow.rank,
+        "host": slow.host,
+        "at": slow.at,
+        "times_as_long": slow.times,
+        "part": slow.part,
+        "of": slow.of,
+        "unit": slow.unit,
+        "sentence": str(slow),
     }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 COLORS = {
     Doing.BOOTING: "#9db2c9",
+    Doing.PREPARING: "#bccbdc",
     Doing.WAITING: "#e3c567",
     Doing.SYNCING: "#e8923a",
     Doing.TRAINING: "#4c9f70",

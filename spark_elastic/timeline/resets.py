@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ def find_resets(entries: Sequence[Entry]) -> list[Reset]:
                     start = later if later is not None and later.generation == generation else None
                     later = None
     if start is not None:  # the run ended during this reset
-        size = log.forming[start.generation].size
+        size = log.size_of(start.generation)
         end = entries[-1].time
         resets.append(Reset(start.kind, start.generation, start.reason, start.time, start.time, end, old_size=size))
     return resets
@@ -185,12 +186,16 @@ class _Log:
                     log.stepped[generation].append(_Sign(entry.time, worker, step))
         return log
 
+    def size_of(self, generation: int) -> int:
+        """Return how many members a world had, 0 if the log does not say."""
+        return self.forming[generation].size if generation in self.forming else 0
+
     def step_of(self, record: Record) -> int:
         """Return how many commits had been made, if the record says so; else 0."""
         match record:
             case WorkerReported(report=reports.Progress(step) | reports.Stepped(step)):
                 return step
-            case records.WorkerReady(commit=commit) if commit != "None":
+            case records.WorkerReady(commit=commit) if re.fullmatch(r"\d{1,18}\.\d{1,18}", commit):
                 generation, index = map(int, commit.split("."))
                 return min((sign.step for sign in self.entered[generation]), default=0) + index
         return 0
@@ -199,7 +204,8 @@ class _Log:
 def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset:
     """Compute a reset from its first sign and the world that trained on; ``known`` commits were made before it."""
     old, new = start.generation, formed.generation
-    entered, stepped, forming = log.entered[new], log.stepped[new], log.forming[new]
+    entered, stepped = log.entered[new], log.stepped[new]
+    forming = log.forming.get(new, _Forming(formed.time, 0))  # that event may be missing in the log
     idle = {sign.worker: sign.idle for sign in entered if sign.idle is not None}
 
     def latest(signs: Sequence[_Sign], default: float) -> float:
@@ -234,8 +240,8 @@ def _take_apart(log: _Log, start: _Ending, formed: _Formed, known: int) -> Reset
         start.time,
         last,
         new_generation=new,
-        old_size=log.forming[old].size,
-        new_size=forming.size,
+        old_size=log.size_of(old),
+        new_size=log.size_of(new),
         lost=max(idle.values(), default=None),
         steps_lost=max(known - min((sign.step for sign in entered), default=known), 0),
         victim=victim,

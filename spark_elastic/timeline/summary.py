@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from spark_elastic._json import Json
 from spark_elastic.protocol.records import WorkerTooSlow
+from spark_elastic.timeline.follower import ALL_READ, Unread
 from spark_elastic.timeline.history import History, SlowWorker
+from spark_elastic.timeline.plain import plain
 from spark_elastic.timeline.resets import Kind, Part, Reset
 
 
@@ -68,8 +70,8 @@ def reset_facts(reset: Reset) -> dict[str, Json]:
     }
 
 
-def summary_text(history: History) -> str:
-    """Return the figures as lines of text."""
+def summary_text(history: History, unread: Unread = ALL_READ) -> str:
+    """Return the figures as lines of text, in which nothing of the log is a command to the terminal."""
     unit = history.unit
     lines = [
         f"run {history.run_id}: {history.outcome}",
@@ -88,11 +90,13 @@ def summary_text(history: History) -> str:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines.append("")
         lines += ["  " + "  ".join([*map(str.ljust, row, widths), row[4]]).rstrip() for row in rows]
-    return "\n".join(lines)
+    if unread.count:
+        lines += ["", f"  {unread}"]
+    return "\n".join(map(plain, lines))
 
 
-def headline(history: History) -> str:
-    """Return a sentence or two on how the run went."""
+def headline(history: History, present: str = "is not over in this log") -> str:
+    """Return a sentence or two on how the run went. ``present`` is what a run does that is not over."""
     kinds = [reset.kind for reset in history.resets]
     counts = [
         _count(kinds.count(Kind.LOSS), "failure"),
@@ -105,7 +109,8 @@ def headline(history: History) -> str:
     )
     told = [*map(str, history.slow), *(slow.describe() for slow in history.too_slow)]
     slow = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
-    return f"The run {history.outcome.rstrip('.')}." + (trained if history.generations else "") + slow
+    outcome = history.outcome if history.is_over else present
+    return f"The run {outcome.rstrip('.')}." + (trained if history.generations else "") + slow
 
 
 def _count(number: int, noun: str) -> str:

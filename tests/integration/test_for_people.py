@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from spark_elastic.testing import kill
 from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import Doing, read_history
 from spark_elastic.timeline.resets import Kind, Part
+from spark_elastic.timeline.server import LiveRun, PageServer
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -108,3 +111,32 @@ def test_a_script_that_fails_fails_the_command(spark: Any, tmp_path: Path, capfd
     assert main([*run, "--restart-on-change", "--max-restarts", "1", "--", "one"]) == 2
     problem = capfd.readouterr().err.rpartition("spark-elastic: ")[2]
     assert "the script ended with exit code 1 on rank 0. That was failure 2 of max_restarts=1 + 1" in problem
+
+
+def test_a_running_job_is_followed_on_its_page(run: Any, tmp_path: Path) -> None:
+    log, enough = tmp_path / "events.jsonl", tmp_path / "enough"
+    seen: dict[str, dict[str, Any]] = {}
+
+    def look(event: dict[str, Any]) -> None:
+        """Ask for the page when the log has been written up to an event. The job trains on until both are seen to train."""
+        if event["event"] not in ("job_started", "world_formed", "progress", "job_finished") or event["event"] in seen:
+            return
+        with urllib.request.urlopen(f"{server.address}facts.json", timeout=60) as answer:
+            facts = json.load(answer)
+        if event["event"] != "progress":
+            seen[event["event"]] = facts
+        elif [worker["spans"][-1][0] for worker in facts["workers"]] == ["trains", "trains"]:
+            seen["training"] = facts
+            enough.touch()
+
+    with PageServer(LiveRun(log)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        run(training.train_until, str(enough), min_np=2, max_np=2, event_log=log, on_event=look)
+        server.shutdown()
+        thread.join()
+    assert list(seen) == ["job_started", "world_formed", "training", "job_finished"]
+    assert [facts["isOver"] for facts in seen.values()] == [False, False, False, True]
+    assert [stage for stage, *_ in seen["world_formed"]["start"]][-1] == "sync state"
+    assert [stage for stage, *_ in seen["job_finished"]["start"]][-2:] == ["sync state", "first step"]
+    assert seen["job_finished"]["headline"].startswith("The run finished.")

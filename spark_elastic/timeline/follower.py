@@ -1,0 +1,127 @@
+"""LogFollower: reads an event log while it grows, and passes over what is no event of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spark_elastic.protocol.records import Entry, JobStarted
+from spark_elastic.timeline.event_log import choose_run, read_line
+
+READ_BYTES = 2**20
+# No event of ours is longer. A line that is cannot fill the memory: it is counted, and not kept.
+LINE_LIMIT = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Unread:
+    """How many lines of a log are no events that this release can read, and what is wrong with the first of them."""
+
+    count: int = 0
+    first: str = ""
+
+    def __str__(self) -> str:
+        lines = "1 line" if self.count == 1 else f"{self.count:,} lines"
+        return f"{lines} of the log could not be read; the first: {self.first}"
+
+
+ALL_READ = Unread()
+
+
+@dataclass
+class LogFollower:
+    """Reads what has been written to an event log since it was last read; there may be no such file yet.
+
+    A log that was replaced, or has become shorter, is read from the beginning again. A last line without an end is still being
+    written, or was when the driver was killed, and waits.
+    """
+
+    path: Path
+    entries: list[Entry] = field(default_factory=list)
+    unread: Unread = ALL_READ
+    _identity: tuple[int, int] | None = None
+    _offset: int = 0
+    _line: int = 0
+    _rest: bytes = b""
+    _skips: bool = False
+
+    def read(self) -> bool:
+        """Read on, and return whether there is a file. Raises ``OSError`` where it cannot be read."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            self._begin_again(None)
+            return False
+        with file:
+            facts = os.fstat(file.fileno())
+            identity = (facts.st_dev, facts.st_ino)
+            if identity != self._identity or facts.st_size < self._offset:
+                self._begin_again(identity)
+            file.seek(self._offset)
+            while data := file.read(READ_BYTES):
+                self._offset += len(data)
+                for line in self._lines(data):
+                    self._take(line)
+        return True
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where in which file it is; another value means that there is something new."""
+        return self._identity, self._offset
+
+    def run(self, run_id: str | None = None) -> list[Entry]:
+        """Return the entries of one run, by default of the last; empty while that has not begun."""
+        known = [entry.record.run_id for entry in self.entries if isinstance(entry.record, JobStarted)]
+        if not known or (run_id is not None and run_id not in known):
+            return []
+        of_run = choose_run(self.entries, run_id)
+        begins = next(place for place, entry in enumerate(of_run) if isinstance(entry.record, JobStarted))
+        return of_run[begins:]
+
+    def _begin_again(self, identity: tuple[int, int] | None) -> None:
+        self.entries, self.unread = [], ALL_READ
+        self._identity, self._offset, self._line, self._rest, self._skips = identity, 0, 0, b"", False
+
+    def _lines(self, data: bytes) -> Iterator[bytes | None]:
+        """Yield the lines that are whole now, and None for one that was too long."""
+        *whole, rest = data.split(b"\n")
+        for part in whole:
+            yield None if self._skips or len(self._rest) + len(part) > LINE_LIMIT else self._rest + part
+            self._rest, self._skips = b"", False
+        self._rest += b"" if self._skips else rest
+        if len(self._rest) > LINE_LIMIT:
+            self._rest, self._skips = b"", True
+
+    def _take(self, line: bytes | None) -> None:
+        self._line += 1
+        if line is None:
+            self._pass_over(f"it is longer than {LINE_LIMIT // 2**20} MiB")
+            return
+        if not line.strip():
+            return
+        try:
+            self.entries.append(read_line(line.decode("utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+            self._pass_over(f"not an event of spark_elastic: {line[:80].decode('utf-8', 'replace')!r}")
+        except ValueError as error:
+            self._pass_over(str(error))
+
+    def _pass_over(self, why: str) -> None:
+        self.unread = Unread(self.unread.count + 1, self.unread.first or f"line {self._line}: {why}")
+
+
+def read_run(path: str | Path, run_id: str | None = None) -> tuple[list[Entry], Unread]:
+    """Read one run of a log, by default the last, with what had to be passed over.
+
+    Raises ``ValueError`` if the file holds no run, or not that one, and ``OSError`` if it cannot be read.
+    """
+    follower = LogFollower(Path(path))
+    if not follower.read():
+        raise FileNotFoundError(f"there is no file {path}")
+    if not follower.run():
+        why = f": {follower.unread.first}" if follower.unread.count else ": it has no job_started event"
+        raise ValueError(f"{path} holds no run{why}")
+    return follower.run(run_id) or choose_run(follower.entries, run_id), follower.unread

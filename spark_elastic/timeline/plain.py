@@ -1,0 +1,33 @@
+"""Text of a log as it can be shown: what workers print and raise may hold anything, codes for terminals among it."""
+
+from __future__ import annotations
+
+import re
+
+from spark_elastic._json import Json
+
+# A longer text is shown up to here. It leaves room for the traceback of each worker of a large job.
+TEXT_LIMIT = 20_000
+
+# ECMA-48's control sequences (colours, cursor), strings for the terminal itself (titles, links), and short escapes.
+_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]", re.DOTALL)
+# Other controls, halves of surrogate pairs, and marks that turn the direction of the text around them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Return the text without escape sequences, with a replacement for each other control character but tabs and line ends."""
+    if len(text) > TEXT_LIMIT:
+        text = f"{text[:TEXT_LIMIT]}\n… {len(text) - TEXT_LIMIT:,} more characters"
+    return _CONTROLS.sub("�", _ESCAPES.sub("", text.replace("\r\n", "\n")))
+
+
+def all_plain(value: Json) -> Json:
+    """Return plain data in which each text, also of keys, is ``plain``."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain(name): all_plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [all_plain(each) for each in value]
+    return value

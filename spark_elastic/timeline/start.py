@@ -1,0 +1,122 @@
+"""The start of a run, up to the first step: what it waited for, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from spark_elastic.protocol import records, reports
+from spark_elastic.protocol.records import Entry, Record, WorkerReported
+
+
+class Stage(Enum):
+    """What the start of a run waits for. The value is the wording for people."""
+
+    SLOTS = "wait for slots"
+    IMPORTS = "start workers, which import torch"
+    FIRST_LINES = "run the function's first lines"
+    CONNECT = "connect"
+    SYNC = "sync state"
+    STEP = "first step"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One stage of the start. ``detail`` counts who was there at its end."""
+
+    stage: Stage
+    start: float
+    end: float
+    detail: str
+
+
+def find_start(entries: Sequence[Entry]) -> list[Wait]:
+    """Find what the start waited for, from the entries of one run; up to its end if it never made a step."""
+    waits: list[Wait] = []
+    crowd = _Crowd()
+    present: tuple[Stage, float] | None = None
+    for entry in entries:
+        crowd.see(entry.record)
+        stage = crowd.stage
+        if present is not None and stage is not present[0]:
+            # A function without an elastic part has no first lines: its result shows that they were all of it.
+            if not (isinstance(entry.record, records.ResultArrived) and present[0] is Stage.FIRST_LINES):
+                waits.append(Wait(*present, entry.time, crowd.count(present[0])))
+            present = None
+        if stage is None:
+            return waits
+        present = present or (stage, entry.time)
+    if present is not None:
+        waits.append(Wait(*present, entries[-1].time, crowd.count(present[0])))
+    return waits
+
+
+@dataclass
+class _Crowd:
+    """Who is there while the first world gathers. ``stage`` is what all wait for, None from the first step on."""
+
+    stage: Stage | None = Stage.SLOTS
+    _size: int = 0
+    _hosts: set[int] = field(default_factory=set)
+    _starting: set[int] = field(default_factory=set)
+    _running: set[int] = field(default_factory=set)
+    _ready: set[int] = field(default_factory=set)
+
+    def see(self, record: Record) -> None:
+        match record:
+            case records.WorldForming(size=size):
+                self._size, self.stage = size, Stage.CONNECT
+            case records.WorldFormed():
+                self.stage = Stage.SYNC
+            case WorkerReported(report=reports.Entered()):
+                self.stage = Stage.STEP
+            case WorkerReported(report=reports.Stepped()):
+                self.stage = None
+            case records.WorldFinished() | records.ResultArrived() | records.JobFinished() | records.JobFailed():
+                self.stage = None
+            case _:
+                self._gather(record)
+
+    def _gather(self, record: Record) -> None:
+        """Follow who comes and goes before the first world, or after one that broke before its first step."""
+        match record:
+            case records.JobStarted(num_proc=num_proc):
+                self._size = num_proc
+            case records.HostRegistered(host):
+                self._hosts.add(host)
+            case records.HostLost(host):
+                self._hosts.discard(host)
+            case records.WorkerStarting(worker):
+                self._starting.add(worker)
+            case records.WorkerStarted(worker):
+                self._starting.discard(worker)
+                self._running.add(worker)
+            case records.WorkerReady(worker):
+                self._starting.discard(worker)
+                self._running.discard(worker)
+                self._ready.add(worker)
+            case records.WorkerLost(worker):
+                for workers in (self._starting, self._running, self._ready):
+                    workers.discard(worker)
+            case records.WorldBroken():
+                pass
+            case _:
+                return
+        self.stage = self._gathering
+
+    @property
+    def _gathering(self) -> Stage:
+        workers = len(self._starting | self._running | self._ready)
+        if max(len(self._hosts), workers) < self._size:
+            return Stage.SLOTS
+        return Stage.IMPORTS if self._starting or workers < self._size else Stage.FIRST_LINES
+
+    def count(self, stage: Stage) -> str:
+        """Say who is there, of those whom a stage waits for."""
+        there = {
+            Stage.SLOTS: (len(self._hosts), "slots are there"),
+            Stage.IMPORTS: (len(self._running | self._ready), "workers run"),
+            Stage.FIRST_LINES: (len(self._ready), "workers are ready"),
+        }
+        return f"{there[stage][0]} of {self._size} {there[stage][1]}" if stage in there else ""
