@@ -97,6 +97,7 @@ bench: java setup $(PETASTORM)/.installed
 	$(BIN)/python benchmarks/determinism.py
 	$(BIN)/python benchmarks/stragglers.py
 	$(BIN)/python benchmarks/driver.py
+	$(BIN)/python benchmarks/scale.py
 	PYTHONPATH=tests/support $(BIN)/python benchmarks/slow_network.py
 	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
 	$(BIN)/python benchmarks/transform.py
