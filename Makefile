@@ -101,6 +101,7 @@ bench: java setup $(PETASTORM)/.installed
 	PYTHONPATH=tests/support $(BIN)/python benchmarks/slow_network.py
 	$(BIN)/python benchmarks/loader.py --petastorm-python $(PETASTORM)/bin/python
 	$(BIN)/python benchmarks/transform.py
+	$(BIN)/python benchmarks/tables.py
 
 lint: setup
 	$(BIN)/ruff check .
