@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
 from spark_elastic.data.plan import BatchPlan
 from spark_elastic.data.predicates import PredicateBase
+from spark_elastic.data.reader_arguments import loader_arguments
 from spark_elastic.data.tracker import RowGroupTracker
 
 if TYPE_CHECKING:
@@ -165,6 +166,19 @@ class ParquetLoader(EngineLoader):
             shard=shard,
             shards_strict=shards_strict,
         )
+
+    @classmethod
+    def from_reader_arguments(cls, dataset_url: Urls, **arguments: Any) -> ParquetLoader:
+        """Make the loader for a call of Petastorm's `make_reader` or `make_batch_reader`.
+
+        dataset_url: the reader's URL, or list of URLs. arguments: the reader's, by keyword, of both functions and of
+        `petastorm.pytorch.DataLoader` (`batch_size`, `shuffling_queue_capacity`), and the loader's own, such as
+        `global_batch_size`. Where both have an argument of a name, it means what it means to a reader: `shuffle_rows` is
+        True or False.
+
+        Raises ValueError for arguments that have no counterpart, saying what to do instead.
+        """
+        return cls(dataset_url, **loader_arguments(arguments))
 
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:

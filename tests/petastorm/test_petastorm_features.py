@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("petastorm")
 
 import petastorm.ngram
 import petastorm.predicates
-from petastorm import make_batch_reader
-from petastorm_datasets import reading, write_drive
+from petastorm import make_batch_reader, make_reader
+from petastorm.transform import TransformSpec
+from petastorm_datasets import SCHEMA, reading, write_drive
 
 from spark_elastic.data import NGram, ParquetLoader, predicates
 
@@ -117,3 +120,49 @@ def test_windows_are_the_same(
     assert found == expected
     assert loader.rows_total == len(expected)
     loader.close()
+
+
+def arguments_of_readers() -> set[str]:
+    return {name for make in (make_reader, make_batch_reader) for name in inspect.signature(make).parameters}
+
+
+def test_every_argument_of_a_reader_has_its_place(drive: Path) -> None:
+    """Each is taken with its default; what the loader would get of an argument that it does not know is a TypeError."""
+    defaults = {
+        name: parameter.default
+        for make in (make_reader, make_batch_reader)
+        for name, parameter in inspect.signature(make).parameters.items()
+        if not name.startswith("dataset_url")
+    }
+    loader = ParquetLoader.from_reader_arguments(drive, batch_size=8, **{**defaults, "schema_fields": ["id"]})
+    assert sorted(ids(loader)) == list(range(40))
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "petastorm.md").read_text(encoding="utf-8")
+    assert {name for name in arguments_of_readers() if f"`{name}" not in page} == set()
+
+
+def test_a_loader_takes_a_readers_arguments(drive: Path) -> None:
+    schema = petastorm.ngram.NGram({0: [SCHEMA.id, "s.*"], 1: [SCHEMA.time]}, 1, SCHEMA.time)
+    passes = petastorm.predicates.in_lambda(["id"], lambda row: row % 5 in (1, 2))
+    loader = ParquetLoader.from_reader_arguments(
+        f"file://{drive}",
+        batch_size=4,
+        schema_fields=schema,
+        predicate=passes,
+        workers_count=2,
+        shuffle_row_groups=False,
+    )
+    found = [
+        (row[0], speed[0])
+        for batch in loader
+        for row, speed in zip(batch["id"].tolist(), batch["speed"].tolist(), strict=True)
+    ]
+    with reading(drive, schema_fields=schema, predicate=passes) as reader:
+        expected = [(window[0].id, window[0].speed) for window in reader]
+    assert found == expected
+    assert expected
+    spec = TransformSpec(lambda row: {"twice": 2 * row["id"]}, [("twice", np.int64, (), False)], removed_fields=["id"])
+    spec_loader = ParquetLoader.from_reader_arguments(
+        drive, batch_size=4, schema_fields=["id"], transform_spec=spec, shuffle_row_groups=False, workers_count=1
+    )
+    assert [int(value) for batch in spec_loader for value in batch["twice"]] == list(range(0, 80, 2))
+    spec_loader.close()
