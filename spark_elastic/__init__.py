@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spark_elastic import data as data
     from spark_elastic import loggers as loggers
     from spark_elastic import testing as testing
+    from spark_elastic import timeline as timeline
     from spark_elastic.checkpoint.newest import load_checkpoint as load_checkpoint
     from spark_elastic.checkpoint.newest import load_model as load_model
     from spark_elastic.driver.run import run as run
@@ -98,7 +99,7 @@ _MODULES = {
     "spark_elastic.worker.state.torch_state": ("TorchState",),
     "spark_elastic.worker.zero": ("ZeroRedundancyOptimizer",),
 }
-_SUBMODULES = ("data", "loggers", "testing")
+_SUBMODULES = ("data", "loggers", "testing", "timeline")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_SUBMODULES])

@@ -261,8 +261,10 @@ function table(parent, names) {
 function drawSlow() {
   const parent = byId("slow");
   parent.replaceChildren();
-  if (!data.slow.length) return;
+  if (!data.slow.length && !data.tooSlow.length) return;
   html("h2", parent, "Slow workers");
+  for (const sentence of data.tooSlow) html("p", parent, `${sentence[0].toUpperCase()}${sentence.slice(1)}.`);
+  if (!data.slow.length) return;
   html("p", parent, "Others have taken rows of theirs, so that a step does not wait for them.", { class: "soft" });
   const element = table(parent, ["worker", "on", "since", "times as long as the fastest rank", "part of a step"]);
   for (const slow of data.slow) {

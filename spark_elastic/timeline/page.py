@@ -79,6 +79,7 @@ def facts(history: History, unread: Unread = ALL_READ, present: str = "is not ov
         "workers": [_worker(line) for line in history.workers],
         "generations": [[g.generation, g.size, g.start, g.end] for g in history.generations],
         "resets": [{**reset_facts(reset), "noticed": reset.noticed, "end": reset.end} for reset in history.resets],
+        "tooSlow": [slow.describe() for slow in history.too_slow],
         "slow": [_slow(slow) for slow in history.slow],
         "unit": history.unit,
         "speeds": [[speed.start, speed.end, speed.per_second] for speed in history.speeds],

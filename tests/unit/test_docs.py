@@ -23,6 +23,7 @@ PACKAGES = (
     "spark_elastic.estimator",
     "spark_elastic.loggers",
     "spark_elastic.testing",
+    "spark_elastic.timeline",
 )
 
 
