@@ -175,6 +175,18 @@ MUTANTS = (
         "1",
     ),
     Mutant(
+        "of a divided optimizer what has come from others is dropped",
+        "spark_elastic.worker.state.keepers.sharded:Sharded.divide",
+        "{**stays, **received}",
+        "stays",
+    ),
+    Mutant(
+        "a rank keeps its parts of a divided optimizer as they are when it goes back to an older commit",
+        "spark_elastic.worker.state.keepers.sharded:Sharded.catch_up",
+        "newest is not None and self._spare.commit == newest",
+        "False",
+    ),
+    Mutant(
         "all survivors are given up with one host",
         "spark_elastic.driver.setbacks:Setbacks.lost_state",
         "not self._settings.durable",

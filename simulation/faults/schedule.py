@@ -124,8 +124,11 @@ class Job:
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
     replaces_slow: bool
-    # How many neighbours may be lost where commits are kept in slices; 0 where they are not.
+    # How many neighbours may be lost where ranks hold commits only together; 0 where each holds them whole.
     redundancy: int
+    # Whether the optimizer's state is divided among ranks; commits are then kept in slices or as copies.
+    is_divided: bool
+    in_slices: bool
     # After how many commits ranks exchange values, if each commit has a step.
     commits_per_exchange: int
     machines: int
@@ -160,7 +163,9 @@ def make_schedule(seed: int) -> Schedule:
     cores = -(-max_np // executors) + (dice.random() < 0.3)
     num_proc, durable, in_place = dice.randint(min_np, max_np), dice.random() < 0.4, dice.random() < 0.5
     on_gpu, slices = random.Random(f"gpu {seed}").random() < 0.3, random.Random(f"slices {seed}")
-    in_slices = slices.random() < 0.5 and not in_place and not on_gpu
+    is_joint = slices.random() < 0.5 and not in_place and not on_gpu
+    division = random.Random(f"division {seed}")
+    is_divided = is_joint and division.random() < 0.5
     job = Job(
         min_np=min_np,
         num_proc=num_proc,
@@ -175,7 +180,9 @@ def make_schedule(seed: int) -> Schedule:
         swallows_errors=dice.random() < 0.3,
         on_gpu=on_gpu,
         replaces_slow=random.Random(f"slow {seed}").random() < 0.3,
-        redundancy=slices.choice((1, 2)) if in_slices else 0,
+        redundancy=slices.choice((1, 2)) if is_joint else 0,
+        is_divided=is_divided,
+        in_slices=is_joint and not (is_divided and division.random() < 0.5),
         commits_per_exchange=further.choice((1, 2, 3, 8)),
         machines=dice.randint(1, executors),
         executors=executors,

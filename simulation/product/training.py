@@ -29,6 +29,7 @@ from spark_elastic.worker.state.keepers.in_place import InPlace
 from spark_elastic.worker.state.keepers.sharded import Sharded
 from spark_elastic.worker.state.pace import Pace
 from spark_elastic.worker.state.torch_state import TorchState
+from spark_elastic.worker.zero import ZeroRedundancyOptimizer
 
 Tickets = tuple[int, ...]
 
@@ -198,6 +199,27 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None: ...
 
 
+class DividedOptimizer(ZeroRedundancyOptimizer):
+    """Has the weights in the state of each of its parameters, so that a state that is missing or old shows."""
+
+    def __init__(self, model: Model) -> None:
+        sizes = (3, 2, 2, 1, 1, 1)
+        parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.int64), False) for size in sizes]
+        super().__init__(parameters, torch.optim.SGD, lr=1.0)
+        self._model = model
+
+    def step(self, weights: int) -> None:  # type: ignore[override]
+        mine = [parameter for number, parameter in enumerate(self.parameters) if self._is_mine(number)]
+        known = {
+            int(value) for parameter in mine if parameter in self.state for value in self.state[parameter]["known"]
+        }
+        has_all = len(self.state) == len(mine) if self._model.weights else not self.state
+        if not has_all or known - {self._model.weights}:
+            raise SparkElasticError(f"the optimizer knows {known} of {len(self.state)} parameters, not {len(mine)}")
+        self.state.update({parameter: {"known": torch.full_like(parameter, weights)} for parameter in mine})
+        self._model.weights = weights
+
+
 class _NoHandle:
     @staticmethod
     def remove() -> None: ...
@@ -269,10 +291,10 @@ def train() -> int:
     model = SlicedModel() if config.redundancy else Model()
     state = State(
         model=model,
-        optimizer=Optimizer(model),
+        optimizer=DividedOptimizer(model) if config.is_divided else Optimizer(model),
         loader=Loader(config.data),
         epoch=0,
-        commit="in_place" if config.in_place else "sharded" if config.redundancy else "copy",
+        commit="in_place" if config.in_place else "sharded" if config.in_slices else "copy",
         redundancy=config.redundancy or 1,
     )
     state.register_reset_callbacks([lambda old, new: process.reached("CALLBACK")])
@@ -288,7 +310,7 @@ def train() -> int:
                 process.reached("REDUCED")
                 state.optimizer.step(weights)
                 process.reached("STEPPED")
-                if config.reduces_metrics:
+                if config.reduces_metrics or config.is_divided:  # which waits for the weights of all others
                     process.group.reduce(state.model.weights).wait()
                 state.commit()
             state.epoch += 1
