@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from simulation.product.training import Dataset
+from spark_elastic.worker.zero import divides
 
 
 class Kind(Enum):
@@ -164,8 +165,8 @@ def make_schedule(seed: int) -> Schedule:
     num_proc, durable, in_place = dice.randint(min_np, max_np), dice.random() < 0.4, dice.random() < 0.5
     on_gpu, slices = random.Random(f"gpu {seed}").random() < 0.3, random.Random(f"slices {seed}")
     is_joint = slices.random() < 0.5 and not in_place and not on_gpu
-    division = random.Random(f"division {seed}")
-    is_divided = is_joint and division.random() < 0.5
+    redundancy, division = slices.choice((1, 2)) if is_joint else 0, random.Random(f"division {seed}")
+    is_divided = is_joint and divides(max_np, redundancy) and division.random() < 0.5
     job = Job(
         min_np=min_np,
         num_proc=num_proc,
@@ -180,7 +181,7 @@ def make_schedule(seed: int) -> Schedule:
         swallows_errors=dice.random() < 0.3,
         on_gpu=on_gpu,
         replaces_slow=random.Random(f"slow {seed}").random() < 0.3,
-        redundancy=slices.choice((1, 2)) if is_joint else 0,
+        redundancy=redundancy,
         is_divided=is_divided,
         in_slices=is_joint and not (is_divided and division.random() < 0.5),
         commits_per_exchange=further.choice((1, 2, 3, 8)),

@@ -36,6 +36,11 @@ def deal(sizes: Sequence[int], parts: int) -> list[int]:
     return dealt
 
 
+def divides(size: int, redundancy: int) -> bool:
+    """Whether a world of this size divides optimizers: in smaller ones each rank would keep every part. Pure."""
+    return size > redundancy + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Division:
     """Who keeps which parts of the state of an optimizer. There are as many parts as ranks."""

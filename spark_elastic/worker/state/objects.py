@@ -18,7 +18,7 @@ from spark_elastic.worker.state.loading import load_tree
 from spark_elastic.worker.state.snapshot import Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import find_divisible
+from spark_elastic.worker.zero import divides, find_divisible
 
 
 class ObjectState(State):
@@ -126,9 +126,11 @@ class ObjectState(State):
         self._first_structure = structure_of(find_objects(self._values(shared=True)))
 
     def _prepare_to_divide(self) -> None:
-        """Keep commits in another way if an optimizer of the State is to be divided among the ranks of this job."""
+        """Keep commits in another way if an optimizer of the State may come to be divided among the ranks of this job."""
         job = current_job()
-        if job is None or job.is_fixed or not find_divisible(self._values(shared=True)):
+        if job is None or job.is_fixed or not divides(job.max_np, self._redundancy):
+            return
+        if not find_divisible(self._values(shared=True)):
             return
         if job.checkpoints is not None and job.checkpoints.metric is not None:
             raise CheckpointError(

@@ -46,7 +46,7 @@ from spark_elastic.worker.state.snapshot import (
 from spark_elastic.worker.state.structure import outline, remember
 from spark_elastic.worker.state.templates import Template, Templates, template_of
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, find_divisible
+from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, divides, find_divisible
 
 
 @dataclass(slots=True)
@@ -419,7 +419,7 @@ def _template_of(value: Stateful, written: object, tensors: Sequence[torch.Tenso
 def division_of(members: Sequence[Member], rank: int, redundancy: int) -> Division | None:
     """Return how optimizers are divided in a world; None if each rank keeps everything, as in small ones."""
     size = len(members)
-    if size <= redundancy + 1:
+    if not divides(size, redundancy):
         return None
     places = [place_in_ring(members, number) for number in range(size)]
     return Division(

@@ -21,6 +21,7 @@ SIZE = 4
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     with on_stage() as stage:
+        stage.max_np = SIZE
         yield stage
 
 
@@ -117,6 +118,17 @@ def test_a_fixed_world_and_a_script_keep_commits_as_they_were_asked_to(stage: St
     state = TorchState(model, optimizer, commit=commit)
     state._prepare()
     assert type(state._keeper) is KEEPERS[commit]
+
+
+@pytest.mark.parametrize(("max_np", "redundancy"), [(2, 1), (3, 2)])
+def test_a_job_that_is_never_large_enough_to_divide_anything_keeps_commits_as_it_was_asked_to(
+    stage: Stage, max_np: int, redundancy: int
+) -> None:
+    model, optimizer = net()
+    stage.max_np = max_np
+    state = TorchState(model, optimizer, commit="in_place", redundancy=redundancy)
+    state._prepare()
+    assert type(state._keeper) is KEEPERS["in_place"]
 
 
 def test_an_object_state_takes_a_divided_optimizer_too(stage: Stage) -> None:

@@ -23,6 +23,7 @@ SIZE = 4
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     with on_stage() as stage:
+        stage.max_np = SIZE
         yield stage
 
 
