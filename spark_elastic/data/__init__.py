@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spark_elastic.data.manifest import Manifest as Manifest
     from spark_elastic.data.manifest import RowGroup as RowGroup
     from spark_elastic.data.manifest import read_manifest as read_manifest
+    from spark_elastic.data.mixed_loader import WeightedSamplingLoader as WeightedSamplingLoader
     from spark_elastic.data.ngram import NGram as NGram
     from spark_elastic.data.parquet_loader import ParquetLoader as ParquetLoader
 
@@ -25,6 +26,7 @@ _HOMES = {
     "NGram": "ngram",
     "ParquetLoader": "parquet_loader",
     "RowGroup": "manifest",
+    "WeightedSamplingLoader": "mixed_loader",
     "read_manifest": "manifest",
 }
 

@@ -9,6 +9,7 @@ import torch
 
 from spark_elastic.data.engine import Engine
 from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.plan import Step
 from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahead
 from spark_elastic.data.tracker import RowGroupTracker
@@ -47,14 +48,14 @@ class EngineLoader(PositionedLoader[Batch]):
         super().__init__(tracker, identity, shard, shards_strict)
         self._engine = engine
         self._name = name
-        self._jagged = jagged
+        self.jagged = jagged
         self._row_ids = row_ids
         row_bytes = max(1.0, row_bytes)
         lanes = tracker.spec.lanes
         self._chunk = max(16, min(32_768, int(min(_CHUNK_BYTES, _CHUNKS_BYTES / lanes) / row_bytes)))
         self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / row_bytes)))
         self._prefetch = prefetch
-        self._pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self.pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._store: WindowStore | None = None
 
     def close(self) -> None:
@@ -63,18 +64,30 @@ class EngineLoader(PositionedLoader[Batch]):
         self._store = None
         self._engine.close()
 
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """What a saved position of this loader is a position in."""
+        return self._identity
+
+    def open_store(self, order: EpochOrder) -> WindowStore:
+        """Return an empty store that reads this loader's rows in an order of them."""
+        return WindowStore(order, self._engine, self._name, chunk=self._chunk, row_ids=self._row_ids)
+
+    def prefetch_in(self, tracker: RowGroupTracker) -> int:
+        """Return how many batches are read ahead, with the shares that a rank has now."""
+        own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
+        return self._prefetch or max(2, self._ahead_rows // own_rows)
+
     @contextlib.contextmanager
     def _open(self) -> Iterator[Iterator[tuple[Step, int, Batch]]]:
         tracker = self._tracker
         order = tracker.order
         if self._store is None or self._store.order is not order:
-            self._store = WindowStore(order, self._engine, self._name, chunk=self._chunk, row_ids=self._row_ids)
+            self._store = self.open_store(order)
         store = self._store
-        own_rows = max(1, tracker.plan.batch(tracker.size) // tracker.size)
-        prefetch = self._prefetch or max(2, self._ahead_rows // own_rows)
         store.keep(lanes_ahead(order, tracker))
-        builder = BlockBuilder(store, jagged=self._jagged, pinned=self._pinned, in_shards=self.shards is not None)
-        ahead = ReadAhead(builder, tracker, prefetch)
+        builder = BlockBuilder(store, jagged=self.jagged, pinned=self.pinned, in_shards=self.shards is not None)
+        ahead = ReadAhead(builder, tracker, self.prefetch_in(tracker))
         try:
             with ahead:
                 yield ((delivery.step, delivery.ticket_sum, delivery.batch) for delivery in ahead)

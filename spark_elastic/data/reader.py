@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -108,6 +109,13 @@ def lanes_ahead(order: EpochOrder, tracker: RowGroupTracker) -> set[int]:
     return set(np.unique(draw(order, steps, tracker.rank).lanes).tolist()) if steps else set()
 
 
+class Builder(Protocol):
+    """Makes the batches of a rank."""
+
+    def build(self, steps: list[Step], rank: int) -> list[ReadyBatch]:
+        """Return the batches of consecutive steps. May block; raises DataError."""
+
+
 class ReadAhead:
     """Deliveries from the tracker's position to the end of the epoch, read ahead by a thread.
 
@@ -116,7 +124,7 @@ class ReadAhead:
     deadline, after which it is left to die with the process. An error of the thread is raised to the consumer, in its turn.
     """
 
-    def __init__(self, builder: BlockBuilder, tracker: RowGroupTracker, prefetch: int) -> None:
+    def __init__(self, builder: Builder, tracker: RowGroupTracker, prefetch: int) -> None:
         self._builder = builder
         self._tracker = tracker
         self._position, self._rank = tracker.position, tracker.rank

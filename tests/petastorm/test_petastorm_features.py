@@ -16,9 +16,10 @@ import petastorm.ngram
 import petastorm.predicates
 from petastorm import make_batch_reader, make_reader
 from petastorm.transform import TransformSpec
+from petastorm.weighted_sampling_reader import WeightedSamplingReader
 from petastorm_datasets import SCHEMA, reading, write_drive
 
-from spark_elastic.data import NGram, ParquetLoader, predicates
+from spark_elastic.data import NGram, ParquetLoader, WeightedSamplingLoader, predicates
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -166,3 +167,21 @@ def test_a_loader_takes_a_readers_arguments(drive: Path) -> None:
     )
     assert [int(value) for batch in spec_loader for value in batch["twice"]] == list(range(0, 80, 2))
     spec_loader.close()
+
+
+def test_a_mix_has_the_rows_of_each_dataset_in_the_order_that_petastorm_gives_them(
+    drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np, "float", float, raising=False)  # which newer releases of NumPy do not have any more
+    other = write_drive(tmp_path / "other", rows=80)
+    np.random.seed(0)  # by which Petastorm's reader chooses
+    with reading(drive, schema_fields=["id"]) as a, reading(other, schema_fields=["id"]) as b:
+        theirs = [int(row.id) for row in WeightedSamplingReader([a, b], [0.5, 0.5])]
+    ours = WeightedSamplingLoader(
+        [ParquetLoader(url, 8, columns=["id"], shuffle=False, with_row_ids=True) for url in (drive, other)], [0.5, 0.5]
+    )
+    rows = [pair for b in ours for pair in zip(b["_dataset"].tolist(), b["id"].tolist(), strict=True)]
+    assert [row for dataset, row in rows if dataset == 0] == list(range(40))
+    assert [row for dataset, row in rows if dataset == 1] == list(range(40))
+    assert max(theirs.count(row) for row in theirs) == 2, "each dataset gives each of its rows once"
+    assert abs(len(theirs) - len(rows)) < 40, "theirs ends by chance, when one dataset is at its end"

@@ -1,0 +1,239 @@
+"""`WeightedSamplingLoader`: batches whose rows come from several loaders, in given proportions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from spark_elastic._saved_names import saved_as
+from spark_elastic.data.engine_loader import EngineLoader
+from spark_elastic.data.loader import PositionedLoader
+from spark_elastic.data.mix import MixOrder, apportion
+from spark_elastic.data.order import EpochOrder, OrderSpec
+from spark_elastic.data.plan import Step
+from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, ReadyBatch
+from spark_elastic.data.tracker import RowGroupTracker
+from spark_elastic.errors import DataError
+
+_OWN = 1  # the rank that has this rank's rows in the steps of a part
+
+
+@saved_as("spark_elastic.data")
+class WeightedSamplingLoader(PositionedLoader[Batch]):
+    """Iterates over the rest of the current epoch of a mix, yielding `dict[str, torch.Tensor]` with rows of all loaders.
+
+        parts = [se.data.ParquetLoader(url, global_batch_size=256) for url in (usual, rare)]
+        loader = se.data.WeightedSamplingLoader(parts, [0.9, 0.1], seed=0)
+
+    It is Petastorm's `WeightedSamplingReader` with an order that depends on seed and epoch only, so that a position belongs to it
+    in any world. Every 1,024 rows have the given proportions, as far as whole rows can, in random order. An epoch is as long
+    as it can be without a row that comes twice: of one loader it has all rows, of the others as many as the proportions say, and
+    the next epoch goes on there, so that each loader's rows come once before any comes again.
+
+    Args:
+        loaders: two or more `ParquetLoader`s with the same batch size and columns, which the mix then reads and nobody else.
+            Their `seed`, `filters`, `transform` and the like are their own.
+        probabilities: the proportion of each loader's rows, above 0; they are divided by their sum.
+        seed: of the order in which the loaders take turns.
+        prefetch: batches read ahead; default that of the loaders.
+        shard: see `PositionedLoader`.
+
+    With `with_row_ids=True` of the loaders a batch has int64 `_dataset` besides, the place of a row's loader in the list. Raises
+    ValueError for loaders that do not fit together, and DataError at the first batch where their columns are not alike.
+    """
+
+    def __init__(
+        self,
+        loaders: Sequence[EngineLoader],
+        probabilities: Sequence[float],
+        *,
+        seed: int = 0,
+        prefetch: int | None = None,
+        shard: tuple[int, int] | None = None,
+    ) -> None:
+        self._loaders = _checked(loaders)
+        weights = _normalized(probabilities, len(self._loaders))
+        if prefetch is not None and prefetch < 1:
+            raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
+        self._counts = apportion(weights, [loader.rows_total for loader in self._loaders])
+        plan = self._loaders[0].tracker.plan
+        spec = OrderSpec(seed, True, 1, 1, False)
+        parts = repr([loader.identity for loader in self._loaders])
+        identity = {
+            "kind": "mix",
+            "dataset": "+".join(str(loader.identity["dataset"]) for loader in self._loaders),
+            "probabilities": " ".join(f"{weight:.9g}" for weight in weights),
+            "loaders": hashlib.blake2b(parts.encode(), digest_size=8).hexdigest(),
+            "rows": sum(self._counts),
+            "seed": seed,
+        }
+        self._prefetch = prefetch
+        super().__init__(RowGroupTracker(np.array([sum(self._counts)]), spec, plan), identity, shard)
+
+    def close(self) -> None:
+        """End the iteration under way and let go of files and rows held."""
+        super().close()
+        for loader in self._loaders:
+            loader.close()
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Iterator[tuple[Step, int, Batch]]]:
+        tracker = self._tracker
+        order = MixOrder(self._counts, self._own_spec.seed, tracker.epoch)
+        builder = _MixBuilder(order, [_Part(loader) for loader in self._loaders], self.shards is not None)
+        prefetch = self._prefetch or min(loader.prefetch_in(tracker) for loader in self._loaders)
+        ahead = ReadAhead(builder, tracker, prefetch)
+        try:
+            with ahead:
+                yield ((delivery.step, delivery.ticket_sum, delivery.batch) for delivery in ahead)
+        finally:
+            if not ahead.abandoned:
+                for loader in self._loaders:
+                    loader.close()
+
+
+class _Part:
+    """One loader's rows, pass after pass: row r of the pass p is row p * rows + r of the whole."""
+
+    def __init__(self, loader: EngineLoader) -> None:
+        self.loader = loader
+        self.jagged = loader.jagged
+        self._tracker = loader.tracker
+        self._builder: tuple[int, BlockBuilder] | None = None
+
+    @property
+    def rows(self) -> int:
+        """The rows of a pass."""
+        return self._tracker.total
+
+    def build(self, passed: int, steps: list[Step], jagged: frozenset[str], in_shards: bool) -> list[Batch]:
+        """Return the own rows of consecutive steps within one pass."""
+        if self._builder is None or self._builder[0] != passed:
+            order = EpochOrder(self._tracker.rows, passed, self._tracker.spec)
+            store = self.loader.open_store(order)
+            self._builder = passed, BlockBuilder(store, jagged=jagged, pinned=False, in_shards=in_shards)
+        return [ready.batch for ready in self._builder[1].build(steps, _OWN)]
+
+
+class _MixBuilder:
+    """Makes a rank's batches of consecutive steps of those that the parts make of theirs; see `BlockBuilder`."""
+
+    def __init__(self, order: MixOrder, parts: list[_Part], in_shards: bool) -> None:
+        self._order = order
+        self._parts = parts
+        self._in_shards = in_shards
+        self._jagged = frozenset().union(*(part.jagged for part in parts))
+        self._pinned = parts[0].loader.pinned
+
+    def build(self, steps: list[Step], rank: int) -> list[ReadyBatch]:
+        """Return the batches of consecutive steps. Blocks on reading; raises DataError."""
+        ranges = [_own_range(step, rank) for step in steps]
+        found = [
+            self._of_part(part, number, list(zip(steps, ranges, strict=True)))
+            for number, part in enumerate(self._parts)
+        ]
+        ready = []
+        for place, (step, (start, stop)) in enumerate(zip(steps, ranges, strict=True)):
+            datasets = self._order.datasets(start, stop)
+            batch = self._merged(datasets, [of_part[place] for of_part in found])
+            tickets = (start + stop - 1) * (stop - start) // 2 if step.rank_rows[rank] else 0
+            ready.append(ReadyBatch(step, tickets, batch))
+        return ready
+
+    def _of_part(self, part: _Part, number: int, steps: list[tuple[Step, tuple[int, int]]]) -> list[list[Batch]]:
+        """Return for each step the part's own rows of it, in one batch or, where a pass ends within it, in several."""
+        found: list[list[Batch]] = [[] for _ in steps]
+        asked: list[tuple[int, int, Step]] = []
+        for place, (step, own) in enumerate(steps):
+            edges = (step.start, *own, step.start + step.rows)
+            begin, low, high, end = (int(self._order.given(ticket)[number]) for ticket in edges)
+            before = self._order.epoch * self._order.counts[number]
+            asked += [
+                (passed, place, cut)
+                for passed, cut in _in_passes(before + begin, before + low, before + high, before + end, part.rows)
+                if cut.rank_rows[_OWN]
+            ]
+        for passed, group in itertools.groupby(asked, key=lambda each: each[0]):
+            places, cuts = zip(*((place, cut) for _, place, cut in group), strict=True)
+            for place, batch in zip(places, part.build(passed, list(cuts), self._jagged, self._in_shards), strict=True):
+                found[place].append(batch)
+        return found
+
+    def _merged(self, datasets: np.ndarray, found: list[list[Batch]]) -> Batch:
+        """Put the rows of the parts in the places of their tickets."""
+        batches = [batch for of_part in found for batch in of_part]
+        names = batches[0].keys()
+        for batch in batches:
+            if batch.keys() != names:
+                raise DataError(f"the loaders of a mix have other columns: {', '.join(names)}, and {', '.join(batch)}")
+        order = torch.from_numpy(np.argsort(np.argsort(datasets, kind="stable"), kind="stable"))
+        merged = {name: self._column(name, [batch[name] for batch in batches], order) for name in names}
+        if "_row_group" in merged:
+            merged["_dataset"] = torch.from_numpy(datasets.astype(np.int64))
+        return merged
+
+    def _column(self, name: str, columns: list[torch.Tensor], order: torch.Tensor) -> torch.Tensor:
+        if any(column.is_nested for column in columns):
+            rows = [row for column in columns for row in column.unbind()]
+            return torch.nested.nested_tensor([rows[place] for place in order.tolist()], layout=torch.jagged)
+        kinds = {(column.dtype, column.shape[1:]) for column in columns}
+        if len(kinds) > 1:
+            shown = " and ".join(sorted(f"{dtype} of shape {tuple(shape)}" for dtype, shape in kinds))
+            raise DataError(
+                f"column {name!r} is not alike in the loaders of a mix: {shown}; give a transform= that makes it so"
+            )
+        found = torch.cat(columns)[order]
+        return found.pin_memory() if self._pinned else found
+
+
+def _own_range(step: Step, rank: int) -> tuple[int, int]:
+    """Return the tickets of a step that a rank has; of a step of which it has none, up to two, for a batch of weight 0."""
+    before, own = sum(step.rank_rows[:rank]), step.rank_rows[rank]
+    start, rows = (step.start + before, own) if own else (step.start, min(2, step.rows))
+    return start, start + rows
+
+
+def _in_passes(begin: int, low: int, high: int, end: int, rows: int) -> Iterator[tuple[int, Step]]:
+    """Cut rows [begin, end) of a part, of which [low, high) are this rank's, where a pass of so many rows ends."""
+    while begin < end:
+        passed, start = divmod(begin, rows)
+        stop = min(end, (passed + 1) * rows)
+        edges = [begin, *(min(max(edge, begin), stop) for edge in (low, high)), stop]
+        yield passed, Step(start, stop - begin, tuple(after - before for before, after in itertools.pairwise(edges)))
+        begin = stop
+
+
+def _checked(loaders: Sequence[EngineLoader]) -> list[EngineLoader]:
+    found = list(loaders)
+    if len(found) < 2:
+        raise ValueError(f"loaders must be two or more, not {len(found)}")
+    if len({id(loader) for loader in found}) < len(found):
+        raise ValueError("loaders must be different objects; make one for each place in the mix")
+    for place, loader in enumerate(found):
+        if not isinstance(loader, EngineLoader):
+            raise ValueError(f"loaders[{place}] must be a ParquetLoader, not {type(loader).__name__}")
+        if loader.tracker.plan != found[0].tracker.plan:
+            raise ValueError(
+                f"loaders[{place}] has another batch size, shards=, balance= or drop_last= than loaders[0]: "
+                f"{loader.tracker.plan}, {found[0].tracker.plan}"
+            )
+        if not loader.rows_total:
+            raise ValueError(f"loaders[{place}] has no rows")
+        if loader.tracker.size > 1:
+            raise ValueError(f"loaders[{place}] has a shard= of its own; give shard= to the mix")
+    return found
+
+
+def _normalized(probabilities: Sequence[float], count: int) -> list[float]:
+    weights = [float(weight) for weight in probabilities]
+    if len(weights) != count:
+        raise ValueError(f"probabilities must be as many as there are loaders, {count}, not {len(weights)}")
+    if not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        raise ValueError(f"probabilities must be above 0, not {probabilities!r}")
+    return [weight / sum(weights) for weight in weights]
