@@ -296,6 +296,9 @@ class SparkDriverService:
             self._print(message)
         elif isinstance(message, m.WorkerStarted):
             self._log.record(records.WorkerStarted(message.worker, host, message.pid))
+        elif isinstance(message, m.WorkerSampled):
+            lines = list(message.last_lines) or None
+            self._log.record(records.WorkerSampled(message.worker, message.cpu_seconds, message.memory, lines))
         elif (event := event_of_task(host, message)) is not None:
             self._handle(event)
         else:

@@ -80,7 +80,7 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
         known = job.book.failures.get(event.worker)
         cause = known.cause if known is not None else meaning
         job.order(do.RestartTask(host.host, f"its workers keep failing, the last one: {cause}"))
-    job.record(records.WorkerExited(event.worker, event.code, meaning, explains=is_why))
+    job.record(records.WorkerExited(event.worker, event.code, meaning, is_why, list(event.last_lines) or None))
 
 
 # ---------------------------------------------------------------------- its world
@@ -216,6 +216,7 @@ def worker_raised(job: JobState, event: ev.WorkerRaised) -> None:
         event.traceback,
     )
     job.book.add(failure)
+    job.record(records.WorkerRaised(event.worker, failure.rank, event.error, event.traceback))
     if world is not None and event.worker in world.ranks:
         world.raised.add(event.worker)
     if event.fatal:

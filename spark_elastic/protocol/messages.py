@@ -137,6 +137,15 @@ class WorkerSeen(Message, frozen=True):
     worker: int
 
 
+class WorkerSampled(Message, frozen=True):
+    """Sent every few seconds: what the worker's process has used of the CPU, what it uses of memory, and what it has printed."""
+
+    worker: int
+    cpu_seconds: float
+    memory: int
+    last_lines: tuple[str, ...] = ()
+
+
 class WorkerDying(Message, frozen=True):
     """The kernel has begun to take the worker down; its sockets may stay open until its memory is freed."""
 
@@ -412,6 +421,7 @@ ToDriver = (
     TaskHello
     | WorkerStarted
     | WorkerSeen
+    | WorkerSampled
     | WorkerDying
     | WorkerExited
     | OutputLines

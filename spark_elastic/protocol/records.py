@@ -166,17 +166,46 @@ class WorkerLost(_OfDriver, frozen=True):
     cause: str
 
 
+class WorkerSampled(_OfDriver, frozen=True):
+    """What the process of a worker has used so far, and printed since the last such event; told every few seconds.
+
+    cpu_seconds: on all cores, without its child processes
+    memory: bytes that are resident
+    last_lines: at most ten, each cut off after 200 characters; null where it has printed nothing since
+    """
+
+    worker: int
+    cpu_seconds: float
+    memory: int
+    last_lines: list[str] | None = None
+
+
+class WorkerRaised(_OfDriver, frozen=True):
+    """The user's function has raised in a worker, which is lost by that.
+
+    error: the exception's class and message
+    traceback: as Python prints it
+    """
+
+    worker: int
+    rank: int | None
+    error: str
+    traceback: str
+
+
 class WorkerExited(_OfDriver, frozen=True):
     """The process of a worker has ended.
 
     code: its exit code; minus the signal, if one killed it
     explains: whether the code tells why the worker was lost: until then nothing but its end was known
+    last_lines: of its output; null where it has printed nothing
     """
 
     worker: int
     code: int
     meaning: str
     explains: bool | None = None  # None in logs from before it was added
+    last_lines: list[str] | None = None
 
 
 class WorkerTooSlow(_OfDriver, frozen=True):
@@ -351,6 +380,8 @@ DriverRecord = (
     | WorkerStarting
     | WorkerStarted
     | WorkerReady
+    | WorkerSampled
+    | WorkerRaised
     | WorkerLost
     | WorkerExited
     | WorkerTooSlow

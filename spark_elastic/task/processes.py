@@ -99,6 +99,16 @@ class ExitSign:
             self._file = -1
 
 
+def usage_of(pid: int) -> tuple[float, int] | None:
+    """Return the CPU seconds that a process has used on all cores, and its resident bytes; None if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+    except psutil.Error:
+        return None
+
+
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
     """SIGKILL every descendant of this process and wait until they have ended. Call ``adopt_orphans`` first.
 

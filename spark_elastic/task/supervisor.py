@@ -14,7 +14,15 @@ from types import TracebackType
 import psutil
 
 from spark_elastic.protocol.connection import Connection
-from spark_elastic.protocol.messages import Message, Stream, WorkerDying, WorkerExited, WorkerSeen, WorkerStarted
+from spark_elastic.protocol.messages import (
+    Message,
+    Stream,
+    WorkerDying,
+    WorkerExited,
+    WorkerSampled,
+    WorkerSeen,
+    WorkerStarted,
+)
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
 from spark_elastic.task.kept import IdleParent, KeptParent, WarmParent
@@ -26,6 +34,10 @@ from spark_elastic.task.process_setting import ProcessSetting
 GLANCE_SECONDS = 0.02
 # How often the driver is told that the worker's process exists.
 WORD_SECONDS = 1.0
+# How often the driver is told what the worker uses and prints: for people, so rarely, and no more than fits on a screen.
+SAMPLE_SECONDS = 5.0
+SAMPLED_LINES = 10
+SAMPLED_CHARACTERS = 200
 # How long the warm parent may take to end. It takes milliseconds, but the kernel may have gigabytes to free.
 END_SECONDS = 10.0
 # A warm parent that is stopped (SIGSTOP, a debugger) and owes an answer is given up after this time.
@@ -80,10 +92,13 @@ class WorkerSupervisor:
         self._resting = asyncio.Event()
         self._spared: list[psutil.Process] = []
         self._worker: int | None = None
+        self._pid = 0
         self._pidfd = -1
         self._exit_sign: processes.ExitSign | None = None
         self._glance: asyncio.TimerHandle | None = None
         self._word_due = 0.0
+        self._sample_due = 0.0
+        self._sampled: tuple[str, ...] = ()
         self._answer_due: asyncio.TimerHandle | None = None
         self._outputs: list[OutputForwarder] = []
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -197,6 +212,8 @@ class WorkerSupervisor:
                 self._quiet.clear()
                 self._driver.send(WorkerStarted(worker, pid))
                 loop.add_reader(self._pidfd, self._dying)
+                self._pid = pid
+                self._sampled, self._sample_due = (), loop.time() + WORD_SECONDS
                 self._exit_sign = processes.ExitSign(pid)
                 self._look()
             case packets.Exited(worker, code):
@@ -213,7 +230,18 @@ class WorkerSupervisor:
             assert self._worker is not None
             self._word_due = loop.time() + WORD_SECONDS
             self._report(WorkerSeen(self._worker))
+        if loop.time() >= self._sample_due:
+            self._sample_due = loop.time() + SAMPLE_SECONDS
+            self._sample()
         self._glance = loop.call_later(GLANCE_SECONDS, self._look)
+
+    def _sample(self) -> None:
+        assert self._worker is not None
+        usage, lines = processes.usage_of(self._pid), tuple(self._last_lines)[-SAMPLED_LINES:]
+        if usage is not None:
+            news = () if lines == self._sampled else tuple(line[:SAMPLED_CHARACTERS] for line in lines)
+            self._report(WorkerSampled(self._worker, *usage, news))
+            self._sampled = lines
 
     def _dying(self) -> None:
         assert self._worker is not None

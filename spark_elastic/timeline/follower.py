@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from spark_elastic.protocol.records import Entry, JobStarted
+from spark_elastic.protocol.reports import Metrics
 from spark_elastic.timeline.event_log import choose_run, read_line
 
 READ_BYTES = 2**20
@@ -103,7 +106,10 @@ class LogFollower:
         if not line.strip():
             return
         try:
-            self.entries.append(read_line(line.decode("utf-8")))
+            entry = read_line(line.decode("utf-8"))
+            if not is_sound(entry.record):
+                raise ValueError("no event of spark_elastic: a number in it is too large, or none")
+            self.entries.append(entry)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             self._pass_over(f"not an event of spark_elastic: {line[:80].decode('utf-8', 'replace')!r}")
         except ValueError as error:
@@ -111,6 +117,17 @@ class LogFollower:
 
     def _pass_over(self, why: str) -> None:
         self.unread = Unread(self.unread.count + 1, self.unread.first or f"line {self._line}: {why}")
+
+
+def is_sound(value: object) -> bool:
+    """Whether all numbers of a record can be computed with. Metrics may hold any: a loss may be NaN."""
+    if isinstance(value, (int, float)):
+        return abs(value) < 2**63
+    if isinstance(value, msgspec.Struct):
+        return isinstance(value, Metrics) or all(map(is_sound, msgspec.structs.astuple(value)))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_sound, value))
+    return True
 
 
 def read_run(path: str | Path, run_id: str | None = None) -> tuple[list[Entry], Unread]:

@@ -56,6 +56,18 @@ class WorkerLine:
     spans: list[Span] = field(default_factory=list)
     ranks: dict[int, int] = field(default_factory=dict)
     cause: str = ""
+    samples: list[Sample] = field(default_factory=list)
+    last_lines: list[str] = field(default_factory=list)
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the process of a worker had used at a time: seconds on all cores since it began, and bytes of memory at present."""
+
+    time: float
+    cpu_seconds: float
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -204,6 +216,7 @@ def _worker_lines(entries: Sequence[Entry]) -> list[WorkerLine]:
     lines = _Lines()
     for entry in entries:
         lines.see_worker(entry)
+        lines.see_process(entry)
         lines.see_world(entry)
     lines.end(entries[-1].time)
     return list(lines.lines.values())
@@ -242,6 +255,21 @@ class _Lines:
                 if not self._generation:  # the function of this job has no elastic part
                     self._now[worker] = (Doing.TRAINING, *self._now[worker][1:])
                 self._change(worker, None, entry.time)
+
+    def see_process(self, entry: Entry) -> None:
+        """Process an entry about what a worker's process uses, prints and raises."""
+        match entry.record:
+            case records.WorkerSampled(worker, cpu_seconds, memory, lines):
+                self._line(worker).samples.append(Sample(entry.time, cpu_seconds, memory))
+            case records.WorkerExited(worker, last_lines=lines):
+                pass
+            case records.WorkerRaised(worker, traceback=traceback):
+                self._line(worker).traceback = traceback
+                return
+            case _:
+                return
+        if lines is not None:
+            self._line(worker).last_lines = lines
 
     def see_world(self, entry: Entry) -> None:
         """Process an entry about all members of a world."""

@@ -5,6 +5,7 @@ const palette = (...names) => names.map(name => `var(--${name})`);
 const DOING_COLORS = palette("boots", "prepares", "waits", "syncs", "trains", "leaves", "finished");
 const PART_COLORS = palette("leaves", "syncs", "waits", "boots", "steps", "trains");
 const STAGE_COLORS = palette("waits", "boots", "prepares", "syncs", "steps", "trains");
+const LINE_COLORS = palette("mark", "syncs", "trains", "finished", "leaves", "boots", "waits");
 const RIGHT = 24;
 const byId = id => document.getElementById(id);
 const colored = (names, colors) => Object.fromEntries(names.map((name, i) => [name, colors[i % colors.length]]));
@@ -211,6 +212,29 @@ function drawMetric(parent, name, points, left) {
   chart.marks();
   if (near.length) chart.follow(near, y, (at, value) => `${name} ${amount(value)} at ${clock(at)}`);
 }
+function drawUse() {
+  const parent = byId("use"), sampled = data.workers.filter(worker => worker.samples.length > 1);
+  parent.replaceChildren();
+  if (!sampled.length) return;
+  html("h2", parent, "What each worker's process uses");
+  const color = worker => LINE_COLORS[data.workers.indexOf(worker) % LINE_COLORS.length];
+  if (sampled.length <= 12) legend(parent, Object.fromEntries(sampled.map(worker => [worker.name, color(worker)])));
+  const grid = html("div", parent, undefined, { class: "grid" }), cells = [html("div", grid), html("div", grid)];
+  const cores = worker => worker.samples.slice(1).map(([time, seconds], i) => [time, (seconds - worker.samples[i][1]) / Math.max(time - worker.samples[i][0], 1e-3)]);
+  const memory = worker => worker.samples.map(([time, , bytes]) => [time, bytes / 2 ** 30]);
+  [["CPU, in cores", cores], ["Memory, in GiB", memory]].forEach(([title, values], number) => {
+    html("h3", cells[number], title);
+    const lines = sampled.map(worker => [worker, values(worker).filter(([time]) => seen(time, time))]);
+    const all = lines.flatMap(([, points]) => points.map(point => point[1]));
+    const chart = new Chart(cells[number], 110, 64), y = chart.scale(0, all.reduce((a, b) => Math.max(a, b), 1e-3));
+    for (const [worker, points] of lines) {
+      if (!points.length) continue;
+      const path = points.map(([time, value]) => `${chart.x(time).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+      tip(svg("polyline", chart.root, { points: path, fill: "none", stroke: color(worker), "stroke-width": 2, "stroke-linejoin": "round" }), `${worker.name} on ${worker.host}: ${amount(points.at(-1)[1])} at ${clock(points.at(-1)[0])}`);
+    }
+    chart.marks();
+  });
+}
 function drawMetrics() {
   const parent = byId("metrics"), metrics = Object.entries(data.metrics), texts = Object.entries(data.texts);
   parent.replaceChildren();
@@ -229,6 +253,7 @@ function drawCharts() {
   drawSize();
   drawSpeed();
   drawMetrics();
+  drawUse();
   byId("charts").style.minHeight = "";
 }
 
@@ -299,7 +324,7 @@ function drawWords() {
   const parent = byId("words");
   parent.replaceChildren();
   if (!data.words.length) return;
-  html("h2", parent, "Last words");
+  html("h2", parent, "What workers said");
   for (const [title, text] of data.words) {
     const element = html("details", parent);
     html("summary", element, title);

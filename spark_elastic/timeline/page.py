@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 
 from spark_elastic._json import Json
+from spark_elastic.errors import name_worker
 from spark_elastic.timeline.follower import ALL_READ, Unread
 from spark_elastic.timeline.history import Doing, History, SlowWorker, WorkerLine
 from spark_elastic.timeline.plain import all_plain
@@ -85,7 +86,7 @@ def facts(history: History, unread: Unread = ALL_READ, present: str = "is not ov
         "speeds": [[speed.start, speed.end, speed.per_second] for speed in history.speeds],
         "metrics": {name: _thinned(values, points) for name, values in history.metrics.items()},
         "texts": history.texts,
-        "words": [("The run failed", history.failure)] if history.failure else [],
+        "words": _words(history),
         "unread": str(unread) if unread.count else "",
     }
 
@@ -115,8 +116,25 @@ def _worker(line: WorkerLine) -> dict[str, Json]:
         "host": line.host,
         "cause": line.cause,
         "ranks": {str(generation): rank for generation, rank in line.ranks.items()},
+        "samples": [[sample.time, sample.cpu_seconds, sample.memory] for sample in line.samples],
         "spans": [[span.doing.value, span.start, span.end, span.generation] for span in line.spans],
     }
+
+
+def _words(history: History) -> list[tuple[str, str]]:
+    """Return what went wrong and what workers have said: titles and texts. Ranks that raise the same show it once."""
+    found = [("Why the run failed", history.failure)] if history.failure else []
+    shown: dict[str, str] = {}
+    for line in history.workers:
+        rank = line.ranks[max(line.ranks)] if line.ranks else None
+        name = f"{name_worker(line.worker, rank)} on {line.host}"
+        if line.traceback:
+            first = shown.setdefault(line.traceback, name)
+            text = line.traceback if first == name else f"the same as {first}"
+            found.append((f"{name}: raised", text))
+        if line.last_lines:
+            found.append((f"{name}: its last lines", "\n".join(line.last_lines)))
+    return found
 
 
 def _slow(slow: SlowWorker) -> dict[str, Json]:

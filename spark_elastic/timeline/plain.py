@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from spark_elastic._json import Json
@@ -26,6 +27,8 @@ def all_plain(value: Json) -> Json:
     """Return plain data in which each text, also of keys, is ``plain``."""
     if isinstance(value, str):
         return plain(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no such number
     if isinstance(value, dict):
         return {plain(name): all_plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

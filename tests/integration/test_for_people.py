@@ -12,6 +12,7 @@ import pytest
 import training
 
 from spark_elastic.cli import main
+from spark_elastic.errors import TrainingFailedError
 from spark_elastic.protocol.records import WorldBroken
 from spark_elastic.testing import kill
 from spark_elastic.timeline.event_log import choose_run, read_events
@@ -117,26 +118,41 @@ def test_a_running_job_is_followed_on_its_page(run: Any, tmp_path: Path) -> None
     log, enough = tmp_path / "events.jsonl", tmp_path / "enough"
     seen: dict[str, dict[str, Any]] = {}
 
+    def say_train_and_raise() -> None:
+        print("a line of output", flush=True)
+        training.train_until(str(enough))
+        raise ValueError("after training")
+
     def look(event: dict[str, Any]) -> None:
-        """Ask for the page when the log has been written up to an event. The job trains on until both are seen to train."""
-        if event["event"] not in ("job_started", "world_formed", "progress", "job_finished") or event["event"] in seen:
+        """Ask for the page when the log has been written up to an event. The job trains until it shows all that it is to show."""
+        if event["event"] not in ("job_started", "world_formed", "progress", "job_failed"):
             return
         with urllib.request.urlopen(f"{server.address}facts.json", timeout=60) as answer:
             facts = json.load(answer)
+        doing = [worker["spans"][-1][0] for worker in facts["workers"]]
+        said = [title for title, text in facts.get("words", []) if text == "a line of output"]
         if event["event"] != "progress":
             seen[event["event"]] = facts
-        elif [worker["spans"][-1][0] for worker in facts["workers"]] == ["trains", "trains"]:
-            seen["training"] = facts
+        elif doing == ["trains", "trains"] and len(said) == 2:
+            seen.setdefault("training", facts)
             enough.touch()
 
     with PageServer(LiveRun(log)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        run(training.train_until, str(enough), min_np=2, max_np=2, event_log=log, on_event=look)
+        with pytest.raises(TrainingFailedError, match="after training"):
+            run(say_train_and_raise, min_np=2, max_np=2, event_log=log, on_event=look)
         server.shutdown()
         thread.join()
-    assert list(seen) == ["job_started", "world_formed", "training", "job_finished"]
+    assert list(seen) == ["job_started", "world_formed", "training", "job_failed"]
     assert [facts["isOver"] for facts in seen.values()] == [False, False, False, True]
     assert [stage for stage, *_ in seen["world_formed"]["start"]][-1] == "sync state"
-    assert [stage for stage, *_ in seen["job_finished"]["start"]][-2:] == ["sync state", "first step"]
-    assert seen["job_finished"]["headline"].startswith("The run finished.")
+    assert [stage for stage, *_ in seen["training"]["start"]][-2:] == ["sync state", "first step"]
+    for worker in seen["training"]["workers"]:
+        (_, seconds, memory), *_ = worker["samples"]
+        assert 0 < seconds < 600
+        assert 2**20 < memory < 2**36
+    (raised,) = (
+        text for title, text in seen["job_failed"]["words"] if title.endswith("raised") and "the same" not in text
+    )
+    assert 'raise ValueError("after training")' in raised

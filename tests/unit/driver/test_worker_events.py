@@ -10,6 +10,7 @@ from machine_script import Script, running
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.protocol.messages import Activity, CommitId
+from spark_elastic.protocol.records import WorkerExited, WorkerLost, WorkerRaised
 
 
 def test_an_abort_answered_by_a_commit_of_another_generation_is_ignored() -> None:
@@ -84,3 +85,15 @@ def test_a_result_before_training_has_finished_is_no_result() -> None:
     script.pass_time(1.0)
     script.obey_interrupt()
     assert script.ranks == [0, 1, newcomer]
+
+
+def test_what_a_worker_has_raised_and_printed_is_recorded() -> None:
+    script = running("a", "b", "c")
+    script.commit()
+    worker = script.ranks[1]
+    script.raises(worker)
+    error, traceback = "ValueError: bad row", "Traceback …\nValueError: bad row"
+    assert script.recorded(WorkerRaised) == [WorkerRaised(worker, 1, error, traceback)]
+    kinds = [type(record) for record in script.records]
+    assert kinds.index(WorkerRaised) < kinds.index(WorkerLost)
+    assert [record.last_lines for record in script.recorded(WorkerExited)] == [["last words"]]

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from spark_elastic.task.processes import ExitSign
+from spark_elastic.task.processes import ExitSign, usage_of
 
 # A child with a child of its own in another session; the former dies just after the list of children was made.
 DIES_WHILE_LOOKED_AT = """
@@ -70,3 +70,12 @@ def test_a_process_that_ends_shows_the_sign_of_it_and_keeps_it_once_reaped() -> 
     assert sign.is_seen()
     assert ExitSign(child.pid).is_seen()
     sign.close()
+
+
+def test_what_a_process_uses_can_be_asked_for_until_it_is_gone() -> None:
+    seconds, memory = usage_of(os.getpid()) or (0.0, 0)
+    assert seconds > 0
+    assert memory > 2**20
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert usage_of(child.pid) is None

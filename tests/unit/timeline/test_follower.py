@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,31 @@ def test_the_run_that_is_followed_is_the_last_or_the_one_that_was_asked_for(log:
         file.write(line(story.event("driver_paused", 1, seconds=1.5)) + begun("two"))
     followed.read()
     assert [len(followed.run()), len(followed.run("one")), len(followed.run("two"))] == [1, 2, 1]
+
+
+def numbers_in(value: Any) -> list[tuple[Any, Any]]:
+    """Where a number stands in plain data: what holds it, and under which key."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = []
+    for key, each in pairs:
+        found += [(value, key)] if isinstance(each, (int, float)) else numbers_in(each)
+    return found
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -(10**400), 1e308, -7, 0, 2**62], ids=str)
+def test_a_run_in_which_any_number_is_nonsense_is_still_drawn(nonsense: float, log: Path) -> None:
+    change = story.told("shares_changed", 4, 0, 0, 1, step=9, before=[50, 50], after=[69, 31], seconds=[0.1, 0.3])
+    sample = story.event("worker_sampled", 5, worker=0, cpu_seconds=1.5, memory=2**30, last_lines=["x"])
+    first, *rest = [*story.killed()[:15], change, sample, *story.killed()[15:]]
+    for event in rest:
+        for holder, key in numbers_in(event):
+            kept = holder[key]
+            holder[key] = nonsense
+            log.write_bytes(b"".join(map(line, (first, *rest))))
+            entries, unread = read_run(log)
+            page = html(read_history(entries), unread)
+            assert "</html>" in page
+            holder[key] = kept
 
 
 @pytest.mark.parametrize("missing", range(1, len(story.killed())))

@@ -69,6 +69,22 @@ def test_all_metrics_are_drawn(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate("document.querySelectorAll('#metrics polyline').length") == 12
 
 
+def test_what_workers_use_and_say_is_shown(browser: Browser, tmp_path: Path) -> None:
+    samples = [
+        story.event(
+            "worker_sampled", 3 + n, worker=n % 2, cpu_seconds=n * 0.7, memory=2**30 + n, last_lines=["\x1b[1mhello"]
+        )
+        for n in range(6)
+    ]
+    events = story.killed()
+    text = show(browser, tmp_path, [*events[:15], *samples, *events[15:]])
+    assert "CPU, in cores" in text
+    assert browser.evaluate("document.querySelectorAll('#use polyline').length") == 4
+    assert "rank 1 (worker 1) on west: its last lines" in text
+    browser.evaluate("document.querySelectorAll('#words details').forEach(each => each.open = true)")
+    assert "\nhello" in browser.text()
+
+
 def test_a_slow_worker_is_marked_and_named(browser: Browser, tmp_path: Path) -> None:
     change = story.told("shares_changed", 4, 0, 0, 1, step=9, before=[50, 50], after=[69, 31], seconds=[0.1, 0.3])
     events = story.killed()

@@ -38,7 +38,9 @@ def test_a_long_text_is_shown_up_to_a_limit_that_says_what_is_left_out() -> None
 
 
 def test_all_of_plain_data_becomes_plain() -> None:
-    assert all_plain({"\x1b[1ma": ["\x1b[0m", {"b": ("\x07", 1, None)}]}) == {"a": ["", {"b": ["�", 1, None]}]}
+    assert all_plain({"\x1b[1ma": ["\x1b[0m", {"b": ("\x07", 1, None, float("nan"))}]}) == {
+        "a": ["", {"b": ["�", 1, None, None]}]
+    }
 
 
 def test_neither_page_nor_summary_hands_on_what_a_log_holds_for_a_terminal() -> None:

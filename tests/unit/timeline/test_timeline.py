@@ -16,8 +16,8 @@ from spark_elastic.protocol import records
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.protocol.records import Entry
 from spark_elastic.timeline.event_log import choose_run, read_events
-from spark_elastic.timeline.history import Doing, History, read_history
-from spark_elastic.timeline.page import html
+from spark_elastic.timeline.history import Doing, History, Sample, read_history
+from spark_elastic.timeline.page import facts, html
 from spark_elastic.timeline.resets import Kind, Part, find_resets
 from spark_elastic.timeline.schema import document
 from spark_elastic.timeline.summary import headline, summarize, summary_text
@@ -323,3 +323,39 @@ def test_the_summary_names_the_host_of_a_worker_that_was_too_slow() -> None:
 def test_nobody_is_slow_where_shares_have_not_changed(history: History) -> None:
     assert history.slow == []
     assert "slow" not in summary_text(history)
+
+
+# ---------------------------------------------------------------- what workers use and say
+
+
+def sampled(time: float, worker: int, seconds: float, *lines: str) -> dict[str, Any]:
+    return story.event(
+        "worker_sampled", time, worker=worker, cpu_seconds=seconds, memory=2**30, last_lines=list(lines) or None
+    )
+
+
+def test_what_workers_have_used_said_and_raised_is_in_their_lines() -> None:
+    raised = story.event("worker_raised", 9.9, worker=1, rank=1, error="ValueError: x", traceback="Traceback …")
+    events = [sampled(4, 0, 1.5, "hello"), sampled(5, 1, 2.0, "world"), sampled(9, 0, 6.5), raised]
+    exited = [
+        {**event, "last_lines": ["goodbye"]} if event["event"] == "worker_exited" else event for event in story.killed()
+    ]
+    first, second, _ = read_history(entries([*exited[:15], *events, *exited[15:]])).workers
+    assert first.samples == [Sample(4, 1.5, 2**30), Sample(9, 6.5, 2**30)]
+    assert (first.last_lines, first.traceback) == (["hello"], "")
+    assert (second.last_lines, second.traceback) == (["goodbye"], "Traceback …")
+
+
+def test_the_page_has_each_traceback_once_and_the_last_lines_of_each_worker() -> None:
+    raised = [
+        story.event("worker_raised", 9.9, worker=worker, rank=worker, error="ValueError: x", traceback="Traceback …")
+        for worker in (0, 1)
+    ]
+    events = [*story.killed()[:15], sampled(4, 0, 1.5, "hello", "again"), *raised]
+    failed = story.event("job_failed", 12, error="TrainingFailedError", message="all failed")
+    assert facts(read_history(entries([*events, failed])))["words"] == [
+        ("Why the run failed", "all failed"),
+        ("rank 0 (worker 0) on east: raised", "Traceback …"),
+        ("rank 0 (worker 0) on east: its last lines", "hello\nagain"),
+        ("rank 1 (worker 1) on west: raised", "the same as rank 0 (worker 0) on east"),
+    ]
