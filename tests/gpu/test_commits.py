@@ -17,7 +17,9 @@ from worker_stage import Stage, on_stage
 from spark_elastic.protocol.messages import CommitId, FormWorld, Member
 from spark_elastic.worker.group import Group
 from spark_elastic.worker.runtime import Runtime
+from spark_elastic.worker.state.moving import KeptParts
 from spark_elastic.worker.state.objects import ObjectState
+from spark_elastic.worker.state.snapshot import TensorBuffer
 from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World
 
@@ -81,6 +83,18 @@ def test_an_abort_in_mid_copy_leaves_the_commit_before(stage: Stage, commit: str
 def test_copies_in_host_memory_are_pinned(stage: Stage) -> None:
     state = begun(stage, "host")
     assert all(flat.is_pinned() for flat in state._keeper.current.buffer.flats if flat.dtype is torch.float32)
+
+
+@pytest.mark.gpu
+def test_parts_of_an_optimizer_that_are_kept_in_host_memory_go_back_to_where_training_has_them() -> None:
+    parts = KeptParts(TensorBuffer(on_host=True))
+    parts.take({0: {3: {"step": torch.tensor(4.0), "exp_avg": torch.ones(5, device="cuda")}}})
+    torch.cuda.synchronize()
+    assert all(value.is_cpu for value in parts.view()[0][3].values())
+    back = parts.for_training()[0][3]
+    assert back["step"].is_cpu
+    assert back["exp_avg"].is_cuda
+    assert back["exp_avg"].eq(1).all()
 
 
 @pytest.mark.gpu
