@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from spark_elastic.launchers.base import SlotListener
 from spark_elastic.launchers.defaults import YIELD_SECONDS, unlogged
 from spark_elastic.launchers.resources import ServersProfile, TaskResources, connect_profile
-from spark_elastic.launchers.session import check_gpus, default_sizes
+from spark_elastic.launchers.session import check_gpus, default_sizes, note_use
 from spark_elastic.launchers.slot import Slot
 from spark_elastic.launchers.slot_reason import GAVE_UP, find_hopeless, find_reason, never_registered
 from spark_elastic.launchers.spark_task import ArrowTask
@@ -74,6 +74,7 @@ class ConnectLauncher:
         check_gpus(self._session.conf, resources=self._resources)
         if self._resources is not None:
             self._profile = connect_profile(self._session, self._resources)
+        note_use(self._session, self.application)
         return self
 
     def __exit__(

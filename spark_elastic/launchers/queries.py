@@ -1,4 +1,4 @@
-"""Queries of one task each, in a session of either kind: what the driver of a job needs that itself runs in a slot.
+"""Queries that call functions of ours, in a session of either kind: for a driver that itself runs in a slot, and ``shutdown``.
 
 Rows are byte strings, on the way in and on the way out. All that a session returns of a task arrives when the task has ended.
 """
@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -69,13 +70,16 @@ class Queries:
             left[0].join(INTERRUPT_SECONDS)
 
     def submit(
-        self, function: RowsFunction, description: str, rows: Sequence[bytes] = ()
+        self, function: RowsFunction, description: str, rows: Sequence[bytes] = (), tasks: int = 1
     ) -> concurrent.futures.Future[list[bytes]]:
-        """Run ``function`` on ``rows`` as one task. The future has what it returns, or Spark's error."""
+        """Run ``function`` on ``rows`` as one task, or without rows in several. The future has the result or Spark's error."""
         future: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
         tag = f"{self._name}-{next(self._numbers)}"
         thread = self._open[tag] = threading.Thread(
-            target=self._run, args=(tag, description, function, rows, future), name="spark_elastic-query", daemon=True
+            target=self._run,
+            args=(tag, description, function, partial(self._frame, rows, tasks), future),
+            name="spark_elastic-query",
+            daemon=True,
         )
         thread.start()
         return future
@@ -109,7 +113,7 @@ class Queries:
         tag: str,
         description: str,
         function: RowsFunction,
-        rows: Sequence[bytes],
+        frame: Callable[[], Any],
         future: concurrent.futures.Future[list[bytes]],
     ) -> None:
         try:
@@ -123,7 +127,7 @@ class Queries:
                 for name, value in self._properties.items():
                     context.setLocalProperty(name, value)
             with unlogged(*_LOGGERS):
-                answers = self._frame(rows).mapInArrow(RowsMap(function), "row binary, filling binary")
+                answers = frame().mapInArrow(RowsMap(function), "row binary, filling binary")
                 found = answers.where("row is not null").collect()
             result = [bytes(row[0]) for row in found]
         except BaseException as error:
@@ -134,9 +138,9 @@ class Queries:
             del self._open[tag]
             future.set_result(result)
 
-    def _frame(self, rows: Sequence[bytes]) -> Any:
+    def _frame(self, rows: Sequence[bytes], tasks: int) -> Any:
         if not rows:
-            return self._session.range(0, 1, 1, numPartitions=1).selectExpr(
+            return self._session.range(0, tasks, 1, numPartitions=tasks).selectExpr(
                 "id as number", "cast(null as binary) as row"
             )
         return self._session.createDataFrame(list(enumerate(rows)), "number long, row binary").coalesce(1)

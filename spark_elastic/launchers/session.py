@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
+# The newest session of each application of Spark's in which this process has run jobs.
+_used: dict[str, SparkSession | ConnectSession] = {}
+
+
+def note_use(session: SparkSession | ConnectSession, application: str) -> None:
+    """Note that a job runs in a session."""
+    _used[application] = session
+
+
+def used_sessions() -> list[SparkSession | ConnectSession]:
+    """Return the sessions in which this process has run jobs. Some may have been stopped since."""
+    return list(_used.values())
+
 
 def is_connect(session: object) -> TypeGuard[ConnectSession]:
     """Whether a session is one of Spark Connect, which has no SparkContext. Imports nothing."""

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
 from spark_elastic.launchers.kept import KEPT
+from spark_elastic.launchers.queries import Queries
+from spark_elastic.launchers.session import is_connect, parallelism, used_sessions
+from spark_elastic.launchers.spark import is_gone
+from spark_elastic.task.kept import end_idle_parents
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+logger = logging.getLogger("spark_elastic")
+
+# How long executors may take: where all cores are busy, the tasks that look for the processes do not start.
+EXECUTORS_SECONDS = 10.0
 
 
 def shutdown() -> None:
-    """End the process that the last ``run(local=True)`` has left for the next one, and wait for that.
+    """End the processes that runs have left for the next one, on this machine and on executors, and wait for that.
 
-    Such a process has imported torch, so that the next run need not. It ends by itself with this process, or when it has not
-    been used for ten minutes. Jobs that run are not disturbed; a run after this call starts as the first one did. What runs leave
-    on Spark's executors ends with the session, or after a minute, together with Spark's own Python processes.
+    Such a process has imported torch, so that the next run need not. It ends by itself when it has not been used for ten
+    minutes; after ``run(local=True)`` it also ends with this process, and on an executor with the session, with the executor, or
+    with the Python process of Spark's that started it, which Spark ends after an idle minute.
+
+    Jobs that run are not disturbed, and a run after this call starts as the first one did. On executors a short Spark job, with
+    as many tasks as the cluster has cores, looks for the processes. Where no core becomes free within ten seconds, the call
+    returns without having ended them.
     """
     KEPT.end()
+    for session in used_sessions():
+        if not (session.is_stopped if is_connect(session) else is_gone(session.sparkContext)):
+            _end_on_executors(session)
+
+
+def _end_on_executors(session: SparkSession | ConnectSession) -> None:
+    with Queries(session, secrets.token_hex(4)) as queries:
+        try:
+            ended = queries.submit(end_idle_parents, "spark_elastic.shutdown()", tasks=parallelism(session))
+            ended.result(EXECUTORS_SECONDS)
+        except Exception as error:
+            logger.info("processes that wait for a job on executors end by themselves: %s", error or "no core was free")

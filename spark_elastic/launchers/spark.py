@@ -27,6 +27,7 @@ from spark_elastic.launchers.session import (
     check_session,
     default_sizes,
     find_session,
+    note_use,
     use_own_python,
 )
 from spark_elastic.launchers.slot import Slot
@@ -71,6 +72,7 @@ class SparkLauncher:
             if self._resources is not None:
                 self._profile = known_profile(self._session, self._resources)
             use_own_python(self._session)
+            note_use(self._session, self.application)
             self._stack = stack.pop_all()
         return self
 

@@ -28,6 +28,7 @@ def main(descriptor: int, task_pid: int) -> None:
     """Serve the task until it is gone. Called in a fresh interpreter."""
     signal.signal(signal.SIGTERM, lambda *_: _end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     processes.adopt_orphans()
     processes.die_with_parent(signal.SIGTERM, task_pid)
     connection = socket.socket(fileno=descriptor)
@@ -36,7 +37,9 @@ def main(descriptor: int, task_pid: int) -> None:
         import_everything()
     except Exception as error:
         failure = error  # the workers raise it, because they are connected to the driver and this process is not
-    _Guardian(connection, failure).serve()
+    guardian = _Guardian(connection, failure)
+    signal.signal(signal.SIGUSR1, lambda *_: guardian.end_if_idle())  # see ``task.kept.ask_to_end``
+    guardian.serve()
 
 
 def import_everything() -> None:
@@ -93,6 +96,11 @@ class _Guardian:
                 elif not self._obey():
                     _end()
 
+    def end_if_idle(self) -> None:
+        """End this process if it serves no job. A signal handler calls this."""
+        if self._ticket is None:
+            _end()
+
     def _obey(self) -> bool:
         """Carry out the task's next order. Return False if there is none because the task is gone."""
         order, descriptors = packets.receive_order(self._connection)
@@ -136,6 +144,7 @@ class _Guardian:
         processes.die_with_parent(signal.SIGKILL, parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         atexit._clear()
         os.dup2(output[0], 1)
         os.dup2(output[1], 2)

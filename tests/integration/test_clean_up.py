@@ -145,6 +145,10 @@ def test_warm_parents_that_are_kept_for_the_next_job_end_with_what_they_belong_t
     assert_gone([other])
 
 
+def test_shutdown_ends_the_warm_parents_on_executors_and_leaves_a_running_job_alone(script: Any) -> None:
+    assert "shut down" in finish(script("local-cluster[2,2,1024]", "shut down"))
+
+
 def test_on_local_threads_a_paused_driver_is_no_hang_losses_are_survived_and_a_stopped_context_ends_the_run(
     script: Any, tmp_path: Path
 ) -> None:

@@ -78,6 +78,8 @@ def main(master: str, folder: str, *acts: str) -> None:
             own.with_suffix(".part").write_text(" ".join(map(str, first)))
             own.with_suffix(".part").rename(own / "parents")
             signal.pause()
+        elif act == "shut down":
+            _shut_down_beside_a_job(spark, own)
         elif act == "stopped":
             _stop_while_running(spark, own)
         elif act == "paused":
@@ -209,6 +211,42 @@ def fragments_of(pem: bytes) -> list[bytes]:
     body = pem.splitlines()[1:-1]
     binary = base64.b64decode(b"".join(body))
     return [*(line[:40] for line in body), base64.b64encode(pem)[80:120], binary[40:72], binary[40:72].hex().encode()]
+
+
+def _shut_down_beside_a_job(spark: Any, own: Path) -> None:
+    """Call shutdown() while a job runs on half of the slots, then when none runs, and see which warm parents are left."""
+
+    def parents_of(results: list[Any]) -> set[int]:
+        return {above[0] for above, _ in results}
+
+    def alive(pids: set[int]) -> set[int]:
+        return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+
+    spark_elastic.shutdown()  # nothing has run yet
+    left = parents_of(spark_elastic.run(training.look_around, spark=spark, num_proc=4, max_np=4))
+    assert alive(left) == left
+    shut, done, started, lost = [], own / "shut", [], []
+
+    def shut_down() -> None:
+        spark_elastic.shutdown()
+        shut.append(alive(left))
+        done.touch()
+
+    def watch(event: dict[str, Any]) -> None:
+        (started if event["event"] == "worker_started" else lost if "lost" in event["event"] else []).append(event)
+        if event["event"] == "worker_started" and len(started) == 2:
+            threading.Thread(target=shut_down).start()
+
+    results = spark_elastic.run(
+        training.look_around_when_there_is, args=(str(done),), spark=spark, num_proc=2, max_np=2, on_event=watch
+    )
+    assert shut == [parents_of(results)], (left, shut, results)
+    assert lost == [], lost
+    spark_elastic.shutdown()
+    assert alive(left) == set()
+    spark.stop()
+    spark_elastic.shutdown()
+    print("shut down", flush=True)
 
 
 def _stop_while_running(spark: Any, folder: Path) -> None:

@@ -161,6 +161,16 @@ def look_around() -> tuple[list[int], int]:
     return [parent.pid for parent in psutil.Process().parents()], traces
 
 
+def look_around_when_there_is(path: str) -> tuple[list[int], int]:
+    """Look around as soon as there is a file."""
+    import os
+    import time
+
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    return look_around()
+
+
 def raise_everywhere(message: str) -> None:
     import spark_elastic as se
 

@@ -19,7 +19,7 @@ from spark_elastic.protocol.credentials import Credentials
 from spark_elastic.protocol.messages import WorkerExited
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, process_setting
-from spark_elastic.task.kept import KeptParent
+from spark_elastic.task.kept import KeptParent, ask_to_end, find_warm_parents
 from spark_elastic.task.supervisor import WorkerSupervisor
 from spark_elastic.worker import warm_parent
 
@@ -185,6 +185,40 @@ def test_it_ends_when_no_job_has_used_it_for_long_and_stays_while_one_does(host:
     asyncio.run(asyncio.wait_for(task(), SECONDS))
     assert host.kept._idle is not None
     assert host.kept._idle.process.wait() == 0
+
+
+def test_one_that_serves_no_job_ends_when_it_is_asked_to_and_one_that_does_stays(host: Host) -> None:
+    async def task() -> None:
+        async with WorkerSupervisor(TICKET, Driver(), dict(os.environ), host.start, host.kept) as watched:  # type: ignore[arg-type]
+            watched.start(0, "token")
+            await watched.idle.wait()
+            assert watched._process is not None
+            os.kill(watched._process.pid, signal.SIGUSR1)
+            watched.start(1, "token")
+            await watched.idle.wait()
+            assert not watched.broken.done()
+            await watched.rest()
+
+    asyncio.run(asyncio.wait_for(task(), SECONDS))
+    assert host.kept._idle is not None
+    pid = host.kept._idle.process.pid
+    ask_to_end(pid)
+    assert not is_alive(pid)
+    assert host.run_task() != pid, "the next task starts another one"
+
+
+def test_it_is_found_below_an_executor_without_what_is_forked_from_it() -> None:
+    forks = "import os, signal; os.fork() or os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
+    command = [sys.executable, "-c", f"import spark_elastic.worker.warm_parent; {forks}"]
+    warm = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert warm.stdout is not None
+        family = {int(warm.stdout.readline()) for _ in range(3)}
+        assert [pid for pid in find_warm_parents(os.getpid()) if pid in family] == [warm.pid]
+    finally:
+        for process in [*psutil.Process(warm.pid).children(recursive=True), warm]:
+            process.kill()
+        warm.communicate()
 
 
 def test_where_the_working_directory_is_gone_nothing_is_kept_and_the_task_runs(host: Host, tmp_path: Path) -> None:
