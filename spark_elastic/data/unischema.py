@@ -74,8 +74,24 @@ def _reconstruct(kind: type, base: type, state: Any) -> object:
     return kind()
 
 
+def _restore(name: object, fields: Sequence[str], values: Sequence[object]) -> _UnischemaField:
+    """Stand in for pyspark.serializers._restore, by which older releases of pyspark pickled every namedtuple."""
+    if name != "UnischemaField":
+        raise pickle.UnpicklingError(f"it has a namedtuple {name!r}, which no Unischema needs")
+    return _UnischemaField(**dict(zip(fields, values, strict=True)))  # type: ignore[arg-type]
+
+
 def _stand_in(name: str) -> type:
     return type(name, (_StandIn,), {})
+
+
+# What makes objects, by the module and name under which pickles have it.
+_FUNCTIONS: dict[tuple[str, str], Callable[..., object]] = {
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("copyreg", "_reconstructor"): _reconstruct,
+    ("copy_reg", "_reconstructor"): _reconstruct,
+    ("pyspark.serializers", "_restore"): _restore,
+}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -91,8 +107,8 @@ class _Unpickler(pickle.Unpickler):
             return _Type(name)
         if module == "pyspark.sql.types" and name.isidentifier() and name.endswith("Type"):
             return _stand_in(name)
-        if (module, name) == ("collections", "OrderedDict"):
-            return collections.OrderedDict
+        if (module, name) in _FUNCTIONS:
+            return _FUNCTIONS[module, name]
         if (module, name) == ("decimal", "Decimal"):
             return _Type(name)
         if module in ("builtins", "__builtin__"):
@@ -100,8 +116,6 @@ class _Unpickler(pickle.Unpickler):
                 return _Type(name)
             if name in ("object", "tuple"):
                 return object if name == "object" else tuple
-        if module in ("copyreg", "copy_reg") and name == "_reconstructor":
-            return _reconstruct
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no Unischema needs")
 
     def persistent_load(self, pid: object) -> NoReturn:

@@ -204,6 +204,33 @@ def test_a_schema_of_any_pickle_protocol_is_read(foreign: Any, protocol: int) ->
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["UnischemaField", "Other"])
+def test_namedtuples_as_pyspark_once_pickled_them_are_read_where_they_are_fields(
+    foreign: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are the schemas of Petastorm's releases 0.4 to 0.7, which it cannot open with newer ones of pyspark itself."""
+
+    def _restore(name: str, fields: Any, values: Any) -> Any: ...
+
+    _restore.__module__, _restore.__qualname__ = "pyspark.serializers", "_restore"
+    serializers = types.ModuleType("pyspark.serializers")
+    serializers._restore = _restore  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyspark.serializers", serializers)
+    names = ("name", "numpy_dtype", "shape", "codec", "nullable")
+    schema = foreign.Unischema()
+    values = ("v", np.float32, (None, 2), foreign.NdarrayCodec(), True)
+    schema._fields = {"v": _Runs(_restore, name, names, values)}
+    made = pickle.dumps(schema, 2)
+    if name == "Other":
+        with pytest.raises(DataError, match="it has a namedtuple 'Other', which no Unischema needs"):
+            read_fields(made)
+        return
+    (field,) = read_fields(made)
+    assert (field.name, field.dtype, field.shape, field.codec, field.nullable) == (
+        "v", np.dtype("float32"), (None, 2), "NdarrayCodec", True,
+    )  # fmt: skip
+
+
 class _Runs:
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
