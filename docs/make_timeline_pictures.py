@@ -21,7 +21,7 @@ sys.path.append(str(DOCS.parent / "tests" / "support"))
 
 from browser import Browser  # noqa: E402
 
-ROWS, EPOCHS = 40_000, 12
+ROWS, EPOCHS = 40_000, 16
 
 
 def train_fn() -> None:
@@ -49,6 +49,7 @@ def train_fn() -> None:
                 state.commit()
                 state.report(loss=loss, gradient_norm=norm, learning_rate=schedule.get_last_lr()[0])
             state.epoch += 1
+            print(f"epoch {state.epoch}: loss {loss.item():.6f}", flush=True)
             schedule.step()
             state.loader.set_epoch(state.epoch)
             state.commit()

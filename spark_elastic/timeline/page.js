@@ -230,6 +230,7 @@ function drawUse() {
     for (const [worker, points] of lines) {
       if (!points.length) continue;
       const path = points.map(([time, value]) => `${chart.x(time).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+      svg("circle", chart.root, { cx: chart.x(points.at(-1)[0]), cy: y(points.at(-1)[1]), r: 3, fill: color(worker) });
       tip(svg("polyline", chart.root, { points: path, fill: "none", stroke: color(worker), "stroke-width": 2, "stroke-linejoin": "round" }), `${worker.name} on ${worker.host}: ${amount(points.at(-1)[1])} at ${clock(points.at(-1)[0])}`);
     }
     chart.marks();
@@ -310,7 +311,7 @@ function drawResets() {
   data.resets.forEach((reset, number) => {
     const row = html("tr", element), parts = Object.entries(reset.parts);
     html("b", html("td", row, undefined, { class: "narrow" }), number + 1, { class: "number", style: `background:${colorOf(reset)}` });
-    html("td", row, clock(reset.at));
+    html("td", row, clock(reset.at), { class: "narrow" });
     html("td", row, reset.reason);
     html("td", row, `${reset.old_size} to ${reset.new_size}`, { class: "narrow" });
     html("td", row, reset.seconds_lost === null ? "–" : reset.seconds_lost.toFixed(3), { class: "number" });

@@ -10,8 +10,10 @@ import base64
 import hashlib
 import html as escaping
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from typing import TypeVar
 
 from spark_elastic._json import Json
 from spark_elastic.errors import name_worker
@@ -21,6 +23,8 @@ from spark_elastic.timeline.plain import all_plain
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.start import Stage
 from spark_elastic.timeline.summary import clock, headline, reset_facts
+
+T = TypeVar("T")
 
 # How many points of one metric, and of all together, are drawn. More would slow browsers down and could not be seen.
 POINTS = 1000
@@ -63,7 +67,7 @@ def waiting(sentence: str) -> dict[str, Json]:
 
 def facts(history: History, unread: Unread = ALL_READ, present: str = "is not over in this log") -> dict[str, Json]:
     """Return what the page shows, as plain data. ``present`` is what a run does that is not over."""
-    points = max(min(POINTS, ALL_POINTS // max(len(history.metrics), 1)), 2)
+    points = min(POINTS, ALL_POINTS // max(len(history.metrics), 1))
     return {
         "title": f"run {history.run_id}",
         "headline": headline(history, present),
@@ -77,7 +81,7 @@ def facts(history: History, unread: Unread = ALL_READ, present: str = "is not ov
         "parts": [part.value for part in Part],
         "stages": [stage.value for stage in Stage],
         "start": [[wait.stage.value, wait.start, wait.end, wait.detail] for wait in history.start],
-        "workers": [_worker(line) for line in history.workers],
+        "workers": [_worker(line, len(history.workers)) for line in history.workers],
         "generations": [[g.generation, g.size, g.start, g.end] for g in history.generations],
         "resets": [{**reset_facts(reset), "noticed": reset.noticed, "end": reset.end} for reset in history.resets],
         "tooSlow": [slow.describe() for slow in history.too_slow],
@@ -91,10 +95,10 @@ def facts(history: History, unread: Unread = ALL_READ, present: str = "is not ov
     }
 
 
-def _thinned(values: list[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+def _thinned(values: Sequence[T], count: int) -> Sequence[T]:
     """Return about ``count`` of the points, evenly, and the newest in any case."""
-    chosen = values[:: len(values) // count + 1]
-    return chosen if chosen[-1] == values[-1] else [*chosen, values[-1]]
+    chosen = values[:: len(values) // max(count, 1) + 1]
+    return chosen if chosen[-1:] == values[-1:] else [*chosen, values[-1]]
 
 
 def _figures(history: History) -> list[tuple[str, str]]:
@@ -110,13 +114,14 @@ def _figures(history: History) -> list[tuple[str, str]]:
     ]
 
 
-def _worker(line: WorkerLine) -> dict[str, Json]:
+def _worker(line: WorkerLine, workers: int) -> dict[str, Json]:
+    samples = [(sample.time, sample.cpu_seconds, sample.memory) for sample in line.samples]
     return {
         "name": f"worker {line.worker}",
         "host": line.host,
         "cause": line.cause,
         "ranks": {str(generation): rank for generation, rank in line.ranks.items()},
-        "samples": [[sample.time, sample.cpu_seconds, sample.memory] for sample in line.samples],
+        "samples": _thinned(samples, min(POINTS, ALL_POINTS // workers)),
         "spans": [[span.doing.value, span.start, span.end, span.generation] for span in line.spans],
     }
 

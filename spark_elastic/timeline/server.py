@@ -30,8 +30,9 @@ from spark_elastic.timeline.summary import clock
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 1.0
-# Facts that take long to compute, because the log is long, are asked for more rarely: this many times what they took.
-REFRESH_PAUSE = 10
+# Facts that take long to compute, because the log is long, are asked for more rarely: so many times what they took.
+REFRESH_PAUSE = 5
+LONGEST_REFRESH_SECONDS = 20.0
 # A job that trains reports every second or so. One that has been silent for longer is drawn up to its last event.
 SILENT_SECONDS = 30.0
 REQUEST_SECONDS = 30.0
@@ -67,8 +68,8 @@ class LiveRun:
     def facts(self) -> tuple[str, dict[str, Json]]:
         """Read what is new in the log, and return the facts of the page with their version."""
         with self._lock:
-            begun = time.monotonic()
             sentence = self._read()
+            begun = time.monotonic()
             entries = self._follower.run(self.run_id)
             silent = 0 if _is_over(entries) else self._silent_seconds()
             # While a run goes on, time passes on the page even if nothing happens.
@@ -79,11 +80,11 @@ class LiveRun:
                 else:
                     until = self.now() if silent < SILENT_SECONDS else 0.0
                     self._facts = facts(read_history(entries, until), self._follower.unread, present="goes on")
-                cost = time.monotonic() - begun
+                refresh = min(max(REFRESH_PAUSE * (time.monotonic() - begun), REFRESH_SECONDS), LONGEST_REFRESH_SECONDS)
                 self._version = version
                 self._facts["live"] = {
                     "version": version,
-                    "refresh": round(max(REFRESH_SECONDS, REFRESH_PAUSE * cost), 1),
+                    "refresh": round(refresh, 1),
                     "silent": f"nothing was written for {clock(silent)}" if silent >= SILENT_SECONDS else "",
                 }
             return self._version, self._facts

@@ -359,3 +359,16 @@ def test_the_page_has_each_traceback_once_and_the_last_lines_of_each_worker() ->
         ("rank 0 (worker 0) on east: its last lines", "hello\nagain"),
         ("rank 1 (worker 1) on west: raised", "the same as rank 0 (worker 0) on east"),
     ]
+
+
+def test_of_long_runs_about_a_thousand_points_are_drawn_and_the_newest_always() -> None:
+    events = story.killed()[:15]
+    events += [story.told("metrics", 4 + n, 0, 0, 1, step=n, loss=float(n)) for n in range(5000)]
+    events += [sampled(4 + n, 0, float(n)) for n in range(5001)]
+    told = facts(read_history(entries(events)))
+    for points, newest in (
+        (told["metrics"]["loss"], (5003, 4999.0)),
+        (told["workers"][0]["samples"], (5004, 5000.0, 2**30)),
+    ):
+        assert 500 < len(points) <= 1002
+        assert points[-1] == newest
