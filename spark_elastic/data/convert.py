@@ -95,6 +95,8 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
             column = value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
             if column.dtype == object or column.dtype.kind not in "biuf":
                 raise DataError(f"{where}: transform made column {name!r} of dtype {column.dtype}, not of numbers")
+        if isinstance(column, np.ndarray) and not column.ndim:
+            raise DataError(f"{where}: transform made column {name!r} of one value for {rows} rows")
         if len(column) != rows:
             raise DataError(
                 f"{where}: transform returned {len(column)} rows in {name!r} for {rows}; it must keep all rows"

@@ -540,6 +540,7 @@ def test_a_transform_makes_numbers_of_strings_and_nulls(tmp_path: Path) -> None:
     [
         (lambda t: t.slice(1), "transform returned 2 rows for 3; it must keep all rows"),
         (lambda t: {"v": np.zeros(2)}, "transform returned 2 rows in 'v' for 3"),
+        (lambda t: {"v": 7.0}, "transform made column 'v' of one value for 3 rows"),
         (lambda t: 1 / 0, "transform raised ZeroDivisionError"),
         (lambda t: 5, "transform must return a pyarrow.Table or a dict of arrays, not int"),
         (lambda t: {"v": np.array(["a"] * 3)}, "made column 'v' of dtype <U1"),
