@@ -23,6 +23,10 @@ from spark_elastic.worker.world import translated_errors
 
 # Weights of at least so many bytes are sent from where they are; smaller ones of one part are put together first.
 LARGE = 1 << 16
+# Of each parameter that two ranks update, so many elements are compared.
+PIECE = 1 << 12
+# By how much of an update two ranks may differ: more than other processors make of the last bits.
+TOLERANCE = 0.01
 
 
 def deal(sizes: Sequence[int], parts: int) -> list[int]:
@@ -70,11 +74,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     the plain optimizer, because all ranks have all gradients.
 
     The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
-    which an optimizer changes its own settings or keeps state that belongs to no parameter. What cannot be noticed is a step
-    that computes something else from several parameters, such as the norm of all gradients: it sees those of its rank only. The
-    state is divided inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with
-    ``redundancy=2``); everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is
-    refused while it is divided.
+    which an optimizer changes its own settings or keeps state that belongs to no parameter. A step that computes something else
+    from several parameters, such as the norm of all gradients, sees those of its rank only. Neighbours then get other weights
+    for the same parameters, which they compare at steps 1, 2, 4, 8 … of a generation: ``SparkElasticError``. The state is divided
+    inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with ``redundancy=2``);
+    everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is refused while it is
+    divided.
     """
 
     def __init__(
@@ -100,6 +105,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         # The sizes of the parameters when the state was divided, and the part of each.
         self._divided: list[int] = []
         self._dealt: list[int] = []
+        # The number of steps since then.
+        self._steps = 0
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.state = inner.state
         inner.is_part = True  # type: ignore[attr-defined]  # see the function of this name
@@ -112,9 +119,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_place()
+        compared = self._choose_compared()
+        before = _pieces(compared)
         self._update()
+        updated = _pieces(compared)
         if self._division is not None:
             self._share(self._division)
+        self._compare(before, updated, _pieces(compared))
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,6 +190,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._division = division
         self._divided = self.sizes
         self._dealt = [] if division is None else deal(self._divided, division.of)
+        self._steps = 0
         if held is not None:
             parameters = self.parameters
             self.state.clear()
@@ -254,6 +266,34 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                         "be divided among ranks; use it without ZeroRedundancyOptimizer"
                     )
 
+    def _choose_compared(self) -> list[torch.Tensor]:
+        """Choose the parameters that this rank updates and gets from another, at steps 1, 2, 4, 8 …; none at all others."""
+        division = self._division
+        if division is None:
+            return []
+        self._steps += 1
+        if self._steps & (self._steps - 1):
+            return []
+        return [
+            parameter.detach()
+            for number, parameter in enumerate(self.parameters)
+            if parameter.grad is not None
+            and self._is_mine(number)
+            and division.owners[self._dealt[number]] != division.rank
+        ]
+
+    def _compare(self, before: list[torch.Tensor], updated: list[torch.Tensor], received: list[torch.Tensor]) -> None:
+        """Raise ``SparkElasticError`` if another rank has updated parameters otherwise than this one."""
+        for was, mine, theirs in zip(before, updated, received, strict=True):
+            rounding = 4 * torch.finfo(theirs.dtype).eps * theirs.double().norm()
+            if (mine.double() - theirs).norm() > TOLERANCE * (theirs.double() - was).norm() + rounding:
+                raise SparkElasticError(
+                    f"two ranks updated the same parameters with {type(self._inner).__name__} and got other weights: it computes "
+                    "something from several parameters in a step, such as the norm of all gradients, and cannot be divided among "
+                    "ranks (use it without ZeroRedundancyOptimizer, or clip ahead of the step), or gradients or settings differ "
+                    "from rank to rank"
+                )
+
     def _share(self, division: Division) -> None:
         """Give all ranks the weights that were updated here, and get the others."""
         works, together = [], dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]]()
@@ -300,6 +340,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                         whole[number][name] = room
         parameters = self.parameters
         return {number: _laid_out(state, parameters[number]) for number, state in whole.items()}
+
+
+def _pieces(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the first elements of each tensor; a complex one counts as two numbers."""
+    real = (torch.view_as_real(weight) if weight.is_complex() else weight for weight in weights)
+    return [weight.reshape(-1)[:PIECE].clone() for weight in real]
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,32 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
+class Coupled(torch.optim.SGD):
+    """Clips by the norm of all the gradients that it sees."""
+
+    def step(self, closure: Any = None) -> Any:
+        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.01)
+        return super().step(closure)
+
+
+def step_coupled(folder: Path, rank: int, size: int, redundancy: int) -> str:
+    model = DistributedDataParallel(net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), Coupled, lr=0.1)
+    with world(folder, rank, size, [model]):
+        optimizer.divide(divided(rank, size, redundancy))
+        model(torch.ones(4, 8)).square().mean().backward()
+        try:
+            optimizer.step()
+        except SparkElasticError as error:
+            return str(error)
+    return ""
+
+
+def test_an_optimizer_that_couples_parameters_is_noticed_where_two_ranks_update_the_same_ones() -> None:
+    told = on_ranks(3, step_coupled, 3, 1)
+    assert all("updated the same parameters with Coupled and got other weights" in each for each in told)
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(TypeError, match="a class of optimizers, or a function that makes one, not Adam"):
