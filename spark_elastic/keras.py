@@ -16,8 +16,9 @@
                 callbacks=[UpdateEpochStateCallback(state), CommitStateCallback(state)],
             )
 
-Callbacks that decide by metrics, such as EarlyStopping, decide on each rank alone: put into the logs what is equal on all.
-Importing this module chooses the torch backend where KERAS_BACKEND is not set. It comes with the extra ``keras``.
+Each rank runs its own callbacks. Those that decide by metrics, such as EarlyStopping, decide the same everywhere only if the logs
+hold values that are equal on all ranks, such as averages over them. Importing this module chooses the torch backend where
+KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
 """
 
 from __future__ import annotations
@@ -48,18 +49,20 @@ T = TypeVar("T")
 Converted = tuple[Any, ...]
 
 if keras.backend.backend() != "torch":
-    raise ImportError(f"spark_elastic.keras needs KERAS_BACKEND=torch, and it is {keras.backend.backend()}")
+    raise ImportError(f"spark_elastic.keras needs KERAS_BACKEND=torch, not {keras.backend.backend()}")
 
 
 class KerasState(TorchState):
     """The state of a Keras model in training: its weights, its optimizer's variables, a loader, and any objects.
 
     ``model`` has to be built (an Input layer, or ``model.build``), because a newcomer receives the weights before its first
-    batch; ``optimizer`` is the model's compiled one by default. From here on the optimizer's ``apply`` averages over all
-    ranks gradients and what layers such as BatchNormalization keep of their batches, weighted by the rows that ``loader``
-    gave each; without one of our loaders, ranks count equally. Inside the elastic function it is a collective, so all ranks
-    have to make equally many steps. Random seeds of layers are each rank's own. Metrics of ``fit`` are no part of the state:
-    they are this rank's, from where it last entered ``fit``.
+    batch; ``optimizer`` is by default the one that the model was compiled with.
+
+    From then on the optimizer's ``apply`` averages gradients over all ranks, and with them what layers such as
+    BatchNormalization remember of their batches. A rank counts by the rows that ``loader`` gave it; without a loader of this
+    package all ranks count equally. Inside the elastic function ``apply`` is a collective, so all ranks have to take equally
+    many steps. Layers draw random numbers from seeds of each rank's own. The metrics of ``fit`` are not part of the state: they
+    cover what this rank has computed since it last entered ``fit``.
 
     ``epoch`` and ``batch`` are advanced by the callbacks below. ``commit`` is "copy" or "host"; it and ``local`` are as in
     ``TorchState``.
@@ -137,7 +140,7 @@ class KerasState(TorchState):
         type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
 
     def _weight(self, world: World) -> float:
-        """This rank's factor: with it the mean over ranks becomes the mean over rows."""
+        """Return by what this rank's values are multiplied, so that the mean over ranks becomes the mean over rows."""
         loader = self._loader_in_use()
         rows: Sequence[int] = loader.batch_rows if has_part(loader, RowSource) else ()
         total = sum(rows)
@@ -154,14 +157,14 @@ class KerasState(TorchState):
 
 
 def _moving(model: keras.Model) -> list[keras.Variable]:
-    """Return what layers change by themselves, such as BatchNormalization's averages. Frozen layers change nothing."""
+    """Return the variables that layers change in a forward, such as BatchNormalization's averages. Frozen layers change none."""
     frozen = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
     weights = [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
     return [weight for weight in weights if weight.value.is_floating_point()]
 
 
 def _averaged(tensors: Sequence[torch.Tensor | None], weight: float) -> list[torch.Tensor | None]:
-    """Reduce all tensors of one dtype at once; a gradient is None where the loss does not depend on the variable."""
+    """Average over ranks, all tensors of a dtype at once. None stands for the gradient of a variable that the loss ignores."""
     averaged = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if tensor is not None):
         parts = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None and tensor.dtype == dtype}
@@ -173,7 +176,7 @@ def _averaged(tensors: Sequence[torch.Tensor | None], weight: float) -> list[tor
 
 
 class _Variables:
-    """Keras variables as something with a state dict."""
+    """Gives Keras variables a ``state_dict``, by which a ``TorchState`` keeps them."""
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
         self.variables = list(variables)
@@ -187,11 +190,11 @@ class _Variables:
 
 
 class Batches(keras.utils.PyDataset):
-    """The rest of a loader's epoch as ``model.fit`` takes it; made anew for each call, which trains one epoch.
+    """The rest of a loader's epoch, for ``model.fit``. Each call of ``fit``, which trains one epoch, takes a new one.
 
     ``convert`` turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``. A batch is taken from the loader when
-    Keras begins its step, never ahead, so that a commit counts exactly those that were trained on. (Of a Python
-    generator Keras takes two before the first step.)
+    Keras begins its step, never ahead, so that a commit counts exactly those that were trained on. (From a Python generator
+    Keras would take two before the first step.)
     """
 
     def __init__(self, loader: PositionedLoader[T], convert: Callable[[T], Converted]) -> None:
@@ -217,7 +220,7 @@ class Batches(keras.utils.PyDataset):
         return batch
 
     def on_epoch_end(self) -> None:
-        # Keras looks at a first batch to build losses and metrics, then begins again, and has to see it again.
+        # Keras takes one batch to build losses and metrics, and then begins the epoch, in which that batch has to come again.
         if self._given == 1:
             self._shown = self._batch
 
@@ -229,9 +232,9 @@ class _StateCallback(keras.callbacks.Callback):
 
 
 class CommitStateCallback(_StateCallback):
-    """Commits after every ``batches_per_commit`` batches, and when ``fit`` ends, after all other callbacks.
+    """Commits after every ``batches_per_commit`` batches, and at the end of ``fit``.
 
-    Its place among the callbacks of ``state`` does not matter. It also reports the running metrics of ``fit``.
+    It may come before or after the other callbacks of this module. It also reports the running metrics of ``fit``.
     """
 
     def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
@@ -250,12 +253,12 @@ class CommitStateCallback(_StateCallback):
 
 
 class UpdateEpochStateCallback(_StateCallback):
-    """Sets ``state.epoch`` to the epochs that are done, and the state's loader to the next one."""
+    """Sets ``state.epoch`` to the number of epochs that are done, and the state's loader to the next epoch."""
 
     def on_train_begin(self, logs: Mapping[str, object] | None = None) -> None:
         if self.params["epochs"] != self.state.epoch + 1:
             raise ValueError(
-                f"fit was called for epochs up to {self.params['epochs']}, state.epoch is {self.state.epoch}; call it for one: "
+                f"fit was called with epochs={self.params['epochs']} at state.epoch={self.state.epoch}; call it for one epoch: "
                 "while state.epoch < epochs: model.fit(…, initial_epoch=state.epoch, epochs=state.epoch + 1)"
             )
 
@@ -267,9 +270,9 @@ class UpdateEpochStateCallback(_StateCallback):
 
 
 class UpdateBatchStateCallback(_StateCallback):
-    """Counts the batches of the epoch in ``state.batch``, for data that do not remember where they are.
+    """Counts the batches of the epoch in ``state.batch``, for data that do not know their own position.
 
-    It counts where a batch begins, so that its end finds it counted whichever callback commits first.
+    A batch is counted when it begins, so that a commit at its end includes it, whichever callback comes first.
     """
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:

@@ -11,8 +11,10 @@ from spark_elastic.checkpoint.newest import load_checkpoint
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("diff", help="say where two checkpoints first differ", description=__doc__)
-    parser.add_argument("one", help="what was given to run() as checkpoint=; its newest checkpoint is read")
-    parser.add_argument("other", help="the same of another run")
+    parser.add_argument(
+        "one", help="a checkpoint directory, as given to run(checkpoint=); its newest checkpoint is read"
+    )
+    parser.add_argument("other", help="the checkpoint directory of another run")
     parser.set_defaults(call=diff)
 
 

@@ -82,7 +82,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def examine(options: argparse.Namespace) -> int:
     """Print the findings. Return 1 if one of them is a fault."""
     if options.local and (options.master or options.conf):
-        raise ValueError("--local looks at nothing of Spark's, so it cannot be given together with --master or --conf")
+        raise ValueError(
+            "--local examines what works without Spark, so it cannot be given together with --master or --conf"
+        )
     findings = examine_local() if options.local else examine_spark(options)
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings]))

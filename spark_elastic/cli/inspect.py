@@ -1,6 +1,6 @@
-"""spark-elastic inspect: shows what a Parquet dataset consists of, and what about it will slow training down.
+"""spark-elastic inspect: shows the files and row groups of a Parquet dataset, and says what in them will slow training down.
 
-Of a checkpoint it shows the objects in it, and the hash of their bits.
+Of a checkpoint directory it shows the objects in the newest checkpoint, and the hash of their bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from spark_elastic.checkpoint.newest import load_checkpoint
 from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.errors import CheckpointError
 
-# Sizes of a row group, uncompressed and still encoded. Decoded it may be larger, and a rank holds several row groups.
+# Row groups above the one size, and many below the other, are worth a warning. Both sizes are uncompressed but still encoded: a
+# decoded row group may be larger, and a rank holds several of them.
 HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
 
@@ -27,7 +28,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "inspect", help="look at a Parquet dataset's files and row groups, or at a checkpoint", description=__doc__
     )
-    parser.add_argument("dataset", help="a directory, a file, or a URL; or what was given to run() as checkpoint=")
+    parser.add_argument(
+        "dataset",
+        help="the directory, file or URL of a dataset, or a checkpoint directory as given to run(checkpoint=)",
+    )
     parser.add_argument("--workers", type=int, default=8, help="the number of workers that will read it (default 8)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(call=inspect)
@@ -62,11 +66,11 @@ def _holds_checkpoints(url: str) -> bool:
     try:
         return bool(CheckpointDirectory(url).list().newest_first)
     except (OSError, CheckpointError):
-        return False  # a file, or what cannot be opened, of which the reader of datasets tells
+        return False  # what is neither a checkpoint nor a dataset is refused by ``read_manifest``
 
 
 def inspect_checkpoint(options: argparse.Namespace) -> int:
-    """Print the objects of the newest checkpoint, and the hash of their bits."""
+    """Print the names and sizes of the objects in the newest checkpoint, and the hash of their bits."""
     objects = load_checkpoint(options.dataset)
     facts: dict[str, Any] = {"sha256": digest(objects), "objects": {}}
     for name, value in objects.items():
@@ -82,7 +86,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
-    """Count files, row groups, rows and bytes, with the least, median and largest number in a row group."""
+    """Count files, row groups, rows and bytes. Rows and bytes of row groups are given as (smallest, median, largest)."""
     rows = sorted(group.rows for group in manifest)
     sizes = sorted(group.uncompressed_bytes for group in manifest)
     return {
@@ -146,7 +150,7 @@ def size(count: float) -> str:
 
 def _columns(manifest: Manifest) -> dict[str, str]:
     stored = {field.name: str(field.type) for field in manifest.schema}
-    return {**stored, **{name: f"{kind}, of the path" for name, kind in manifest.partition_types.items()}}
+    return {**stored, **{name: f"{kind}, from the path" for name, kind in manifest.partition_types.items()}}
 
 
 def _spread(ordered: list[int]) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """spark-elastic run script.py --min-np 2 --max-np 8 -- arguments: runs a script, or module:function, in every worker.
 
-The script calls @elastic functions itself. A script that was written for torchrun runs unchanged with --restart-on-change. With
---local the workers are processes on this machine, without Spark.
+The script itself calls its @elastic function. A script that was written for torchrun runs unchanged with --restart-on-change.
+With --local the workers are processes of this machine, without Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import cloudpickle
 from spark_elastic.cli.script import find_target
 from spark_elastic.launchers.java import starting_spark
 
-# The settings of ``spark_elastic.run`` that are passed on if they are given.
+# The arguments of ``spark_elastic.run`` that are also options of this command, with their types.
 _SETTINGS = {
     "min_np": int,
     "max_np": int,
@@ -50,7 +50,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "words",
         nargs="*",
         metavar="argument",
-        help="the target's own arguments, directly after it; those that begin with a dash follow after --",
+        help="the target's own arguments; put those that begin with a dash after --",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, run as by python -m")
     for name, kind in _SETTINGS.items():
@@ -58,10 +58,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "--local",
         action="store_true",
-        help="train without Spark, in a process on this machine for each GPU, else for each core",
+        help="train without Spark, in processes of this machine: one for each GPU, or for each core if there is no GPU",
     )
     parser.add_argument(
-        "--master", help="Spark's master; default a local-cluster of as many executors as there are cores"
+        "--master", help="the URL of Spark's master; by default a local-cluster with one executor for each core"
     )
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.add_argument(
@@ -77,19 +77,19 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--max_restarts",
         type=int,
         metavar="INT",
-        help="like torchrun's, with --restart-on-change: how many restarts failures of the script may cause (default 3)",
+        help="with --restart-on-change, as in torchrun: how often failures of the script may restart it (default 3)",
     )
     parser.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
         metavar="INT",
-        help="like torchrun's: with --nnodes, how many workers in all; Spark, or --local, places them",
+        help="as in torchrun: with --nnodes it gives the number of workers, which Spark, or --local, places",
     )
-    parser.add_argument("--nnodes", metavar="MIN[:MAX]", help="like torchrun's; default 1")
+    parser.add_argument("--nnodes", metavar="MIN[:MAX]", help="as in torchrun (default 1)")
     parser.add_argument(
         "--elastic",
         action=argparse.BooleanOptionalAction,
-        help="--no-elastic: one world of --num-proc workers around the whole script, which a loss runs again",
+        help="--no-elastic forms one world of --num-proc workers before the script starts, and runs all of it again after a loss",
     )
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="whether to show progress; default only on a terminal"
@@ -104,12 +104,12 @@ def run(options: argparse.Namespace) -> int:
     from spark_elastic.worker.scripts import MAX_RESTARTS, RestartOnChange
 
     if options.local and (options.master is not None or options.conf):
-        raise ValueError("--local is without Spark: give either it or --master and --conf")
+        raise ValueError("--local trains without Spark, so it cannot be given together with --master or --conf")
     target = find_target(options.target, [*options.words, *options.arguments], is_module=options.module)
     call: Callable[[], object] = target
     restarts = options.max_restarts
     if restarts is not None and not options.restart_on_change:
-        raise ValueError("--max-restarts is for scripts that are started anew: give --restart-on-change, too")
+        raise ValueError("--max-restarts needs --restart-on-change, which starts the script anew")
     if restarts is not None and restarts < 0:
         raise ValueError(f"--max-restarts must be a whole number from 0 on, not {restarts}")
     for name, value in torchrun_sizes(options.nproc_per_node, options.nnodes).items():
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, int]:
-    """Make sizes of the job of torchrun's options; empty where there are none. Raises ``ValueError``."""
+    """Turn torchrun's options into sizes of the job; return none if no option is given. Raises ``ValueError``."""
     if nproc_per_node is None and nnodes is None:
         return {}
     each, (low, _, high) = nproc_per_node or "1", (nnodes or "1").partition(":")
@@ -156,7 +156,7 @@ def torchrun_sizes(nproc_per_node: str | None, nnodes: str | None) -> dict[str, 
 
 
 def make_session(master: str | None, conf: dict[str, str]) -> Any:
-    """Start Spark; None where nothing was asked for, so that ``spark_elastic.run`` finds or makes its own."""
+    """Start Spark. Return None without a master and settings: ``spark_elastic.run`` then finds or makes a session."""
     if master is None and not conf:
         return None
     from pyspark.sql import SparkSession
@@ -173,7 +173,7 @@ def make_session(master: str | None, conf: dict[str, str]) -> Any:
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:
-    """Take ``NAME=VALUE`` arguments apart."""
+    """Make a dict of arguments of the form ``NAME=VALUE``. Raises ``ValueError``."""
     for each in given:
         if "=" not in each:
             raise ValueError(f"{option} must be NAME=VALUE, not {each!r}")

@@ -1,4 +1,4 @@
-"""spark-elastic summary: prints the figures of a run."""
+"""spark-elastic summary: prints how much of the time a run trained, how fast, who was slow, and what each reset cost."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_function_travels_to_where_its_module_is_not(tmp_path: Path, monkeypat
         (["nothing.py"], "script 'nothing.py' does not exist"),
         (["nothing"], "must be a script, module:function, or -m and a module, not 'nothing'"),
         (["-m", "nothing"], "module 'nothing' does not exist"),
-        (["json:dumps", "--max-restarts", "3"], "--max-restarts is for scripts that are started anew"),
+        (["json:dumps", "--max-restarts", "3"], "--max-restarts needs --restart-on-change"),
         (["json:dumps", "--nnodes", "2", "--min-np", "2"], "give either --min-np or torchrun's"),
         (["nothing:go"], "No module named 'nothing'"),
         (["json:nothing"], "has no attribute 'nothing'"),
@@ -155,7 +155,7 @@ def test_local_and_settings_of_spark_are_refused_together(
     command: list[str], other: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "--local", *other]) == 2
-    assert "--local is without Spark: give either it or --master and --conf" in capsys.readouterr().err
+    assert "without Spark, so it cannot be given together with --master or --conf" in capsys.readouterr().err
 
 
 def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
