@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import training
+from serving import serving
 
 from spark_elastic.cli import main
 from spark_elastic.errors import TrainingFailedError
@@ -18,7 +18,6 @@ from spark_elastic.testing import kill
 from spark_elastic.timeline.event_log import choose_run, read_events
 from spark_elastic.timeline.history import Doing, read_history
 from spark_elastic.timeline.resets import Kind, Part
-from spark_elastic.timeline.server import LiveRun, PageServer
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -137,13 +136,8 @@ def test_a_running_job_is_followed_on_its_page(run: Any, tmp_path: Path) -> None
             seen.setdefault("training", facts)
             enough.touch()
 
-    with PageServer(LiveRun(log)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        with pytest.raises(TrainingFailedError, match="after training"):
-            run(say_train_and_raise, min_np=2, max_np=2, event_log=log, on_event=look)
-        server.shutdown()
-        thread.join()
+    with serving(log) as server, pytest.raises(TrainingFailedError, match="after training"):
+        run(say_train_and_raise, min_np=2, max_np=2, event_log=log, on_event=look)
     assert list(seen) == ["job_started", "world_formed", "training", "job_failed"]
     assert [facts["isOver"] for facts in seen.values()] == [False, False, False, True]
     assert [stage for stage, *_ in seen["world_formed"]["start"]][-1] == "sync state"

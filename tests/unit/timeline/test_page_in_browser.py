@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 import story
 from browser import Browser, find_chromium
+from serving import serving
 
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.timeline.follower import Unread
 from spark_elastic.timeline.history import read_history
 from spark_elastic.timeline.page import html
-from spark_elastic.timeline.server import LiveRun, PageServer
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no browser: make browser")
 
@@ -148,9 +147,7 @@ def test_the_page_follows_the_browsers_dark_and_light(dark: bool, tmp_path: Path
 
 def test_a_page_that_is_served_lives(browser: Browser, tmp_path: Path) -> None:
     log, events = tmp_path / "events.jsonl", story.killed()
-    with PageServer(LiveRun(log)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(log) as server:
         browser.complaints.clear()
         browser.open(server.address)
         assert f"Waiting for {log}: there is no such file yet." in browser.text()
@@ -165,7 +162,5 @@ def test_a_page_that_is_served_lives(browser: Browser, tmp_path: Path) -> None:
         put(log, {**events[0], "run_id": "efgh"})
         browser.wait_for("document.title.startsWith('run efgh')")
         assert browser.complaints == []
-        server.shutdown()
-        thread.join()
     browser.wait_for("document.getElementById('state').className === 'gone'")
     assert "has ended, or cannot be reached" in browser.text()

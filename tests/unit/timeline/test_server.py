@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import threading
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import story
+from serving import serving
 
 from spark_elastic.cli import main
 from spark_elastic.timeline.server import SILENT_SECONDS, LiveRun, PageServer
@@ -35,12 +35,8 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(log: Path) -> Iterator[PageServer]:
-    with PageServer(LiveRun(log)) as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(log) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
