@@ -28,7 +28,7 @@ from processes import command_of
 from settling import assert_settles
 from standalone import Standalone
 
-import spark_elastic
+from spark_elastic.launchers.kept import KEPT
 from spark_elastic.testing import LocalCluster, local_cluster
 
 EXECUTORS = 4
@@ -138,7 +138,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         looks["Spark jobs"] = lambda: set(tracker.getActiveJobsIds())
     before = {what: look() for what, look in looks.items()}
     yield
-    spark_elastic.shutdown()
+    KEPT.end()  # shutdown() would also end what the next test finds warm on executors
     assert_settles(
         lambda: {what: more for what, look in looks.items() if (more := look() - before[what])}, SETTLE_SECONDS
     )
