@@ -48,7 +48,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
         state._prepare()
         if job.is_fixed:  # a loss ends this process, so the function is entered only once
             state._begin(job)
-            return function(state, *args, **kwargs)
+            return state._enter(lambda: function(state, *args, **kwargs))
         return _run(job, state, lambda: function(state, *args, **kwargs))
 
     return call
@@ -60,7 +60,7 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
         try:
             world = job.next_world(reason)
             state._begin(job)
-            value = enter()
+            value = state._enter(enter)
             faults.reached(Point.RETURN, rank=world.rank, generation=world.generation)
             state._leave(world)
             job.control.vote()

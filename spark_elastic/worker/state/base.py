@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.worker import faults
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spark_elastic.worker.checks.training_code import TrainingChecks
 
 ResetCallback = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 class State(ABC):
@@ -131,6 +132,14 @@ class State(ABC):
             self._commits.reported(self, metrics)
 
     # ------------------------------------------------------------------ for @elastic
+
+    def _enter(self, function: Callable[[], T]) -> T:
+        """Run the user's function."""
+        self._commits.is_entered = True
+        try:
+            return function()
+        finally:
+            self._commits.is_entered = False
 
     def _prepare(self) -> None:
         """Do in advance, while no other worker waits for this one, what would otherwise delay the first commits."""

@@ -66,6 +66,8 @@ class Commits:
         self.index = 0
         # The size of the world that wrote the durable checkpoint from which this job resumed; 0 without one.
         self.restored_size = 0
+        # Whether the user's function runs: no sync follows on a restore that it asks for.
+        self.is_entered = False
         self._is_recording = False
         self._is_settled = True
         self._is_interrupted = False
@@ -329,7 +331,7 @@ class Commits:
         if self.keeper is None or self.keeper.can_restore:
             return
         job = current_job()
-        if job is None:
+        if job is None or self.is_entered:
             raise SparkElasticError(
                 f'commit="{self.keeper.name}" keeps no copy to restore once the optimizer has stepped; use commit="copy"'
             )

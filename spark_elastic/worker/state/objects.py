@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from spark_elastic.checkpoint.skeleton import Lender, map_tree
-from spark_elastic.errors import CheckpointError, StateLostError
+from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -66,6 +66,9 @@ class ObjectState(State):
     def restore(self) -> None:
         """Set all objects back to the last commit, in place where possible, and clear gradients.
 
+        Raises ``SparkElasticError`` inside the elastic function where this rank does not have the whole of the last commit: with
+        commits in slices, and in place once an optimizer has stepped.
+
         In a script outside a job, objects go back to what they were when the state was made as long as there is no commit. In a
         fixed world the first call is a ``sync``.
         """
@@ -73,6 +76,11 @@ class ObjectState(State):
             return
         self._commits.go_back()
         kept = self._keeper.to_restore()
+        if kept is None and self._commits.is_entered:
+            raise SparkElasticError(
+                f'commit="{self._keeper.name}": each rank has kept slices of the last commit, so that none can restore it alone; '
+                'use commit="copy"'
+            )
         if kept is not None:
             self._load_shared(kept)
             self._load_own(kept.own)

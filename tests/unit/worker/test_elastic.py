@@ -55,6 +55,9 @@ class OneState:
     restored = 0
     _job: Any = None
 
+    def _enter(self, function: Any) -> Any:
+        return function()
+
     def _begin(self, job: Any) -> None:
         self._job = job
 

@@ -90,6 +90,16 @@ def test_outside_a_job_there_is_no_way_back_once_the_step_is_made() -> None:
         state.restore()
 
 
+def test_a_function_that_wants_to_go_back_once_the_step_is_made_is_told_that_there_is_no_way(stage: Stage) -> None:
+    state = make()
+    stage.begin(state)
+    step(state)
+    with pytest.raises(SparkElasticError, match="keeps no copy to restore once the optimizer has stepped"):
+        state._enter(state.restore)
+    state.restore()  # as elastic does it, ahead of a sync
+    assert stage.control.commit is None
+
+
 def test_in_a_broken_world_no_step_is_made(stage: Stage) -> None:
     state = make()
     stage.begin(state)

@@ -96,6 +96,13 @@ def test_after_a_loss_a_rank_offers_its_slices_and_loads_nothing_by_itself(stage
     assert not any(slices.is_whole for slices in kept(state).slices)
 
 
+def test_a_function_that_wants_to_go_back_by_itself_is_told_that_a_rank_has_slices_only(stage: Stage) -> None:
+    state = begun(stage)
+    with pytest.raises(SparkElasticError, match=r'commit="sharded": each rank has kept slices .*; use commit="copy"'):
+        state._enter(state.restore)
+    state.restore()  # as elastic does it, ahead of a sync
+
+
 def test_after_a_planned_change_a_rank_has_the_whole_commit(stage: Stage) -> None:
     state = begun(stage)
     interrupt(stage, state)
