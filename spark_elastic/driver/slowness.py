@@ -48,6 +48,9 @@ class Slowness:
             return None
         if generation != self._generation:
             self._generation, self._counts = generation, [0] * len(shares)
+        if min(shares) == 0:  # with a global batch of less than a row for each rank: what has no rows has no speed
+            self._counts = [0] * len(shares)
+            return None
         even = sum(shares) / len(shares)
         speeds = [share / needed for share, needed in zip(shares, microseconds, strict=True)]
         usual = [statistics.median(speeds[:rank] + speeds[rank + 1 :]) for rank in range(len(speeds))]

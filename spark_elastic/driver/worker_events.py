@@ -8,6 +8,7 @@ from __future__ import annotations
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.failures import describe_exit
+from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.job_state import JobState
 from spark_elastic.driver.losses import break_unconnected, break_world, lose_worker, note_survivors_commit
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
@@ -165,7 +166,7 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
 def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
     """All ranks have timed their steps. A worker that is too slow leaves at the next commit, as one does whose host drains."""
     world = job.world
-    if world is None or event.generation != world.generation:
+    if world is None or event.generation != world.generation or not _is_credible(event, world):
         return
     slow = job.slowness.measured(event.generation, event.shares, event.microseconds)
     if slow is None or job.slowness.is_paused(job.now) or not may_replace(job.situation):
@@ -181,6 +182,16 @@ def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
     job.record(records.WorkerTooSlow(worker.worker, slow.rank, worker.host_name, slow.times, seconds))
     if seconds is not None:
         job.order(*job.roster.take_away(worker.host, None, job.ranks))
+
+
+def _is_credible(timed: ev.StepsTimed, world: Generation) -> bool:
+    """Whether the measurements are rank 0's, one a rank. A worker's mistake in them is not to end the job."""
+    return (
+        timed.worker == world.workers[0]
+        and len(timed.shares) == len(timed.microseconds) == len(world.members)
+        and min(timed.shares) >= 0
+        and min(timed.microseconds) > 0
+    )
 
 
 # ---------------------------------------------------------------------- the user's function

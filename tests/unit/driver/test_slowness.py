@@ -51,6 +51,11 @@ def test_a_relieved_rank_is_not_taken_for_hopeless_because_some_of_a_step_is_in_
     assert not any(judged((44, 2, 44), *[(1400, 1400, 1400)] * 5))
 
 
+def test_a_rank_without_rows_has_no_speed() -> None:
+    slowness = Slowness(0.8)
+    assert not any(slowness.measured(1, (0, 1, 1), (100, 100, 100)) for _ in range(5))
+
+
 def test_another_generation_is_measured_anew() -> None:
     slowness = Slowness(0.1)
     found = [slowness.measured(generation, EVEN, HOPELESS) for generation in (1, 1, 2, 2, 2)]
@@ -179,6 +184,31 @@ def test_measurements_of_an_earlier_world_do_not_count() -> None:
     script.acknowledge()
     measure(script, slow=1, generation=1)
     assert script.recorded(WorkerTooSlow) == []
+
+
+@pytest.mark.parametrize(
+    ("sender", "shares", "microseconds"),
+    [
+        (0, (30, 30, 30), (0, 1000, 1000)),
+        (0, (30, 30, 30), (-1, 1000, 1000)),
+        (0, (-30, 30, 30), (1000, 1000, 1000)),
+        (0, (30, 30, 30), (1000, 11_000)),
+        (0, (30, 30, 30, 30), (1000, 1000, 1000, 11_000)),
+        (0, (), ()),
+        (1, EVEN, HOPELESS),
+        (99, EVEN, HOPELESS),
+    ],
+)
+def test_what_cannot_be_rank_0s_measurements_counts_for_nothing(
+    sender: int, shares: tuple[int, ...], microseconds: tuple[int, ...]
+) -> None:
+    script = running("a", "b", "c", replace_slow=0.1, min_np=2)
+    script.commit()
+    worker = script.ranks[sender] if sender < 3 else sender
+    for _ in range(MEASUREMENTS):
+        script.send(ev.StepsTimed(worker, script.generation, shares, microseconds))
+    assert not script.recorded(WorkerTooSlow)
+    assert script.error is None
 
 
 def test_without_the_setting_nobody_is_replaced() -> None:

@@ -25,6 +25,7 @@ class OneJob:
         self.reasons: list[str] = []
         self.finished = False
         self.is_fixed = False
+        self.max_np = 2
         self.broken = False
         self.failing: list[BaseException] = []
         self.control = SimpleNamespace(vote=lambda: None)
