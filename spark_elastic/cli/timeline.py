@@ -78,8 +78,9 @@ def serve(options: argparse.Namespace) -> int:
 
     if options.output is not None:
         raise ValueError("--serve writes no file, leave out --output: the page has a link by which it is saved")
-    if Path(options.log).is_dir():
-        raise ValueError(f"{options.log} is a folder, not an event log")
+    log = Path(options.log)
+    if log.exists() and not log.is_file():
+        raise ValueError(f"{log} is not a regular file: --serve follows one, or waits until there is one")
 
     def tell(address: str) -> None:
         line = json.dumps({"address": address}) if options.json else f"{address}\nCtrl-C ends this command."
@@ -87,6 +88,6 @@ def serve(options: argparse.Namespace) -> int:
         if options.open:
             webbrowser.open(address)
 
-    with PageServer(LiveRun(Path(options.log), options.run), options.port or 0) as server:
+    with PageServer(LiveRun(log, options.run), options.port or 0) as server:
         server.serve(tell)
     return 0

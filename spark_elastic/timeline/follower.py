@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from spark_elastic.timeline.event_log import choose_run, read_line
 READ_BYTES = 2**20
 # No event of ours is longer. A line that is cannot fill the memory: it is counted, and not kept.
 LINE_LIMIT = 16 * 2**20
+# The first event of a log has its time and, soon after, the run: two logs do not begin alike.
+HEAD_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -38,31 +42,37 @@ ALL_READ = Unread()
 class LogFollower:
     """Reads what has been written to an event log since it was last read; there may be no such file yet.
 
-    A log that was replaced, or has become shorter, is read from the beginning again. A last line without an end is still being
-    written, or was when the driver was killed, and waits.
+    A log that was replaced, has become shorter, or begins otherwise than it did is read from the beginning again. A last line
+    without an end is still being written, or was when the driver was killed, and waits.
     """
 
     path: Path
     entries: list[Entry] = field(default_factory=list)
     unread: Unread = ALL_READ
     _identity: tuple[int, int] | None = None
+    _head: bytes = b""
     _offset: int = 0
     _line: int = 0
     _rest: bytes = b""
     _skips: bool = False
 
     def read(self) -> bool:
-        """Read on, and return whether there is a file. Raises ``OSError`` where it cannot be read."""
+        """Read on, and return whether there is a file. Raises ``OSError`` where it cannot be read, or is no regular file."""
         try:
-            file = self.path.open("rb")
+            file = open(self.path, "rb", opener=_open_at_once)  # noqa: SIM115
         except FileNotFoundError:
             self._begin_again(None)
             return False
         with file:
             facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
+            head = file.read(HEAD_BYTES)
             identity = (facts.st_dev, facts.st_ino)
-            if identity != self._identity or facts.st_size < self._offset:
+            # A file that takes the place of a deleted one may get its inode, and one may be written anew in its place.
+            if identity != self._identity or facts.st_size < self._offset or not head.startswith(self._head):
                 self._begin_again(identity)
+            self._head = head
             file.seek(self._offset)
             while data := file.read(READ_BYTES):
                 self._offset += len(data)
@@ -73,7 +83,7 @@ class LogFollower:
     @property
     def place(self) -> tuple[object, ...]:
         """Where in which file it is; another value means that there is something new."""
-        return self._identity, self._offset
+        return self._identity, self._head, self._offset
 
     def run(self, run_id: str | None = None) -> list[Entry]:
         """Return the entries of one run, by default of the last; empty while that has not begun."""
@@ -86,7 +96,8 @@ class LogFollower:
 
     def _begin_again(self, identity: tuple[int, int] | None) -> None:
         self.entries, self.unread = [], ALL_READ
-        self._identity, self._offset, self._line, self._rest, self._skips = identity, 0, 0, b"", False
+        self._identity, self._head, self._offset = identity, b"", 0
+        self._line, self._rest, self._skips = 0, b"", False
 
     def _lines(self, data: bytes) -> Iterator[bytes | None]:
         """Yield the lines that are whole now, and None for one that was too long."""
@@ -117,6 +128,11 @@ class LogFollower:
 
     def _pass_over(self, why: str) -> None:
         self.unread = Unread(self.unread.count + 1, self.unread.first or f"line {self._line}: {why}")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, as opening a FIFO does for somebody who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_sound(value: object) -> bool:

@@ -11,7 +11,10 @@ from spark_elastic._json import Json
 TEXT_LIMIT = 20_000
 
 # ECMA-48's control sequences (colours, cursor), strings for the terminal itself (titles, links), and short escapes.
-_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]", re.DOTALL)
+# A string whose end is missing, because the line was cut, ends with its line: it must not take the lines after it along.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]", re.MULTILINE
+)
 # Other controls, halves of surrogate pairs, and marks that turn the direction of the text around them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,25 @@ def test_a_log_that_was_replaced_or_cut_off_is_read_from_its_beginning(log: Path
     other.rename(log)
     followed.read()
     assert len(followed.entries) == 3
+
+
+@pytest.mark.parametrize("further", [0, 1], ids=["of the same length", "longer"])
+def test_a_log_that_is_written_anew_in_its_place_is_read_from_its_beginning(further: int, log: Path) -> None:
+    log.write_bytes(begun("one") + line(story.event("driver_paused", 1, seconds=1.5)))
+    followed = LogFollower(log)
+    followed.read()
+    before, place = log.stat().st_ino, followed.place
+    log.write_bytes(begun("two") + line(story.event("driver_paused", 2, seconds=1.5)) * (1 + further))
+    assert log.stat().st_ino == before
+    followed.read()
+    assert followed.place != place
+    assert (len(followed.entries), len(followed.run("one"))) == (2 + further, 0)
+
+
+def test_a_pipe_is_refused_at_once_instead_of_waited_for(log: Path) -> None:
+    os.mkfifo(log)
+    with pytest.raises(OSError, match="it is not a regular file"):
+        LogFollower(log).read()
 
 
 @pytest.mark.parametrize(

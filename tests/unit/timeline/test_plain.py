@@ -21,6 +21,8 @@ from spark_elastic.timeline.summary import summary_text
         ("\x1b[2J\x1b[10;10Hcleared", "cleared"),
         ("\x1b]0;title\x07named, \x1b]8;;http://x\x1b\\linked\x1b]8;;\x1b\\", "named, linked"),
         ("a string without an end \x1b]0;title", "a string without an end "),
+        ("\n".join(["first", ("\x1b]8;;file:///" + "p" * 250 + "\x1b\\x")[:200], "the reason"]), "first\n\nthe reason"),
+        ("\x1bP cut\r\nthe reason", "\nthe reason"),
         ("reset \x1bc, and an escape at the end \x1b", "reset , and an escape at the end �"),
         ("bell \x07, backspace \x08, carriage\rreturn", "bell �, backspace �, carriage�return"),
         ("Windows\r\nlines\tand tabs\n", "Windows\nlines\tand tabs\n"),

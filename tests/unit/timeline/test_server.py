@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +217,29 @@ def test_the_command_prints_the_address_and_ends_when_it_is_told_to(
         opened.append(address)
         os.kill(os.getpid(), number)
 
+    def end_nobody(number: int, frame: object) -> None:
+        raise AssertionError("the command has left SIGTERM to what would have ended this process")
+
     opened: list[str] = []
+    usual = signal.signal(signal.SIGTERM, end_nobody)
     monkeypatch.setattr(webbrowser, "open", look_and_end)
-    before = signal.getsignal(signal.SIGTERM)
-    assert main(["timeline", str(log), "--serve", "--open"]) == 0
-    assert capsys.readouterr().out == f"{opened[0]}\nCtrl-C ends this command.\n"
-    assert signal.getsignal(signal.SIGTERM) is before
+    try:
+        assert main(["timeline", str(log), "--serve", "--open"]) == 0
+        assert capsys.readouterr().out == f"{opened[0]}\nCtrl-C ends this command.\n"
+        assert signal.getsignal(signal.SIGTERM) is end_nobody
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_refused_in_one_sentence(
+    make: Callable[[Path], None], log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(log)
+    assert main(["timeline", str(log), "--serve"]) == 2
+    assert capsys.readouterr().err == (
+        f"spark-elastic: {log} is not a regular file: --serve follows one, or waits until there is one\n"
+    )
 
 
 def test_a_port_in_use_is_one_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
