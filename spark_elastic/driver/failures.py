@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -28,10 +29,14 @@ class FirstSign(Enum):
     CONNECTION_BROKE = "its connection to the driver broke"
 
 
-def describe_exit(code: int, memory_setting: str | None) -> str:
+# What Gloo says before it ends a process whose peer has sent something else than it waits for.
+_MISMATCH = "collective mismatch"
+
+
+def describe_exit(code: int, memory_setting: str | None, last_lines: Sequence[str] = ()) -> str:
     """Say what an exit code (minus the signal, for a killed process) means, and what to look at.
 
-    ``memory_setting`` gives workers more memory, where there is such a setting.
+    ``memory_setting`` gives workers more memory, where there is such a setting. ``last_lines`` are the process's last words.
     """
     if code >= 0:
         hint = f" (137 on a cluster: raise {memory_setting})" if code == 137 and memory_setting else ""
@@ -40,6 +45,12 @@ def describe_exit(code: int, memory_setting: str | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
+    if code == -signal.SIGABRT and any(_MISMATCH in line for line in last_lines):
+        return (
+            f"killed by {name}, by Gloo: this rank and another one were in different collectives. Look for a call that some "
+            "ranks only make, such as one below `if rank() == 0` of a collective, of an evaluation, or of the state_dict() of a "
+            "ZeroRedundancyOptimizer"
+        )
     if code != -signal.SIGKILL:
         return f"killed by {name}"
     if memory_setting is None:

@@ -109,5 +109,5 @@ class DriverMachine:
         if isinstance(event, ev.TaskRegistered):
             self.job.order(do.ReleaseTask(event.host))
         elif isinstance(event, ev.WorkerExited):
-            meaning = describe_exit(event.code, self.job.settings.memory_setting)
+            meaning = describe_exit(event.code, self.job.settings.memory_setting, event.last_lines)
             self.job.book.explain(event.worker, meaning, event.last_lines)

@@ -65,7 +65,7 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
     """A worker's process has ended, and its exit code is known."""
     if job.roster.exited(event.worker, on=event.host):
         return
-    meaning = describe_exit(event.code, job.settings.memory_setting)
+    meaning = describe_exit(event.code, job.settings.memory_setting, event.last_lines)
     if event.worker in job.workers:
         if job.situation.speaks_of_the_job(event.worker):
             job.exits_to_count.add(event.worker)

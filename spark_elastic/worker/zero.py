@@ -131,7 +131,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the plain optimizer.
 
-        Where the state is divided this is a collective, which all ranks have to call: each gets the whole, in memory of its own.
+        Where the state is divided this is a collective, which all ranks have to call, also if only one uses what it returns: each
+        gets the whole, in memory of its own.
         """
         if self._division is None:
             return super().state_dict()

@@ -34,6 +34,12 @@ def test_no_setting_is_named_where_there_is_none(code: int, meaning: str) -> Non
     assert describe_exit(code, None) == meaning
 
 
+def test_ranks_in_different_collectives_are_told_what_to_look_for() -> None:
+    lines = ("[enforce fail at pair.cc:456]", "Is there a distributed collective mismatch in your code?")
+    assert "some ranks only make" in describe_exit(-6, None, lines)
+    assert describe_exit(-6, None, ("out of range",)) == "killed by SIGABRT"
+
+
 def test_the_same_exception_counts_up_to_three() -> None:
     book = FailureBook()
     for number in range(3):
