@@ -7,6 +7,7 @@ import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -40,11 +41,14 @@ class Location:
 
 
 def as_urls(url: Urls) -> tuple[str, ...]:
-    """Return the URLs of a dataset, of which there may be one or a list. Raises ValueError for an empty list."""
-    urls = (url,) if isinstance(url, (str, os.PathLike)) else tuple(url)
-    if not urls:
+    """Return the URLs of a dataset, of which there may be one or a list or tuple. Raises ValueError for anything else."""
+    # Rows come in the order of the URLs, and a set has another one in each process.
+    given: Sequence[Any] = url if isinstance(url, (list, tuple)) else [url]
+    if not all(isinstance(each, (str, os.PathLike)) for each in given):
+        raise ValueError(f"url must be a URL or path, or a list or tuple of these, not {shown(repr(url))}")
+    if not given:
         raise ValueError("url must be a URL or a list of URLs, not an empty list")
-    return tuple(os.fspath(each) for each in urls)
+    return tuple(os.fspath(each) for each in given)
 
 
 def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None) -> Location:

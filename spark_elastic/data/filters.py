@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
-from spark_elastic.data.predicates import PredicateBase, checked
+from spark_elastic.data.predicates import PredicateBase, checked, fields_of
 from spark_elastic.data.source import Source, each_file
 from spark_elastic.data.values import row_values
 from spark_elastic.errors import DataError
@@ -129,9 +129,7 @@ class RowFilter:
         return table.filter(pa.array(included, pa.bool_()))
 
     def _fields_of(self, predicate: PredicateBase) -> list[str]:
-        fields = sorted(predicate.get_fields())
-        if not fields:
-            raise ValueError("predicate.get_fields() must name at least one column")
+        fields = sorted(fields_of(predicate))
         for name in fields:
             if name not in self.schema.names:
                 raise ValueError(f"predicate: {name!r} is not in the dataset, which has {', '.join(self.schema.names)}")

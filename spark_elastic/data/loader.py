@@ -154,7 +154,7 @@ class PositionedLoader(Generic[T]):
         # The order of this loader's own epochs. An epoch that was begun with another batch size keeps the order that it had.
         self._own_spec = tracker.spec
         self._shard = shard
-        self._shards_strict, self._has_warned = shards_strict, False
+        self.shards_strict, self._has_warned = shards_strict, False
         self._in_state = False
         self._restored = False
         self._empty_iterations = 0
@@ -280,10 +280,10 @@ class PositionedLoader(Generic[T]):
         found = difference(state["kernels"], kernels_here())
         if found is None:
             return
-        if self._shards_strict:
+        if self.shards_strict:
             raise DataError(
                 f"with shards={self.shards} training would not leave the same bits here as where its state was made: {found}. "
-                "Make them equal, or give the loader shards_strict=False"
+                "Make them equal, or give the loader, or all loaders of the mix, shards_strict=False"
             )
         if not self._has_warned:
             self._has_warned = True

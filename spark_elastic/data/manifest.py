@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import struct
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -279,11 +280,14 @@ def _listed(url: str, location: Location) -> list[tuple[str, int]]:
 
 
 def _no_file_twice(listed: list[tuple[Location, str]]) -> None:
-    seen: dict[str, Location] = {}
+    seen: dict[tuple[bool, str], Location] = {}
     for location, path in listed:
-        if path in seen and seen[path].filesystem == location.filesystem:
+        file = location.local, os.path.realpath(path) if location.local else path
+        # Links within one folder are how its owner has it.
+        known = seen.get(file, location)
+        if known is not location and known.filesystem == location.filesystem:
             raise DataError(f"{path} is found under two of the URLs: its rows would count twice")
-        seen[path] = location
+        seen[file] = location
 
 
 def _same_partitions(

@@ -38,8 +38,9 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
 
     Args:
         loaders: two or more `ParquetLoader`s with the same batch size and columns, which the mix then reads and nobody else.
-            Their `seed`, `filters`, `transform` and the like are their own.
-        probabilities: the proportion of each loader's rows, above 0; they are divided by their sum.
+            Their `seed`, `filters`, `transform` and the like are their own. The mix is `shards_strict` unless none of them is.
+        probabilities: the proportion of each loader's rows, above 0; they are divided by their sum. Each loader must have a row
+            in every epoch.
         seed: of the order in which the loaders take turns.
         prefetch: batches read ahead; default that of the loaders.
         shard: see `PositionedLoader`.
@@ -61,7 +62,7 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         weights = _normalized(probabilities, len(self._loaders))
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
-        self._counts = apportion(weights, [loader.rows_total for loader in self._loaders])
+        self._counts = _all_with_rows(apportion(weights, [loader.rows_total for loader in self._loaders]), weights)
         plan = self._loaders[0].tracker.plan
         spec = OrderSpec(seed, True, 1, 1, False)
         parts = repr([loader.identity for loader in self._loaders])
@@ -74,7 +75,8 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
             "seed": seed,
         }
         self._prefetch = prefetch
-        super().__init__(RowGroupTracker(np.array([sum(self._counts)]), spec, plan), identity, shard)
+        strict = any(loader.shards_strict for loader in self._loaders)
+        super().__init__(RowGroupTracker(np.array([sum(self._counts)]), spec, plan), identity, shard, strict)
 
     def close(self) -> None:
         """End the iteration under way and let go of files and rows held."""
@@ -231,9 +233,25 @@ def _checked(loaders: Sequence[EngineLoader]) -> list[EngineLoader]:
 
 
 def _normalized(probabilities: Sequence[float], count: int) -> list[float]:
-    weights = [float(weight) for weight in probabilities]
+    try:
+        weights = [float(weight) for weight in probabilities]
+    except (TypeError, ValueError, OverflowError) as failure:
+        raise ValueError(f"probabilities must be a list of numbers, not {probabilities!r}") from failure
     if len(weights) != count:
         raise ValueError(f"probabilities must be as many as there are loaders, {count}, not {len(weights)}")
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise ValueError(f"probabilities must be above 0, not {probabilities!r}")
-    return [weight / sum(weights) for weight in weights]
+    normalized = [weight / sum(weights) for weight in weights]
+    if not all(normalized):
+        raise ValueError(f"probabilities must have a sum and quotients that floats can hold, not {probabilities!r}")
+    return normalized
+
+
+def _all_with_rows(counts: tuple[int, ...], weights: Sequence[float]) -> tuple[int, ...]:
+    for place, (count, weight) in enumerate(zip(counts, weights, strict=True)):
+        if not count:
+            raise ValueError(
+                f"loaders[{place}] would never have a row: an epoch has {sum(counts)}, so that none of the others has a row "
+                f"twice, and {weight:.3g} of these rounds to 0; give it a greater probability, or the others more rows"
+            )
+    return counts

@@ -25,7 +25,7 @@ class NGram:
     Args:
         fields: the columns of each row of a window, by the row's offset: names, and compiled patterns of whole names. Offsets
             that are left out between the smallest and the largest are rows of the window without columns.
-        delta_threshold: by how much a row's timestamp may be above that of the row before it, at most.
+        delta_threshold: by how much a row's timestamp may be above that of the row before it, at most; 0 or above.
         timestamp_field: the column of timestamps: numbers, or times, which count nanoseconds. It need not be among the fields.
         timestamp_overlap: whether a window may begin before the one before it has ended; if not, its first timestamp is above the
             last one of that.
@@ -51,6 +51,8 @@ class NGram:
             raise ValueError("fields must name at least one column")
         if not isinstance(delta_threshold, (int, float, np.number)) or isinstance(delta_threshold, bool):
             raise ValueError(f"delta_threshold must be a number, not {delta_threshold!r}")
+        if not delta_threshold >= 0:  # NaN, too
+            raise ValueError(f"delta_threshold must be 0 or above, not {delta_threshold!r}")
         if not isinstance(timestamp_field, str):
             raise ValueError(f"timestamp_field must be the name of a column, not {timestamp_field!r}")
         if not isinstance(timestamp_overlap, bool):

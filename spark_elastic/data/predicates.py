@@ -124,7 +124,7 @@ class in_negate(PredicateBase):
 
     def get_fields(self) -> set[str]:
         """Return the other predicate's columns."""
-        return set(self._predicate.get_fields())
+        return fields_of(self._predicate)
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         """Return the opposite of what the other predicate says."""
@@ -148,7 +148,7 @@ class in_reduce(PredicateBase):
 
     def get_fields(self) -> set[str]:
         """Return the columns of all predicates."""
-        return set().union(*(predicate.get_fields() for predicate in self._predicates))
+        return set().union(*map(fields_of, self._predicates))
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         """Return what the function makes of the predicates' answers."""
@@ -194,6 +194,18 @@ def checked(predicate: PredicateBase) -> PredicateBase:
             f"predicate must have get_fields() and do_include(values), as in_set(…) has, not be {predicate!r}"
         )
     return predicate
+
+
+def fields_of(predicate: PredicateBase) -> set[str]:
+    """Return the columns that a predicate looks at. Raises ValueError where it does not name them as it should."""
+    found: object = predicate.get_fields()
+    names = found if isinstance(found, Iterable) and not isinstance(found, (str, bytes)) else [None]
+    fields = set(names)
+    if not fields or not all(isinstance(field, str) for field in fields):
+        raise ValueError(
+            f"get_fields() of the predicate {predicate!r} must return the names of columns, at least one, not {found!r}"
+        )
+    return fields
 
 
 def _name(field: object) -> str:

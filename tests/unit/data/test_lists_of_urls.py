@@ -129,11 +129,24 @@ def test_a_list_that_is_no_dataset_is_refused(urls: list[str], tmp_path: Path) -
         ParquetLoader([], 8)
     with pytest.raises(DataError, match=r"part-0.parquet is found under two of the URLs: its rows would count twice"):
         ParquetLoader([urls[0], tmp_path / "a" / "part-0.parquet"], 8)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(DataError, match=r"part-0.parquet is found under two of the URLs: its rows would count twice"):
+        ParquetLoader([urls[0], tmp_path / "link"], 8)
+    assert ParquetLoader([tmp_path / "link"], 8).rows_total == 22
     with pytest.raises(DataError, match="nowhere does not exist"):
         ParquetLoader([*urls, tmp_path / "nowhere"], 8)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no Parquet files"):
         ParquetLoader([*urls, tmp_path / "empty"], 8)
+
+
+@pytest.mark.parametrize(
+    "container", [set, frozenset, iter, lambda urls: dict.fromkeys(urls, 1), lambda urls: [*urls, 7]]
+)
+def test_urls_that_have_no_order_or_are_none_are_refused(urls: list[str], container: Any) -> None:
+    assert ParquetLoader(tuple(urls), 8).rows_total == 60
+    with pytest.raises(ValueError, match="url must be a URL or path, or a list or tuple of these, not "):
+        ParquetLoader(container(urls), 8)
 
 
 def test_hive_partitions_of_all_urls_are_columns(tmp_path: Path) -> None:

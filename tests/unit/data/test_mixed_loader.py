@@ -149,6 +149,22 @@ def test_a_position_belongs_to_the_mix(urls: list[Path]) -> None:
             other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("strict", [(True, True), (True, False), (False, False)])
+def test_a_mix_is_as_strict_about_kernels_as_its_loaders(urls: list[Path], strict: tuple[bool, bool]) -> None:
+    parts = [
+        ParquetLoader(url, global_batch_size=24, shards=4, shards_strict=each)
+        for url, each in zip(urls[:2], strict, strict=True)
+    ]
+    loader = WeightedSamplingLoader(parts, [1, 3])
+    state = {**loader.state_dict(), "kernels": {"torch": "another"}}
+    if any(strict):
+        with pytest.raises(DataError, match=re.escape("or all loaders of the mix, shards_strict=False")):
+            loader.load_state_dict(state)
+    else:
+        with pytest.warns(UserWarning, match="bits may differ from now on"):
+            loader.load_state_dict(state)
+
+
 def test_row_ids_name_the_loader_too(urls: list[Path]) -> None:
     for batch in mix(urls[:2], with_row_ids=True):
         assert set(batch) == {"id", "x", "_dataset", "_row_group", "_row"}
@@ -196,6 +212,21 @@ def test_columns_that_are_not_alike_are_an_error(urls: list[Path], tmp_path: Pat
         (lambda urls: mix(urls, [1, 2]), "probabilities must be as many as there are loaders, 3, not 2"),
         (lambda urls: mix(urls[:2], [1, 0]), "probabilities must be above 0, not [1, 0]"),
         (lambda urls: mix(urls[:2], [1, float("nan")]), "probabilities must be above 0"),
+        (lambda urls: mix(urls[:2], None), "probabilities must be a list of numbers, not None"),
+        (lambda urls: mix(urls[:2], [1, "much"]), "probabilities must be a list of numbers, not [1, 'much']"),
+        (
+            lambda urls: mix(urls[:2], [1e308, 1e308]),
+            "probabilities must have a sum and quotients that floats can hold",
+        ),
+        (
+            lambda urls: mix(urls[:2], [1e-320, 1e300]),
+            "probabilities must have a sum and quotients that floats can hold",
+        ),
+        (
+            lambda urls: mix(urls[:2], [0.999, 0.001]),
+            "loaders[1] would never have a row: an epoch has 60, so that none of the others has a row twice, and 0.001 of these "
+            "rounds to 0; give it a greater probability, or the others more rows",
+        ),
         (lambda urls: mix(urls[:2], seed=-1), "seed must be a whole number from 0 on, not -1"),
         (lambda urls: mix(urls[:2], filters=[("id", "<", 50)]), "loaders[1] has no rows"),
         (

@@ -188,6 +188,8 @@ def test_timestamps_that_fall_or_are_missing_name_the_row_group(tmp_path: Path) 
         (({0: [7]}, 1, "t"), "fields[0] must be a list of names and compiled patterns, not [7]"),
         (({0: [], 1: []}, 1, "t"), "fields must name at least one column"),
         (({0: ["t"]}, None, "t"), "delta_threshold must be a number, not None"),
+        (({0: ["t"]}, float("nan"), "t"), "delta_threshold must be 0 or above, not nan"),
+        (({0: ["t"]}, -1, "t"), "delta_threshold must be 0 or above, not -1"),
         (({0: ["t"]}, 1, re.compile("t")), "timestamp_field must be the name of a column, not re.compile('t')"),
         (({0: ["t"]}, 1, "t", "no"), "timestamp_overlap must be True or False, not 'no'"),
     ],

@@ -49,6 +49,22 @@ class Odd(PredicateBase):
         return bool(values["id"] % 2)
 
 
+class Named(PredicateBase):
+    """A predicate with fields of any kind."""
+
+    def __init__(self, fields: Any) -> None:
+        self.fields = fields
+
+    def __repr__(self) -> str:
+        return "Named"
+
+    def get_fields(self) -> set[str]:
+        return self.fields  # type: ignore[no-any-return]
+
+    def do_include(self, values: Any) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     ("predicate", "passes"),
     [
@@ -215,6 +231,11 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
     [
         (in_set([1], "nope"), "predicate: 'nope' is not in the dataset, which has id, x"),
         (lambda values: True, "predicate must have get_fields() and do_include(values)"),
+        *(
+            (make(Named(fields)), f"Named must return the names of columns, at least one, not {fields!r}")
+            for fields in (None, "id", [], ["id", 7])
+            for make in (lambda one: one, in_negate, lambda one: in_reduce([Odd(), one], all))
+        ),
     ],
 )
 def test_a_predicate_that_does_not_fit_is_refused(dataset: Path, predicate: Any, message: str) -> None:
