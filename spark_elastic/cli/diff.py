@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from spark_elastic.checkpoint.digest import digest, first_difference
-from spark_elastic.checkpoint.newest import load_checkpoint
-
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
@@ -20,6 +17,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def diff(options: argparse.Namespace) -> int:
     """Print the first difference. Return 1 if there is one."""
+    # These import torch, for which no other command waits.
+    from spark_elastic.checkpoint.digest import digest, first_difference
+    from spark_elastic.checkpoint.newest import load_checkpoint
+
     one, other = load_checkpoint(options.one), load_checkpoint(options.other)
     found = first_difference(one, other)
     if found is None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from spark_elastic.checkpoint.digest import digest, entries
-from spark_elastic.checkpoint.directory import CheckpointDirectory
-from spark_elastic.checkpoint.newest import load_checkpoint
-from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.errors import CheckpointError
+
+# What reads datasets and checkpoints imports pyarrow and torch, for which no other command waits.
+if TYPE_CHECKING:
+    from spark_elastic.data.manifest import Manifest
 
 # Row groups above the one size, and many below the other, are worth a warning. Both sizes are uncompressed but still encoded: a
 # decoded row group may be larger, and a rank holds several of them.
@@ -39,6 +37,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def inspect(options: argparse.Namespace) -> int:
     """Print the dataset's figures and warnings about them, or the figures of a checkpoint."""
+    from spark_elastic.data.manifest import read_manifest
+
     if _holds_checkpoints(options.dataset):
         return inspect_checkpoint(options)
     manifest = read_manifest(options.dataset)
@@ -63,6 +63,8 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def _holds_checkpoints(url: str) -> bool:
+    from spark_elastic.checkpoint.directory import CheckpointDirectory
+
     try:
         return bool(CheckpointDirectory(url).list().newest_first)
     except (OSError, CheckpointError):
@@ -71,6 +73,11 @@ def _holds_checkpoints(url: str) -> bool:
 
 def inspect_checkpoint(options: argparse.Namespace) -> int:
     """Print the names and sizes of the objects in the newest checkpoint, and the hash of their bits."""
+    import torch
+
+    from spark_elastic.checkpoint.digest import digest, entries
+    from spark_elastic.checkpoint.newest import load_checkpoint
+
     objects = load_checkpoint(options.dataset)
     facts: dict[str, Any] = {"sha256": digest(objects), "objects": {}}
     for name, value in objects.items():
