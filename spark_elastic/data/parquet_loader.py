@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
 from spark_elastic.data.plan import BatchPlan
 from spark_elastic.data.predicates import PredicateBase
-from spark_elastic.data.reader_arguments import loader_arguments
+from spark_elastic.data.reader_arguments import dataset_of, loader_arguments
 from spark_elastic.data.tracker import RowGroupTracker
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ParquetLoader(EngineLoader):
         shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
             Unshuffled, rows come in the order of the files, and every rank reads all of them.
         seed: of everything that is random; the order depends on it and on the epoch only.
-        filters: as pyarrow takes them; the rows that pass are counted when the loader is made.
+        filters: as pyarrow takes them; the rows that pass are counted when the loader is made. A warning tells where none does.
         predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; asked of each row that `filters` pass.
         engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
@@ -128,6 +129,14 @@ class ParquetLoader(EngineLoader):
             finder = WindowFinder(ngram, reading)
             rows = np.frombuffer(_once("windows", self.manifest, finder.key, finder.count), "<i8")
             source = NGramEngine(finder, reading, source, self.manifest.where)
+        if self.manifest.rows.any() and not rows.any():
+            given = {"filters=": filters, "predicate=": predicate, "ngram=": ngram}
+            causes = " and ".join(name for name, value in given.items() if value is not None)
+            total = int(self.manifest.rows.sum())
+            warnings.warn(
+                f"{self.manifest.name}: {causes} leave none of its {total} rows: the loader has no batches",
+                stacklevel=2,
+            )
         decoded = source.row_bytes
         if columns is not None and not columns and not with_row_ids:
             raise ValueError("columns=[] names no column; with with_row_ids=True it would be enough")
@@ -168,17 +177,17 @@ class ParquetLoader(EngineLoader):
         )
 
     @classmethod
-    def from_reader_arguments(cls, dataset_url: Urls, **arguments: Any) -> ParquetLoader:
+    def from_reader_arguments(cls, dataset_url: Urls | None = None, **arguments: Any) -> ParquetLoader:
         """Make the loader for a call of Petastorm's `make_reader` or `make_batch_reader`.
 
-        dataset_url: the reader's URL, or list of URLs. arguments: the reader's, by keyword, of both functions and of
-        `petastorm.pytorch.DataLoader` (`batch_size`, `shuffling_queue_capacity`), and the loader's own, such as
-        `global_batch_size`. Where both have an argument of a name, it means what it means to a reader: `shuffle_rows` is
-        True or False.
+        dataset_url: the reader's URL, or list of URLs; `dataset_url_or_urls=` is the same. arguments: the reader's, by
+        keyword, of both functions and of `petastorm.pytorch.DataLoader` (`batch_size`, `shuffling_queue_capacity`), and the
+        loader's own, such as `global_batch_size`. Where both have an argument of a name, it means what it means to a reader:
+        `shuffle_rows` is True or False.
 
         Raises ValueError for arguments that have no counterpart, saying what to do instead.
         """
-        return cls(dataset_url, **loader_arguments(arguments))
+        return cls(dataset_of(dataset_url, arguments), **loader_arguments(arguments))
 
 
 def _once(what: str, manifest: Manifest, key: str | None, count: Callable[[], bytes]) -> bytes:

@@ -4,7 +4,8 @@ They have the names and arguments of Petastorm's, and pass the same rows; Petast
 row by row, which costs microseconds each time: what pyarrow can express is faster in `filters=`.
 
 A value is what the column has: a number of NumPy, a string, an array for a list or an encoded array. A null is None, and NaN
-where the column has fractional numbers. A predicate must answer from the values alone, and the same each time.
+where the column has fractional numbers. A timestamp is a datetime64[ns], in UTC where its column has a time zone; a date is a
+`datetime.date`, in a list a datetime64. A predicate must answer from the values alone, and the same each time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -44,13 +46,15 @@ class PredicateBase(ABC):
 class in_set(PredicateBase):
     """Passes rows whose value is one of a set.
 
-    inclusion_values: what passes. predicate_field: the name of the column, whose values have to be hashable.
+    inclusion_values: what passes; a `datetime` or `date` without a time zone passes the timestamps equal to it, a date those of
+    its midnight. predicate_field: the name of the column, whose values have to be hashable.
     """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
-        self._values = frozenset(inclusion_values)
+        given = frozenset(inclusion_values)
+        self._values = given | {_as_timestamp(value) for value in given}
         self._field = _name(predicate_field)
 
     def get_fields(self) -> set[str]:
@@ -65,13 +69,14 @@ class in_set(PredicateBase):
 class in_intersection(PredicateBase):
     """Passes rows whose list has at least one of some values.
 
-    inclusion_values: what to look for. predicate_field: the name of a column of lists or arrays; nulls are an error.
+    inclusion_values: what to look for; times as `in_set` has them. predicate_field: the name of a column of lists or arrays;
+    nulls are an error.
     """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
-        self._values = list(inclusion_values)
+        self._values = [_as_timestamp(value) for value in inclusion_values]
         self._field = _name(predicate_field)
 
     def get_fields(self) -> set[str]:
@@ -206,6 +211,19 @@ def fields_of(predicate: PredicateBase) -> set[str]:
             f"get_fields() of the predicate {predicate!r} must return the names of columns, at least one, not {found!r}"
         )
     return fields
+
+
+def _as_timestamp(value: Any) -> Any:
+    """Return a time or date as the values of a column of timestamps are, and anything else as it is."""
+    if type(value) not in (date, datetime):
+        return value
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        raise ValueError(
+            f"inclusion_values: {value!r} has a time zone; give it without one, in UTC if its column has one"
+        )
+    found = np.datetime64(value, "ns")
+    # NumPy wraps around beyond the years that nanoseconds reach, where no timestamp is equal.
+    return found if found.astype("M8[us]") == np.datetime64(value, "us") else value
 
 
 def _name(field: object) -> str:

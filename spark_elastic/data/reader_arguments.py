@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from spark_elastic.data.filesystem import Urls
 from spark_elastic.data.ngram import NGram
 
 logger = logging.getLogger("spark_elastic")
@@ -15,6 +16,11 @@ logger = logging.getLogger("spark_elastic")
 _REFUSED = {
     "rowgroup_selector": "Petastorm's indexes are not read; filters= skips the row groups that cannot hold a row that passes",
     "filesystem": "give a URL, with storage_options= if need be",
+    "reader": "from_reader_arguments is called in place of both, the reader and the loader around it",
+    "collate_fn": "a batch is a dict of tensors; make tensors of other columns in transform=, and change batches in the loop",
+    "transform_fn": "a batch is a dict of tensors; make tensors of other columns in transform=, and change batches in the loop",
+    "inmemory_cache_all": "each epoch reads the dataset; cache_type='local-disk' keeps what was decoded",
+    "rows_capacity": "the dataset need not fit in memory; filters= and predicate= choose rows",
 }
 # Of Petastorm's workers and caches: options of engine="petastorm". None of them changes which rows there are.
 _OF_WORKERS = (
@@ -29,7 +35,16 @@ _OF_WORKERS = (
     "cache_row_size_estimate",
     "cache_extra_settings",
 )
-_WITHOUT_MEANING = ("pyarrow_serialize", "shard_seed")
+_WITHOUT_MEANING = ("pyarrow_serialize", "shard_seed", "convert_early_to_numpy")
+
+
+def dataset_of(dataset_url: Urls | None, arguments: dict[str, Any]) -> Urls:
+    """Return what a reader is to read, taking it out of its arguments. Raises ValueError where it is given never or twice."""
+    given = [url for url in (dataset_url, arguments.pop("dataset_url_or_urls", None)) if url is not None]
+    if len(given) != 1:
+        raise ValueError("give the dataset's URL once, as dataset_url= or dataset_url_or_urls=")
+    found: Urls = given[0]
+    return found
 
 
 def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +54,8 @@ def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = dict(arguments)
     for name, instead in _REFUSED.items():
-        if given.pop(name, None) is not None:
+        value = given.pop(name, None)
+        if value is not None and value is not False:
             raise ValueError(f"{name}= has no counterpart: {instead}")
     epochs = given.pop("num_epochs", 1)
     if epochs != 1:

@@ -4,6 +4,8 @@ import collections
 import itertools
 import re
 import threading
+import warnings
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_worlds import World, write_dataset
 
-from spark_elastic.data import ParquetLoader
+from spark_elastic.data import NGram, ParquetLoader
 from spark_elastic.data.pinning import set_pin
 from spark_elastic.data.predicates import (
     PredicateBase,
@@ -65,6 +67,7 @@ class Named(PredicateBase):
         return True
 
 
+@pytest.mark.filterwarnings("ignore:.*leave none of its 203 rows")
 @pytest.mark.parametrize(
     ("predicate", "passes"),
     [
@@ -114,6 +117,65 @@ def test_a_split_goes_by_the_string_of_a_value_alone() -> None:
     assert predicate.do_include({"key": np.float32(0.1)}) == found["0.1"]
     assert predicate.do_include({"key": np.int64(7)}) == found["7"]
     assert predicate.do_include({"key": None}) == found["None"]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_without_a_zone_are_found_in_timestamps(tmp_path: Path, unit: str, zone: str | None) -> None:
+    times = [datetime(2020, 1, 2), datetime(2020, 1, 2, 3, 4, 5), datetime(1830, 11, 23, 0, 50, 52), None]
+    column = pa.array(times, pa.timestamp(unit, zone))
+    lists = pa.array([[time, time] if time else [] for time in times], pa.list_(pa.timestamp(unit)))
+    days = pa.array([date(2020, 1, 2), date(2020, 1, 3), None, date(1830, 11, 23)])
+    pq.write_table(pa.table({"id": range(4), "t": column, "ts": lists, "day": days}), tmp_path / "p.parquet")
+
+    def passing(predicate: Any) -> list[int]:
+        return ids(ParquetLoader(tmp_path, 2, columns=["id"], predicate=predicate, shuffle=False))
+
+    for values, expected in (
+        ([datetime(2020, 1, 2)], [0]),
+        ([date(2020, 1, 2)], [0]),
+        ([np.datetime64("2020-01-02T03:04:05"), times[2]], [1, 2]),
+        ([times[1], datetime(3000, 1, 1)], [1]),
+    ):
+        assert passing(in_set(values, "t")) == expected
+        if datetime(3000, 1, 1) not in values:
+            assert passing(in_intersection(values, "ts")) == expected
+    assert passing(in_set([date(2020, 1, 3)], "day")) == [1]
+
+
+def test_nanoseconds_do_not_reach_the_year_3000(dataset: Path) -> None:
+    wrapped = np.datetime64(datetime(3000, 1, 1), "ns")
+    assert not in_set([datetime(3000, 1, 1)], "t").do_include({"t": wrapped})
+
+
+@pytest.mark.parametrize("make", [in_set, in_intersection])
+def test_a_time_zone_is_refused(make: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"inclusion_values: datetime.datetime\(.*\) has a time zone; give it without one"
+    ):
+        make([datetime(2020, 1, 2, tzinfo=timezone.utc)], "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "causes"),
+    [
+        ({"filters": [("id", ">", 999)]}, "filters="),
+        ({"predicate": in_set([999], "id")}, "predicate="),
+        ({"filters": [("id", "<", 9)], "predicate": in_set([999], "id")}, "filters= and predicate="),
+        ({"ngram": NGram({0: ["id"], 500: ["id"]}, 1, "id")}, "ngram="),
+    ],
+)
+def test_a_loader_without_rows_of_a_dataset_with_rows_warns(dataset: Path, arguments: Any, causes: str) -> None:
+    with pytest.warns(
+        UserWarning, match=f"data: {causes} leave none of its 203 rows: the loader has no batches"
+    ) as caught:
+        assert list(ParquetLoader(dataset, 16, **arguments)) == []
+    assert [Path(warning.filename).name for warning in caught] == ["test_predicates.py"]
+    empty = write_dataset(dataset.parent / "empty", [0], files=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ParquetLoader(empty, 16, **arguments)
+        ParquetLoader(dataset, 16, filters=[("id", "=", 202)])
 
 
 def test_nulls_strings_and_times_come_as_documented(tmp_path: Path) -> None:

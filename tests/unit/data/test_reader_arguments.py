@@ -28,6 +28,7 @@ DEFAULTS = {"shuffle": True, "shuffle_rows": 0, "seed": 0}
             {**DEFAULTS, "seed": 7, "global_batch_size": 32, "shards": 4},
         ),
         ({"schema_fields": None}, DEFAULTS),
+        ({"inmemory_cache_all": False, "convert_early_to_numpy": True, "transform_fn": None}, DEFAULTS),
         (
             {"schema_fields": ["x.*", Field("y", ())]},
             {**DEFAULTS, "columns": [re.compile("x.*"), "y"]},
@@ -83,6 +84,11 @@ def test_an_ngram_of_petastorms_is_one_of_ours() -> None:
             "rowgroup_selector= has no counterpart: Petastorm's indexes are not read; filters=",
         ),
         ({"filesystem": object()}, "filesystem= has no counterpart: give a URL"),
+        ({"reader": object()}, "reader= has no counterpart: from_reader_arguments is called in place of both"),
+        ({"collate_fn": list}, "collate_fn= has no counterpart: a batch is a dict of tensors"),
+        ({"transform_fn": list}, "transform_fn= has no counterpart: a batch is a dict of tensors"),
+        ({"inmemory_cache_all": True}, "inmemory_cache_all= has no counterpart: each epoch reads the dataset"),
+        ({"rows_capacity": 9}, "rows_capacity= has no counterpart: the dataset need not fit in memory"),
         ({"schema_fields": "id"}, "schema_fields must be a list of fields and patterns, or an NGram, not 'id'"),
         ({"schema_fields": ["id"], "columns": ["id"]}, "columns= is given twice"),
         ({"cur_shard": 1}, "give cur_shard= and shard_count= together, or neither, not 1 and None"),
@@ -108,6 +114,10 @@ def test_a_call_of_a_reader_makes_a_loader(tmp_path: Path, caplog: pytest.LogCap
     )  # fmt: skip
     assert [int(row) for batch in loader for row in batch["id"]] == list(range(5, 25))
     assert "workers_count: of no meaning to a ParquetLoader" in caplog.text
+    assert ParquetLoader.from_reader_arguments(dataset_url_or_urls=[root], batch_size=8).rows_total == 50
+    for urls in ({}, {"dataset_url": root, "dataset_url_or_urls": [root]}):
+        with pytest.raises(ValueError, match="give the dataset's URL once, as dataset_url= or dataset_url_or_urls="):
+            ParquetLoader.from_reader_arguments(**urls, batch_size=8)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nope'"):
         ParquetLoader.from_reader_arguments(root, batch_size=8, nope=1)
     with pytest.raises(ValueError, match="give exactly one of batch_size and global_batch_size"):
