@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from spark_elastic.driver.samples import WorkerSamples
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection
 from spark_elastic.worker.backends import HOST_BACKEND
@@ -19,6 +20,7 @@ class TaskLink:
     facts: m.HostFacts
     connection: Connection
     closing: asyncio.Task[None] | None = None
+    samples: WorkerSamples = field(default_factory=WorkerSamples)
 
 
 @dataclass(slots=True)

@@ -297,8 +297,9 @@ class SparkDriverService:
         elif isinstance(message, m.WorkerStarted):
             self._log.record(records.WorkerStarted(message.worker, host, message.pid))
         elif isinstance(message, m.WorkerSampled):
-            lines = list(message.last_lines) or None
-            self._log.record(records.WorkerSampled(message.worker, message.cpu_seconds, message.memory, lines))
+            sample = self._tasks[host].samples.take(message, len(self._tasks), self._runtime.clock())
+            if sample is not None:
+                self._log.record(sample)
         elif (event := event_of_task(host, message)) is not None:
             self._handle(event)
         else:

@@ -167,7 +167,7 @@ class WorkerLost(_OfDriver, frozen=True):
 
 
 class WorkerSampled(_OfDriver, frozen=True):
-    """What the process of a worker has used so far, and printed since the last such event; told every few seconds.
+    """What the process of a worker has used so far, and printed since the last such event; told every five seconds or less often.
 
     cpu_seconds: on all cores, without its child processes
     memory: bytes that are resident

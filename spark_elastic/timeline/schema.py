@@ -20,6 +20,10 @@ Every event has:
 - `version`: int; of this schema
 - `time`: float; seconds since 1970, of the driver's clock
 - `event`: str; one of those below
+
+So that the log of a large or long job grows slowly, `worker_sampled` is written for each worker every five seconds at most, for
+more than twenty workers four times a second for all of them together, and for a worker that has run for more than eight minutes
+once in a hundredth of the time that it has run. What it has printed meanwhile waits for the next one.
 """
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from spark_elastic.driver import samples
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
@@ -195,6 +196,23 @@ def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
 
     assert play(service, scene) == m.KillWorker(0)
     assert log.wait_for(records.WorkerLost).cause == "its connection to the driver broke"
+
+
+def test_samples_that_follow_too_soon_are_not_recorded(
+    service: SparkDriverService, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "SAMPLES_A_SECOND", 0.001)
+
+    async def scene(task: Any, worker: Any) -> None:
+        host = await task(0)
+        start = await expect(host, m.StartWorker)
+        for seconds in (1.0, 2.0, 3.0):
+            host.send(m.WorkerSampled(start.worker, seconds, 2**30, ("hello",)))
+        host.send(m.WorkerStarted(start.worker, 1234))
+        await asyncio.to_thread(log.wait_for, records.WorkerStarted)
+
+    play(service, scene)
+    assert log.of(records.WorkerSampled) == [records.WorkerSampled(0, 1.0, 2**30, ["hello"])]
 
 
 def test_a_task_speaks_for_its_own_worker_only(service: SparkDriverService, log: Log) -> None:

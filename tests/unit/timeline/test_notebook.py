@@ -53,7 +53,7 @@ def test_elsewhere_it_is_the_summary_or_says_what_is_wrong(log: Path) -> None:
         Timeline("nowhere")._repr_html_()
 
 
-@pytest.mark.skipif(find_chromium() is None, reason="there is no browser: make browser")
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium: make browser fetches one, with npm and node")
 def test_a_browser_draws_the_page_in_the_frame(log: Path) -> None:
     page = log.with_name("cell.html")
     # The frame may be looked into here, which it does not allow elsewhere.

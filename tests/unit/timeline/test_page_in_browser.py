@@ -17,7 +17,9 @@ from spark_elastic.timeline.follower import Unread
 from spark_elastic.timeline.history import read_history
 from spark_elastic.timeline.page import html
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no browser: make browser")
+pytestmark = pytest.mark.skipif(
+    find_chromium() is None, reason="no Chromium: make browser fetches one, with npm and node"
+)
 
 ATTACK = "</script><img src=x onerror='document.title=1'><script>document.title=2</script>"
 
