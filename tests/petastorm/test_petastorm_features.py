@@ -14,6 +14,7 @@ pytest.importorskip("petastorm")
 
 import petastorm.ngram
 import petastorm.predicates
+import petastorm.pytorch
 from petastorm import make_batch_reader, make_reader
 from petastorm.transform import TransformSpec
 from petastorm.weighted_sampling_reader import WeightedSamplingReader
@@ -139,6 +140,24 @@ def test_every_argument_of_a_reader_has_its_place(drive: Path) -> None:
     assert sorted(ids(loader)) == list(range(40))
     page = (Path(__file__).parents[2] / "docs" / "coming-from" / "petastorm.md").read_text(encoding="utf-8")
     assert {name for name in arguments_of_readers() if f"`{name}" not in page} == set()
+
+
+def test_every_argument_of_a_loader_has_its_place_or_is_refused_with_advice(drive: Path) -> None:
+    makers = (
+        petastorm.pytorch.DataLoader,
+        petastorm.pytorch.BatchedDataLoader,
+        petastorm.pytorch.InMemBatchedDataLoader,
+    )
+    for name in {name for make in makers for name in inspect.signature(make).parameters}:
+        given = {"columns": ["id"], "batch_size": 8, name: 8}
+        if name in ("reader", "collate_fn", "transform_fn", "num_epochs", "rows_capacity"):
+            with pytest.raises(ValueError, match=f"{name}=.* has no counterpart: "):
+                ParquetLoader.from_reader_arguments(drive, **given)
+        elif name == "shuffle":
+            with pytest.raises(ValueError, match="shuffle= is given twice"):
+                ParquetLoader.from_reader_arguments(drive, **given)
+        else:
+            assert ParquetLoader.from_reader_arguments(drive, **given).rows_total == 40
 
 
 def test_a_loader_takes_a_readers_arguments(drive: Path) -> None:
