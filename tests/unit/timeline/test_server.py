@@ -222,6 +222,8 @@ def test_the_command_prints_the_address_and_ends_when_it_is_told_to(
 
     opened: list[str] = []
     usual = signal.signal(signal.SIGTERM, end_nobody)
+    # A shell that runs the tests in the background has had SIGINT ignored, and so it would be in the command.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(webbrowser, "open", look_and_end)
     try:
         assert main(["timeline", str(log), "--serve", "--open"]) == 0
@@ -229,6 +231,7 @@ def test_the_command_prints_the_address_and_ends_when_it_is_told_to(
         assert signal.getsignal(signal.SIGTERM) is end_nobody
     finally:
         signal.signal(signal.SIGTERM, usual)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
