@@ -222,7 +222,7 @@ def test_the_command_prints_the_address_and_ends_when_it_is_told_to(
 
     opened: list[str] = []
     usual = signal.signal(signal.SIGTERM, end_nobody)
-    # A shell that runs the tests in the background has had SIGINT ignored, and so it would be in the command.
+    # Pyspark leaves a handler of its own behind.
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(webbrowser, "open", look_and_end)
     try:
