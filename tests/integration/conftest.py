@@ -24,7 +24,7 @@ import pytest
 import training
 from descendants import TEMPORARY, descendants
 from jobs import SUPPORT, runner
-from processes import command_of
+from processes import command_of, ports_of
 from settling import assert_settles
 from standalone import Standalone
 
@@ -98,11 +98,6 @@ def our_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("spark_elastic")}
 
 
-def listening() -> set[Any]:
-    """Addresses that this process listens on."""
-    return {entry.laddr for entry in psutil.Process().net_connections() if entry.status == psutil.CONN_LISTEN}
-
-
 def is_probe(path: Path) -> bool:
     """Whether Python's tempfile made this file to see if it can write to the folder.
 
@@ -130,7 +125,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     looks: dict[str, Callable[[], set[Any]]] = {
         "processes": lambda: {process for process in ours() if not any(process.pid in made.pids for made in shared)},
         "threads": our_threads,
-        "sockets": listening,
+        "sockets": lambda: ports_of(psutil.Process()),
         "files": open_files,
     }
     if "spark" in request.fixturenames:

@@ -180,7 +180,8 @@ def test_the_driver_of_a_fit_runs_in_a_slot_and_its_workers_have_the_slots_that_
 
     monkeypatch.setattr(spark_elastic, "run", run_and_look)
     model = networks.row_counter(200, driver="cluster").fit(spark.range(200, numPartitions=2))
-    assert all(each == before for each in ports), "the driver listens here"
+    assert ports, "nothing was told"
+    assert all(each == before for each in ports), f"the driver listens here: {ports}, {before} before"
     assert set(free) == {0}, "other fits may take the driver's slots"
     assert model.model.seen.tolist() == pytest.approx([1.0] * 200)
 

@@ -13,10 +13,10 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-def ports_of(process: psutil.Process) -> list[tuple[str, int]]:
+def ports_of(process: psutil.Process) -> set[tuple[str, int]]:
     """The addresses and ports at which it listens; none where it has just ended."""
     try:
         connections = process.net_connections()
     except psutil.Error:
-        return []
-    return [(entry.laddr.ip, entry.laddr.port) for entry in connections if entry.status == psutil.CONN_LISTEN]
+        return set()
+    return {(entry.laddr.ip, entry.laddr.port) for entry in connections if entry.status == psutil.CONN_LISTEN}

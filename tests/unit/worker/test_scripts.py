@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from processes import ports_of
 
 from spark_elastic.cli.run import torchrun_sizes
 from spark_elastic.cli.script import find_target
@@ -147,19 +148,16 @@ class OneStore(dict[str, bytes]):
         return [value] * size
 
 
-def listening() -> set[Any]:
-    return {entry.laddr for entry in psutil.Process().net_connections() if entry.status == psutil.CONN_LISTEN}
-
-
 def test_rank_0_serves_the_store_on_loopback_for_one_machine_and_closes_it() -> None:
-    before = listening()
+    this = psutil.Process()
+    before = ports_of(this)
     store: Any = OneStore()
     store.get = store.__getitem__
     world: Any = SimpleNamespace(rank=0, size=2, store=store, me=SimpleNamespace(local_size=2))
     with scripts._meeting_point(world, "192.0.2.7") as meeting:
-        assert {(address.ip, address.port) for address in listening() - before} == {("127.0.0.1", meeting.port)}
+        assert ports_of(this) - before == {("127.0.0.1", meeting.port)}
         socket.create_connection((meeting.host, meeting.port)).close()
-    assert listening() == before
+    assert ports_of(this) == before
 
 
 def test_a_script_is_told_of_its_agents_store_and_of_restarts() -> None:
