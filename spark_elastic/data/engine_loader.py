@@ -15,7 +15,11 @@ from spark_elastic.data.reader import Batch, BlockBuilder, ReadAhead, lanes_ahea
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.data.window import WindowStore
 
-_CHUNK_BYTES, _CHUNKS_BYTES = 4 * 2**20, 48 * 2**20  # decoded at once for one lane, and for all lanes
+# How much is decoded at once for one lane, and for all lanes.
+_CHUNK_ROWS, _CHUNK_BYTES, _CHUNKS_BYTES = 32_768, 4 * 2**20, 48 * 2**20
+# Row groups up to this size are decoded whole, since readers hold pages and dictionaries of each column of an open row group: for
+# hundreds of narrow columns, these are more than their values.
+_GROUP_BYTES, _GROUPS_BYTES = 12 * 2**20, 160 * 2**20
 _AHEAD_ROWS, _AHEAD_BYTES = 32_768, 64 * 2**20  # of ready batches, unless prefetch= says otherwise
 
 
@@ -52,7 +56,10 @@ class EngineLoader(PositionedLoader[Batch]):
         self._row_ids = row_ids
         row_bytes = max(1.0, row_bytes)
         lanes = tracker.spec.lanes
-        self._chunk = max(16, min(32_768, int(min(_CHUNK_BYTES, _CHUNKS_BYTES / lanes) / row_bytes)))
+        largest = int(tracker.rows.max(initial=0))
+        is_small = largest <= _CHUNK_ROWS and largest * row_bytes <= min(_GROUP_BYTES, _GROUPS_BYTES / lanes)
+        affordable = int(min(_CHUNK_BYTES, _CHUNKS_BYTES / lanes) / row_bytes)
+        self._chunk = max(16, largest) if is_small else max(16, min(_CHUNK_ROWS, affordable))
         self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / row_bytes)))
         self._prefetch = prefetch
         self.pinned = torch.cuda.is_available() if pin_memory is None else pin_memory

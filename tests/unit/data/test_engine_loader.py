@@ -42,14 +42,16 @@ class Numbers:
 
 
 class NumbersLoader(EngineLoader):
-    def __init__(self, engine: Numbers, *, batch: int, seed: int = 3) -> None:
-        rows, plan = np.array(FILES, np.int64), BatchPlan(None, batch)
+    def __init__(
+        self, engine: Numbers, *, batch: int, seed: int = 3, files: list[int] = FILES, row_bytes: float = 8.0
+    ) -> None:
+        rows, plan = np.array(files, np.int64), BatchPlan(None, batch)
         spec = choose_spec(
-            groups=len(FILES), batch=plan.smallest, seed=seed, shuffle=True, shuffle_rows=None, row_bytes=8.0
+            groups=len(files), batch=plan.smallest, seed=seed, shuffle=True, shuffle_rows=None, row_bytes=row_bytes
         )
         identity = {"kind": "numbers", "dataset": "", "rows": int(rows.sum()), "seed": seed, "order": describe(spec)}
         super().__init__(
-            RowGroupTracker(rows, spec, plan), identity, engine, lambda group: f"file {group}", row_bytes=8.0
+            RowGroupTracker(rows, spec, plan), identity, engine, lambda group: f"file {group}", row_bytes=row_bytes
         )
 
 
@@ -79,3 +81,21 @@ def test_files_are_closed_at_the_end_of_an_epoch_and_with_the_loader() -> None:
     next(iter(loader))
     loader.close()
     assert not engine.is_open
+
+
+@pytest.mark.parametrize(("row_bytes", "most"), [(2000.0, 4500), (4000.0, 1048)])
+def test_small_row_groups_are_decoded_at_once_and_large_ones_in_pieces(
+    row_bytes: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [5000, 4000]
+    read, found = Numbers.read, []
+
+    def counted(self: Numbers, *place: int) -> Iterator[Rows]:
+        for rows in read(self, *place):
+            found.append(len(rows))
+            yield rows
+
+    monkeypatch.setattr(Numbers, "read", counted)
+    loader = NumbersLoader(Numbers(files), batch=100, files=files, row_bytes=row_bytes)
+    assert sum(len(batch["id"]) for batch in loader) == sum(found) == sum(files)
+    assert max(found) == most
