@@ -86,8 +86,9 @@ def test_a_job_may_ask_for_the_cores_of_its_tasks_and_for_gpus_where_executors_h
         spark_elastic.run(count_steps, args=(3,), spark=session, num_proc=2, resources={"gpus": 1})
 
 
-def test_without_sizes_there_are_as_many_workers_as_the_cluster_has_cores(session: Any) -> None:
-    session.range(0, EXECUTORS, 1, EXECUTORS).mapInArrow(lambda batches: batches, "id long").count()  # all are up
+def test_without_sizes_there_are_as_many_workers_as_the_cluster_has_cores(session: Any, tmp_path: Path) -> None:
+    with busy(session, EXECUTORS, tmp_path / "busy"):
+        pass  # now all executors are there, also one that replaces another
     assert len(spark_elastic.run(count_steps, args=(3,), spark=session)) == EXECUTORS
 
 
