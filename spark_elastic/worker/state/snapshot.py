@@ -12,7 +12,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -76,22 +76,36 @@ def has_state_dict(value: object) -> TypeGuard[Stateful]:
 
 def find_objects(tree: Mapping[str, object]) -> dict[str, Stateful]:
     """Find the objects with a state dict in a tree of dicts, lists and tuples, by the names of their places."""
-    found: dict[str, Stateful] = {}
+    return {
+        name: value for name, value in _leaves(tree) if not isinstance(value, torch.Tensor) and has_state_dict(value)
+    }
 
-    def look(value: Any, name: str) -> None:
+
+def find_trained_tensors(tree: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Find the tensors in such a tree that collect gradients, by the names of their places."""
+    return {
+        name: value
+        for name, value in _leaves(tree)
+        if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+    }
+
+
+def _leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield what is neither a container nor plain, with the name of its place."""
+
+    def look(value: Any, name: str) -> Iterator[tuple[str, object]]:
         kind: object = type(value)
         if kind in (dict, OrderedDict) and all(map(is_plain, value)):
             for key, entry in value.items():
-                look(entry, f"{name}[{key!r}]")
+                yield from look(entry, f"{name}[{key!r}]")
         elif kind in (list, tuple):
             for place, entry in enumerate(value):
-                look(entry, f"{name}[{place}]")
-        elif kind not in PLAIN and not isinstance(value, torch.Tensor) and has_state_dict(value):
-            found[name] = value
+                yield from look(entry, f"{name}[{place}]")
+        elif kind not in PLAIN:
+            yield name, value
 
     for name, value in tree.items():
-        look(value, name)
-    return found
+        yield from look(value, name)
 
 
 def as_state_dict(value: Stateful) -> StateDict:

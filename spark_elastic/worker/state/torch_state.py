@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy
 import torch
@@ -21,7 +21,8 @@ from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
-from spark_elastic.worker.state.snapshot import find_objects, has_state_dict
+from spark_elastic.worker.state.snapshot import find_objects, find_trained_tensors, has_state_dict
+from spark_elastic.worker.state.templates import stepped
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
@@ -107,25 +108,37 @@ class TorchState(ObjectState):
             self._checks.begin()
 
     def _compared(self) -> Named:
-        names = self._parameter_names()
-        objects = find_objects(self._values(shared=True)).values()
-        compared: list[tuple[str, torch.Tensor]] = [
-            (names[id(parameter)], parameter)
-            for value in objects
-            if isinstance(value, torch.nn.Module)
-            for parameter in value.parameters()
-        ]
-        for optimizer in find_optimizers(self._values(shared=True)):
+        shared = self._values(shared=True)
+        optimizers = find_optimizers(shared)
+        names = self._trained_names(optimizers)
+        compared = list(names.values())
+        for optimizer in optimizers:
             if isinstance(optimizer, ZeroRedundancyOptimizer) and optimizer.division is not None:
                 continue  # each rank has the state of other parameters
-            for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-                of = names.get(id(parameter), f"parameter {number} of a {type(optimizer).__name__}")
+            for number, parameter in enumerate(stepped(optimizer)):
+                of = names[id(parameter)][0] if id(parameter) in names else _number_in(optimizer, number)
                 for key, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, torch.Tensor):
                         compared.append((f"{key} of {of}", value))
                     elif key == "step":
                         compared.append((f"{key} of {of}", torch.tensor(float(value))))
         return sorted(compared, key=lambda named: named[0])
+
+    def _trained_names(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[str, torch.Tensor]]:
+        """Return the parameters of the State's modules, and the tensors beside them that train, with names, by their ids."""
+        shared, own = self._values(shared=True), self._values(shared=False)
+        names = self._parameter_names()
+        found: dict[int, tuple[str, torch.Tensor]] = {
+            id(parameter): (names[id(parameter)], parameter) for parameter in _parameters_in(shared)
+        }
+        beside = [(f"state.{place}", tensor) for place, tensor in find_trained_tensors(shared).items()]
+        for optimizer in optimizers:
+            beside += [(_number_in(optimizer, number), each) for number, each in enumerate(stepped(optimizer))]
+        of_this_rank = set(map(id, (*_parameters_in(own), *find_trained_tensors(own).values())))
+        for name, tensor in beside:
+            if id(tensor) not in of_this_rank:
+                found.setdefault(id(tensor), (name, tensor))
+        return found
 
     def _parameter_names(self) -> dict[int, str]:
         """Return the names of the parameters of the State's modules, by the parameters' ids."""
@@ -168,12 +181,7 @@ class TorchState(ObjectState):
             )
 
     def _check_models(self, job: Job) -> None:
-        kept = {
-            id(parameter)
-            for value in find_objects(self._values(shared=True) | self._values(shared=False)).values()
-            if isinstance(value, torch.nn.Module)
-            for parameter in value.parameters()
-        }
+        kept = set(map(id, _parameters_in(self._values(shared=True) | self._values(shared=False))))
         for model in job.models:
             parameters = list(model.parameters())
             if parameters and not any(id(parameter) in kept for parameter in parameters):
@@ -204,6 +212,15 @@ class TorchState(ObjectState):
         random.seed(first)
         numpy.random.seed(second)
         torch.manual_seed(third)
+
+
+def _parameters_in(tree: Mapping[str, object]) -> list[torch.nn.Parameter]:
+    modules = [value for value in find_objects(tree).values() if isinstance(value, torch.nn.Module)]
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
+def _number_in(optimizer: torch.optim.Optimizer, number: int) -> str:
+    return f"parameter {number} of a {type(optimizer).__name__}"
 
 
 def _what_is_kept_of(loader: str) -> str:

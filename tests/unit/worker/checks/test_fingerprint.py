@@ -216,6 +216,15 @@ def test_parameters_and_optimizer_state_are_compared_and_neither_buffers_nor_wha
     assert not any("running" in name or "mine" in name for name in names)
 
 
+def test_tensors_that_train_outside_of_modules_are_compared_unless_each_rank_has_its_own() -> None:
+    by_hand, in_no_state, mine, loss = (torch.ones(2, requires_grad=True) for _ in range(4))
+    state = TorchState(
+        weights=[by_hand], loss=loss * 2, optimizer=torch.optim.SGD([in_no_state, mine]), local={"mine": mine}
+    )
+    compared = dict(state._compared())
+    assert compared == {"state.weights[0]": by_hand, "parameter 0 of a SGD": in_no_state}
+
+
 def test_a_rank_that_differs_ends_the_commit_with_its_name() -> None:
     def others(change: Callable[[list[int]], list[int]]) -> BaseException | None:
         with on_stage() as stage:
