@@ -57,6 +57,14 @@ class in_set(PredicateBase):
         self._values = given | {_as_timestamp(value) for value in given}
         self._field = _name(predicate_field)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickles, which are alike in all processes: a set of strings is in another order in each."""
+        return {**vars(self), "_values": sorted(self._values, key=_sort_key)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a pickle."""
+        vars(self).update(state, _values=frozenset(state["_values"]))
+
     def get_fields(self) -> set[str]:
         """Return the column."""
         return {self._field}
@@ -76,7 +84,7 @@ class in_intersection(PredicateBase):
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
-        self._values = [_as_timestamp(value) for value in inclusion_values]
+        self._values = sorted((_as_timestamp(value) for value in inclusion_values), key=_sort_key)  # a set has no order
         self._field = _name(predicate_field)
 
     def get_fields(self) -> set[str]:
@@ -224,6 +232,11 @@ def _as_timestamp(value: Any) -> Any:
     found = np.datetime64(value, "ns")
     # NumPy wraps around beyond the years that nanoseconds reach, where no timestamp is equal.
     return found if found.astype("M8[us]") == np.datetime64(value, "us") else value
+
+
+def _sort_key(value: object) -> tuple[str, str]:
+    """Return what any two values can be sorted by, alike in all processes."""
+    return type(value).__name__, repr(value)
 
 
 def _name(field: object) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import pickle
 import re
 import threading
 import warnings
@@ -247,6 +248,17 @@ def test_rows_are_counted_once_a_job_for_each_predicate(dataset: Path) -> None:
         set_pin(None)
     assert totals == [5, 7, 5]
     assert len([key for key in pinned if key.startswith("data/filter/")]) == 2
+
+
+@pytest.mark.parametrize("kind", [in_set, in_intersection])
+def test_equal_sets_have_one_name_in_all_processes_whatever_order_they_have_there(kind: Any) -> None:
+    one, other = {0, 8}, {8, 0}
+    assert list(one) != list(other)  # as sets of strings are in two processes
+    pickled = pickle.dumps(kind(one, "id"))
+    assert pickled == pickle.dumps(kind(other, "id"))
+    values: Any = {in_set: 8, in_intersection: np.array([8, 9])}
+    assert pickle.loads(pickled).do_include({"id": values[kind]})
+    assert not pickle.loads(pickled).do_include({"id": values[kind] + 2})
 
 
 def test_a_predicate_that_changes_its_mind_is_an_error(dataset: Path) -> None:
