@@ -21,9 +21,9 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u
 
 def plain(text: str) -> str:
     """Return the text without escape sequences, with a replacement for each other control character but tabs and line ends."""
-    if len(text) > TEXT_LIMIT:
-        text = f"{text[:TEXT_LIMIT]}\n… {len(text) - TEXT_LIMIT:,} more characters"
-    return _CONTROLS.sub("�", _ESCAPES.sub("", text.replace("\r\n", "\n")))
+    text = _CONTROLS.sub("�", _ESCAPES.sub("", text.replace("\r\n", "\n")))
+    # What is cut off last cannot end within an escape sequence, of which the rest would be shown as text.
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}\n… {len(text) - TEXT_LIMIT:,} more characters"
 
 
 def all_plain(value: Json) -> Json:

@@ -39,6 +39,12 @@ def test_a_long_text_is_shown_up_to_a_limit_that_says_what_is_left_out() -> None
     assert plain("x" * (TEXT_LIMIT + 1234)).endswith("x\n… 1,234 more characters")
 
 
+def test_escapes_neither_count_nor_are_cut_in_two_at_the_limit() -> None:
+    coloured = "x" * (TEXT_LIMIT - 1) + "\x1b[31m" + "y"
+    assert plain(coloured) == "x" * (TEXT_LIMIT - 1) + "y"
+    assert plain(coloured + "z").endswith("xy\n… 1 more characters")
+
+
 def test_all_of_plain_data_becomes_plain() -> None:
     assert all_plain({"\x1b[1ma": ["\x1b[0m", {"b": ("\x07", 1, None, float("nan"))}]}) == {
         "a": ["", {"b": ["�", 1, None, None]}]
