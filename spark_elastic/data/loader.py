@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from spark_elastic.data.balance import LEAST, Balancer, Timing, even
 from spark_elastic.data.deliveries import deliveries
+from spark_elastic.data.iteration import Iteration
 from spark_elastic.data.kernels import difference, kernels_here
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
@@ -161,7 +162,7 @@ class PositionedLoader(Generic[T]):
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
         self._times_steps = tracker.plan.balance is not None
         # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
-        self._iterator: weakref.ref[Generator[T, None, None]] | None = None
+        self._iterator: weakref.ref[Iteration[T]] | None = None
         if shard is not None:
             if tracker.plan.shards is not None:
                 raise ValueError(f"give shards={tracker.plan.shards} or shard={shard}, not both")
@@ -225,7 +226,7 @@ class PositionedLoader(Generic[T]):
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
-        self._end_iteration()
+        self._end_iteration("the elastic function was entered")
         self._in_state = True
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
@@ -266,7 +267,7 @@ class PositionedLoader(Generic[T]):
                 f"the same {key}"
             )
         self._compare_kernels(state)
-        self._end_iteration()
+        self._end_iteration("the loader went to a saved position")
         begun = as_described(self._own_spec, state.get("order")) if state["position"] else None
         self._tracker.follow(begun or self._own_spec)
         self._tracker.seek(state["epoch"], state["position"])
@@ -324,7 +325,7 @@ class PositionedLoader(Generic[T]):
         return self._in_state and self._tracker.size > 1 and self._times_steps
 
     def __iter__(self) -> Iterator[T]:
-        self._end_iteration()
+        self._end_iteration("another iteration over this loader was begun")
         if not self._in_state:
             if not self._restored:
                 self._tracker.follow(self._own_spec)
@@ -337,7 +338,7 @@ class PositionedLoader(Generic[T]):
                     f"epoch {self.epoch} has been iterated to its end already; "
                     f"was set_epoch({self.epoch + 1}) forgotten?"
                 )
-        iterator = self._iterate()
+        iterator = Iteration(self._iterate())
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -388,8 +389,9 @@ class PositionedLoader(Generic[T]):
         place = (self._own_spec.seed, self.epoch, step.start)
         return Cut(self.shards, step.rows, place, self._delivers_parts, self._tracker.shares)
 
-    def _end_iteration(self) -> None:
+    def _end_iteration(self, by: str = "") -> None:
+        """End the iteration under way. ``by`` says what ends it where user code does not expect that."""
         iterator = self._iterator() if self._iterator is not None else None
         self._iterator = None
         if iterator is not None:
-            iterator.close()
+            iterator.end(by)

@@ -374,8 +374,47 @@ def test_a_new_world_ends_the_iteration_under_way(dataset: Path) -> None:
     iterator = iter(loader)
     next(iterator)
     loader.set_world(1, 2)
-    assert next(iterator, None) is None
+    with pytest.raises(
+        DataError, match=r"the elastic function was entered, which ended this iteration .* iter\(loader\) anew"
+    ):
+        next(iterator)
     assert len(ids(loader)) > 0
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "why"),
+    [
+        (lambda loader: list(loader), "another iteration over this loader was begun"),
+        (lambda loader: loader.load_state_dict(loader.state_dict()), "the loader went to a saved position"),
+    ],
+)
+def test_a_loader_whose_iteration_something_else_ends_says_so_instead_of_ending_the_epoch_early(
+    dataset: Path, interrupt: Any, why: str
+) -> None:
+    loader = ParquetLoader(dataset, 16)
+    iterator = iter(loader)
+    next(iterator)
+    interrupt(loader)
+    with pytest.raises(DataError, match=f"{why}, which ended this iteration before the epoch's end"):
+        next(iterator)
+    with pytest.raises(DataError, match="another iteration over this loader was begun"):
+        list(zip(loader, loader, strict=True))
+
+
+def test_an_iteration_that_is_complete_or_ended_on_purpose_has_no_more_batches_and_raises_nothing(
+    dataset: Path,
+) -> None:
+    loader = ParquetLoader(dataset, 16)
+    complete = iter(loader)
+    list(complete)
+    skipped, closed = iter(loader), None
+    next(skipped)
+    loader.set_epoch(1)
+    closed = iter(loader)
+    next(closed)
+    loader.close()
+    list(loader)
+    assert [next(each, None) for each in (complete, skipped, closed)] == [None] * 3
 
 
 def test_taking_fewer_batches_than_the_other_ranks_is_noticed_at_the_commit(dataset: Path) -> None:
@@ -775,7 +814,7 @@ def test_read_ahead_is_bounded(dataset: Path) -> None:
     loader = ParquetLoader(dataset, 4, prefetch=3)
     iterator = iter(loader)
     next(iterator)
-    generator = iterator.gi_frame.f_locals["opened"]
+    generator = iterator._batches.gi_frame.f_locals["opened"]
     ahead = generator.gi_frame.f_locals[".0"].gi_frame.f_locals["self"]
     for _ in range(20):
         next(iterator)

@@ -1,0 +1,33 @@
+"""Iteration: one pass over a loader, which has one position, so that something else may end the pass before its rows do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+from spark_elastic.errors import DataError
+
+T = TypeVar("T")
+
+
+class Iteration(Iterator[T]):
+    """Yields the batches of a generator. When it is dropped, the generator is closed, and its reader stopped."""
+
+    def __init__(self, batches: Generator[T, None, None]) -> None:
+        self._batches = batches
+        self._ended_by = ""
+
+    def __next__(self) -> T:
+        if self._ended_by:
+            raise DataError(
+                f"{self._ended_by}, which ended this iteration before the epoch's end: a loader has one position. Call "
+                "iter(loader) anew to go on from it, and make another loader where rows are to be read twice"
+            )
+        return next(self._batches)
+
+    def end(self, by: str = "") -> None:
+        """Close the generator. With ``by``, asking for another batch is an error unless there was none left."""
+        if inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED:
+            self._ended_by = by
+        self._batches.close()
