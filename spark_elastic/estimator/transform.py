@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
-from spark_elastic.estimator.frame import as_list, column, is_list, is_vector
+from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes
 
@@ -280,10 +280,11 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
-    """Raise ValueError for a missing feature, and TypeError for one that is a number where a list is expected, or vice versa."""
+    """Raise ValueError for a missing feature, and TypeError for one that is no number, or a list where none is expected."""
     for name in features:
         if name not in frame.columns:
             raise ValueError(f"there is no column {name!r}; the DataFrame has {', '.join(frame.columns)}")
+        check_columns(frame.schema, [name], "features")
         kind: DataType = frame.schema[name].dataType
         if is_list(kind) == (shapes.get(name) == ()):
             raise TypeError(
