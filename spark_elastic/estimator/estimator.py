@@ -396,6 +396,9 @@ def _printer(run_id: str) -> Callable[[dict[str, Any]], None]:
         if event["event"] == "metrics":
             values = event["values"]
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
-            print(f"{run_id} epoch {values.get('epoch')}: {numbers}, {values.get('rows'):,} rows", flush=True)
+            rows = (
+                f", {values['rows']:,} rows" if "rows" in values else ""
+            )  # a loss of NaN is reported before the epoch's end
+            print(f"{run_id} epoch {values.get('epoch')}: {numbers}{rows}", flush=True)
 
     return show
