@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Arguments after "--" are the script's, and argparse must not interpret them.
     split = given.index("--") if "--" in given else len(given)
-    options = parser.parse_args(given[:split])
+    options, unknown = parser.parse_known_args(given[:split])
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{getattr(options, 'advice', '')}")
     options.arguments = given[split + 1 :]
     try:
         return int(options.call(options))

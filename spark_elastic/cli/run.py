@@ -44,7 +44,12 @@ _SETTINGS = {
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("run", help="run a script on Spark executors, or on this machine", description=__doc__)
+    parser = commands.add_parser(
+        "run",
+        help="run a script on Spark executors, or on this machine",
+        description=__doc__,
+        allow_abbrev=False,  # a script's --epochs or --check must not pass for the beginning of an option of this command
+    )
     parser.add_argument("target", help="a script, or module:function")
     parser.add_argument(
         "words",
@@ -95,7 +100,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--progress", action=argparse.BooleanOptionalAction, help="whether to show progress; default only on a terminal"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome at the end, as JSON on standard output")
-    parser.set_defaults(call=run)
+    parser.set_defaults(call=run, advice="; the target's own options come after --")
 
 
 def run(options: argparse.Namespace) -> int:

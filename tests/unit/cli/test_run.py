@@ -101,6 +101,15 @@ def test_a_mistake_is_named_before_anything_starts(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--epochs", "--check", "--event", "--b"])
+def test_an_option_of_the_script_before_the_dashes_is_no_beginning_of_one_of_ours(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "json:dumps", option, "3"])
+    assert f"unrecognized arguments: {option} 3; the target's own options come after --" in capsys.readouterr().err
+
+
 def test_the_place_of_the_driver_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(spark_elastic, "run", lambda call, **settings: given.update(settings) or [])
