@@ -42,7 +42,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
         job = current_job()
         if job is None:
             state._begin(None)
-            with entered_without_job(state):
+            with entered_without_job(state), state._checked_outside():
                 return function(state, *args, **kwargs)
         job.enter_elastic()
         state._prepare()

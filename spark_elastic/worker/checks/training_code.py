@@ -295,7 +295,7 @@ class TrainingChecks:
         """Warn once, on rank 0, with the user's line as the place."""
         if text not in self._warned and self._job.world is not None and self._job.world.rank == 0:
             self._warned.add(text)
-            warnings.warn(text, stacklevel=_depth_of_user())
+            warnings.warn(text, stacklevel=depth_of_user())
 
 
 def _checks() -> TrainingChecks | None:
@@ -364,7 +364,7 @@ def _calling_scaler() -> torch.amp.GradScaler | None:
     return None
 
 
-def _depth_of_user() -> int:
+def depth_of_user() -> int:
     """Return the stack level, as ``warnings.warn`` counts, of the first line that is neither ours nor torch's."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None:

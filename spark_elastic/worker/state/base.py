@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from spark_elastic.protocol.fault_points import Point
@@ -189,6 +190,10 @@ class State(ABC):
 
     def _enter_world(self, rank: int, size: int) -> None:
         """Take this rank's share of the data."""
+
+    def _checked_outside(self) -> AbstractContextManager[None]:
+        """Warn, while the elastic function runs outside a job, of what a job would refuse."""
+        return nullcontext()
 
     def _check_models(self, job: Job) -> None:
         """Refuse wrapped models that are not in the state, whose weights would not be kept equal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy
 import torch
@@ -13,6 +14,7 @@ from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWo
 from spark_elastic.data.randomness import set_random_states
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
+from spark_elastic.worker.checks.outside import checked_outside
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
 from spark_elastic.worker.ddp import DistributedDataParallel
@@ -166,6 +168,9 @@ class TorchState(ObjectState):
         for model in models:
             model.follow_rows(loader if has_part(loader, RowSource) else None)
             model.shard(sharding)
+
+    def _checked_outside(self) -> AbstractContextManager[None]:
+        return checked_outside(self)
 
     def _refuse_with_shards(self, shards: int, max_np: int) -> None:
         """Refuse sizes that the world may not come to have, and callbacks that make the training depend on its size."""

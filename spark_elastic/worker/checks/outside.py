@@ -1,0 +1,62 @@
+"""What an elastic function that is called outside a job is told of what a job would refuse at its first step."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from spark_elastic.worker.checks.training_code import depth_of_user
+
+if TYPE_CHECKING:
+    from spark_elastic.worker.state.torch_state import TorchState
+
+
+@contextmanager
+def checked_outside(state: TorchState) -> Iterator[None]:
+    """Warn once, at an optimizer's first step, if it trains a module of the State that is not wrapped."""
+    looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+    warned: list[str] = []
+
+    def look(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if optimizer in looked_at or warned:
+            return
+        looked_at.add(optimizer)
+        name = _trains_unwrapped(state, optimizer)
+        if name is not None:
+            warned.append(name)
+            module = name.split(".")[1].split("[")[0]
+            warnings.warn(
+                f"{name} trains and its module is not wrapped, which is an error in a job: each rank would train on its own rows "
+                f"alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give that to the "
+                "State",
+                stacklevel=depth_of_user(),
+            )
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> str | None:
+    """Return the name of a parameter that is trained and that no wrapper has; None if there is none."""
+    names = state._parameter_names()
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not any(id(p) in names for p in trained):
+        return None
+    from spark_elastic.worker.ddp import DistributedDataParallel
+
+    kinds = (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
+    wrappers = [
+        value for value in gc.get_objects() if type(value) in kinds
+    ]  # also one whose module alone is in the State
+    wrapped = {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
+    return next((names[id(p)] for p in trained if id(p) in names and id(p) not in wrapped), None)
