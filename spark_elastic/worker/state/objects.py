@@ -8,6 +8,7 @@ from functools import partial
 
 from spark_elastic.checkpoint.skeleton import Lender, map_tree
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
+from spark_elastic.worker.checks.aliases import check_aliases
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -46,6 +47,7 @@ class ObjectState(State):
         self._local: set[str] = {local} if isinstance(local, str) else set(local or ())
         if isinstance(local, Mapping):
             objects = {**objects, **local}
+        check_aliases(objects)
         for name, value in objects.items():
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"{name!r} cannot be the name of an object of a {type(self).__name__}; choose another")
