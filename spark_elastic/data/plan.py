@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_elastic._integers import as_int
 from spark_elastic.data.balance import cut
 from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.shards import Cut
@@ -37,6 +38,8 @@ class BatchPlan:
     balance: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("per_worker", "overall", "shards"):
+            object.__setattr__(self, name, as_int(getattr(self, name)))
         if self.shards is not None and self.per_worker is not None:
             raise ValueError(
                 f"shards={self.shards} needs global_batch_size=: with batch_size={self.per_worker} per worker, steps would hold "
@@ -55,7 +58,7 @@ class BatchPlan:
                 f"global_batch_size={self.overall}"
             )
         for name, value in (("batch_size", self.per_worker), ("global_batch_size", self.overall)):
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
         if self.shards is not None:
             if not isinstance(self.shards, int) or self.shards < 1:

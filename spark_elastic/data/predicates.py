@@ -179,7 +179,7 @@ class in_pseudorandom_split(PredicateBase):
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
         edges = list(itertools.accumulate(fraction_list, initial=0))
-        if min(fraction_list, default=-1) < 0 or edges[-1] > 1 + 1e-9:
+        if not (min(fraction_list, default=-1) >= 0 and edges[-1] <= 1 + 1e-9):  # NaN is neither
             raise ValueError(
                 f"fraction_list must be parts of 1, none below 0 and in all at most 1, not {fraction_list!r}"
             )

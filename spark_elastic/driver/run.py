@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from spark_elastic import testing
+from spark_elastic._integers import as_int
 from spark_elastic.checkpoint.best import Metric, metric_of
 from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.client_driver import ClientDriver
@@ -163,6 +164,7 @@ def run(
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
+    min_np, num_proc, max_np = map(as_int, (min_np, num_proc, max_np))
     for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
@@ -258,7 +260,7 @@ def _check_checkpoint(
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
         raise ValueError(f"checkpoint_keep must be a whole number from 1 on, not {keep!r}")
-    url = os.fspath(checkpoint)
+    url = os.fspath(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else ""
     if not isinstance(url, str) or not url:
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
     if "://" not in url and "::" not in url:

@@ -368,6 +368,17 @@ def test_set_epoch_for_the_current_epoch_does_nothing_and_another_starts_it_at_r
         loader.set_epoch(-1)
 
 
+def test_whole_numbers_of_numpy_are_taken_for_those_of_python(dataset: Path) -> None:
+    plain = ParquetLoader(dataset, global_batch_size=16, seed=3)
+    loader = ParquetLoader(dataset, global_batch_size=np.int64(16), seed=np.int32(3))
+    for one in (plain, loader):
+        one.set_epoch(2)
+    assert ids(loader) == ids(plain)
+    loader.set_epoch(np.int64(5))
+    assert type(loader.epoch) is int
+    loader.load_state_dict(plain.state_dict())
+
+
 def test_a_new_world_ends_the_iteration_under_way(dataset: Path) -> None:
     loader = ParquetLoader(dataset, 16)
     loader.set_world(0, 1)
@@ -864,6 +875,8 @@ def test_a_huge_row_group_is_not_held_whole(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size must be a whole number from 1 on, not 0"),
+        ({"batch_size": True}, "batch_size must be a whole number from 1 on, not True"),
+        ({"batch_size": np.float64(2)}, "batch_size must be a whole number from 1 on"),
         ({"batch_size": 1, "global_batch_size": 1}, "exactly one"),
         ({"batch_size": 1, "prefetch": 0}, "prefetch must be a whole number from 1 on, not 0"),
         ({"batch_size": 1, "engine": "duckdb"}, "engine must be one of arrow, petastorm, not 'duckdb'"),

@@ -291,6 +291,7 @@ def test_an_error_of_a_predicate_names_the_row_group(dataset: Path) -> None:
         (lambda: in_pseudorandom_split([0.5, 0.6], 0, "id"), "fraction_list must be parts of 1"),
         (lambda: in_pseudorandom_split([0.5, -0.1], 0, "id"), "fraction_list must be parts of 1"),
         (lambda: in_pseudorandom_split([], 0, "id"), "fraction_list must be parts of 1"),
+        (lambda: in_pseudorandom_split([0.5, float("nan")], 0, "id"), "fraction_list must be parts of 1"),
         (lambda: in_pseudorandom_split([0.5], 1, "id"), "subset_index must be from 0 to 0, not 1"),
         (lambda: in_pseudorandom_split([0.5], -1, "id"), "subset_index must be from 0 to 0, not -1"),
     ],

@@ -1,0 +1,28 @@
+"""What run() finds out of its arguments before it starts anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spark_elastic
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"min_np": np.int64(2), "max_np": np.int32(1)}, "min_np <= max_np must hold, but min_np=2, max_np=1"),
+        ({"num_proc": np.int64(0)}, "num_proc must be a whole number from 1 on, not 0"),
+        ({"num_proc": True}, "num_proc must be a whole number from 1 on, not True"),
+        ({"num_proc": 1.0}, "num_proc must be a whole number from 1 on, not 1.0"),
+        ({"checkpoint": 5}, "checkpoint must be a directory or a URL, not 5"),
+        ({"checkpoint": b"/tmp"}, "checkpoint must be a directory or a URL, not b'/tmp'"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name_and_whole_numbers_may_be_numpys(
+    arguments: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        spark_elastic.run(int, local=True, **arguments)
