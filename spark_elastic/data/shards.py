@@ -49,6 +49,16 @@ class Cut:
         """Return the shards that a rank computes in a world of ``size``."""
         return shards_of(self.shards, rank, size, self.shares)
 
+    @property
+    def largest(self) -> int:
+        """How many rows the largest shard has."""
+        return -(-self.rows // self.shards)
+
+    @property
+    def shard_rows(self) -> list[int]:
+        """How many rows each shard has."""
+        return [self._bound(shard + 1) - self._bound(shard) for shard in range(self.shards)]
+
     def rank_rows(self, size: int) -> tuple[int, ...]:
         """Return how many rows each rank has in a world of ``size``."""
         ranges = [self.shards_of(rank, size) for rank in range(size)]

@@ -2,8 +2,9 @@
 
 Before each part, gradients are cleared, buffers are set back, and all random number generators are seeded by (the loader's
 seed, epoch, first row of the batch, number of the loop over it, shard): what a part computes depends on its shard and on
-nothing else. After it, its gradients and buffers are taken, weighted by its rows, and added in the order of the tree. When the
-loop ends, the sums of all ranks are added, which is a collective. A loop that is left early changes nothing.
+nothing else. Its gradients and buffers are weighted by its rows, relative to those of the largest shard, so that shards of equal
+size need no weights, and added in the order of the tree. When the loop ends, the sums of all ranks are added, which is a
+collective, and divided. A loop that is left early changes nothing.
 
 Which gradients and buffers the parts touch is not known in advance, and may differ between ranks. Therefore ranks first
 exchange everything that earlier loops of the generation have touched, along with a header that counts what this loop has
@@ -12,22 +13,26 @@ touched; whatever is touched for the first time follows in a second exchange.
 
 from __future__ import annotations
 
+import functools
+import operator
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from spark_elastic.data.deliveries import Delivery, deliveries
 from spark_elastic.data.randomness import seed_all
 from spark_elastic.data.shards import Cut, Part
 from spark_elastic.data.stopwatch import note_gradients
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.shards.exchange import Values, add, add_over_ranks
+from spark_elastic.worker.shards.exchange import Room, add_over_ranks
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sources import Sources
-from spark_elastic.worker.shards.tree import RunningSum
+from spark_elastic.worker.shards.tree import Node, RunningSum
+from spark_elastic.worker.shards.workspace import Contribution, Layout, Workspace
 from spark_elastic.worker.world import World
 
 # How many numbers a part can note. The header has room for this many.
@@ -37,7 +42,7 @@ MOST_NOTED = 8
 class Parts:
     """The shards of one batch that this rank computes, to be iterated once; ``model.parts(batch)`` makes it."""
 
-    def __init__(self, batch: object, sources: Sources, touched: set[int], world: World | None) -> None:
+    def __init__(self, batch: object, sources: Sources, workspace: Workspace, world: World | None) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         delivery = deliveries.find_cut(leaves)
         if delivery is None or delivery.cut is None:
@@ -49,15 +54,18 @@ class Parts:
         self._world = world
         self._cut: Cut = delivery.cut
         self._delivery: Delivery = delivery
+        self._rows = self._cut.shard_rows
         self._parts = self._cut.parts(self._rank, self._size)
         self._batches = divided(batch, self._parts, self._cut)
         self._sources = sources
-        # The places of what the loops of this generation have touched so far; equal on all ranks.
-        self._touched = touched
+        self._workspace = workspace
         self._noted: dict[str, float] = {}
         self._names: list[str] | None = None
+        # The noted numbers of each part.
+        self._notes: dict[int, list[float]] = {}
         self._means: dict[str, float] | None = None
         self._has_begun = False
+        self._hooks: list[RemovableHandle] = []
 
     def note(self, **values: torch.Tensor | float) -> None:
         """Note numbers of the present part, such as its loss, whose means over all rows ``means`` has after the loop."""
@@ -87,29 +95,86 @@ class Parts:
             with torch.no_grad():
                 for buffer in self._sources.buffers:
                     buffer.note()
-            running: RunningSum[Values] = RunningSum(self._cut.shards, add)
+            self._lay_out()
+            running = RunningSum(self._cut.shards, Contribution.add)
             computed = {part.shard: values for part, values in zip(self._parts, self._batches, strict=True)}
-            weights = {part.shard: part.weight for part in self._parts}
+            weighed = {part.shard for part in self._parts if part.weight}
             for shard in self._cut.shards_of(self._rank, self._size):
-                contribution = self._nothing()
+                self._contribution = self._workspace.at(running.depth)
                 if shard in computed:
                     self._enter(shard)
                     yield computed.pop(shard)
-                    contribution = self._take(weights[shard])
-                running.push(shard, contribution)
+                    self._check()
+                if shard in weighed:
+                    self._take(shard)
+                else:
+                    self._contribution.clear()
+                running.push(shard, self._contribution)
             note_gradients()
-            self._finish(running)
+            self._finish(running.nodes)
             loops.end(self)
         finally:
             loops.leave(self)
+            self._remove_hooks()
 
     def put_back(self) -> None:
         """Undo what the parts have done so far to gradients and buffers."""
+        self._remove_hooks()
         for parameter, gradient in zip(self._sources.parameters, self._gradients, strict=True):
             parameter.grad = gradient
         with torch.no_grad():
             for buffer in self._sources.buffers:
                 buffer.set()
+
+    # ------------------------------------------------------------------ the places of gradients and buffers
+
+    # The header has place 0. Behind it come the gradients, the rows that each gradient has if it is sparse, and the averaged
+    # buffers.
+
+    @property
+    def _rows_from(self) -> int:
+        return 1 + len(self._sources.parameters)
+
+    @property
+    def _buffers_from(self) -> int:
+        return 1 + 2 * len(self._sources.parameters)
+
+    def _like(self, place: int) -> torch.Tensor:
+        """Return a tensor of the shape, dtype and device of what has this place."""
+        if place == 0:
+            touched = self._buffers_from - 1 + len(self._sources.averaged)
+            return torch.empty(touched + len(self._sources.counters) + 2 + self._cut.shards * MOST_NOTED)
+        if place >= self._buffers_from:
+            return self._sources.averaged[place - self._buffers_from].tensor
+        if place >= self._rows_from:
+            parameter = self._sources.parameters[place - self._rows_from]
+            return torch.empty(parameter.shape[:1], device=parameter.device)
+        return self._sources.parameters[place - 1]
+
+    def _lay_out(self) -> None:
+        """Have slots for what earlier loops of the generation have touched, and gradients move into them at once."""
+        places = {0, *self._workspace.touched}
+        if not self._workspace.has_slots_for(places):
+            self._workspace.lay_out({place: self._like(place) for place in places}, self._size)
+        self._counts = [0] * (self._buffers_from - 1 + len(self._sources.averaged))
+        self._counted = [0] * len(self._sources.counters)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._settle, place))
+            for place, parameter in enumerate(self._sources.parameters, 1)
+            if place in places and parameter.requires_grad
+        ]
+
+    def _settle(self, place: int, parameter: torch.Tensor) -> None:
+        """Move a gradient that backward has just made into its slot. What it lay in is used again for the next one."""
+        gradient, slot = parameter.grad, self._contribution.slots[place]
+        if gradient is None or gradient is slot or gradient.layout is not torch.strided or gradient.requires_grad:
+            return
+        parameter.grad = slot.copy_(gradient)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     # ------------------------------------------------------------------ one part
 
@@ -123,10 +188,6 @@ class Parts:
             for buffer in (*self._sources.averaged, *self._sources.counters):
                 buffer.set()
 
-    def _nothing(self) -> Values:
-        # The header, each gradient, the rows of each gradient that is sparse, and each averaged buffer.
-        return [None] * (1 + 2 * len(self._sources.parameters) + len(self._sources.averaged))
-
     def _check(self) -> None:
         """Refuse what must not happen within a part."""
         if [parameter._version for parameter in self._sources.parameters] != self._versions:
@@ -139,88 +200,112 @@ class Parts:
                     f"the buffer {buffer.name} holds whole numbers or bools and changes while a shard is computed, and nothing "
                     "can be made of the changes of several shards; train without shards="
                 )
-        if self._names is not None and self._names != sorted(self._noted):
-            raise TrainingCodeError(f"note() was called with {sorted(self._noted)}, and before with {self._names}")
+        names = sorted(self._noted)
+        if self._names is not None and self._names != names:
+            raise TrainingCodeError(f"note() was called with {names}, and before with {self._names}")
+        self._names = names
 
     @torch.no_grad()
-    def _take(self, weight: float) -> Values:
-        """Take what a part of this weight contributes, its header first. A part of weight 0 contributes nothing."""
-        self._check()
-        self._names = sorted(self._noted)
-        values = self._nothing()
-        if not weight:
-            return values
-        sources, count = self._sources, len(self._sources.parameters)
+    def _take(self, shard: int) -> None:
+        """Take what the part of this shard contributes: gradients, buffers, counts and what it noted."""
+        sources, taken = self._sources, self._contribution
+        given = {0}
         for place, parameter in enumerate(sources.parameters, 1):
             gradient, parameter.grad = parameter.grad, None
-            if gradient is not None and gradient.layout is torch.strided:
-                values[place] = gradient.detach()
-            elif gradient is not None:
-                values[place], values[count + place] = _dense(gradient.detach())
-        is_touched = [float(value is not None) for value in values[1 : 1 + 2 * count]]
-        for place, buffer in enumerate(sources.averaged, 1 + 2 * count):
-            values[place] = buffer.present.detach().clone()
-            is_touched.append(float(buffer.has_changed))
-        weighted = [value for value in (*values[: 1 + count], *values[1 + 2 * count :]) if value is not None]
-        if weighted:
-            torch._foreach_mul_(weighted, weight)
-        counters = [float(buffer.present - buffer.before) for buffer in sources.counters]
-        noted = [self._noted[name] * weight for name in self._names]
-        room = [0.0] * (MOST_NOTED - len(noted))
-        values[0] = torch.tensor([*is_touched, *counters, *_described(self._names), *noted, *room])
-        return values
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:
+                gradient, rows = _dense(gradient.detach())
+                place_of_rows = place + self._rows_from - 1
+                taken.put(place_of_rows, rows)
+                given.add(place_of_rows)
+                self._counts[place_of_rows - 1] += 1
+            taken.put(place, gradient)
+            given.add(place)
+            self._counts[place - 1] += 1
+        for place, buffer in enumerate(sources.averaged, self._buffers_from):
+            taken.put(place, buffer.present)
+            given.add(place)
+            self._counts[place - 1] += buffer.has_changed
+        for place, slot in taken.slots.items():
+            if place not in given:
+                slot.zero_()
+        weight = self._rows[shard] / self._cut.largest
+        if weight != 1:
+            weighted = [place for place in given if 0 < place < self._rows_from or place >= self._buffers_from]
+            torch._foreach_mul_([taken.value(place) for place in weighted], weight)
+        for number, counter in enumerate(sources.counters):
+            self._counted[number] += int(counter.present - counter.before)
+        self._notes[shard] = [self._noted[name] for name in sorted(self._noted)]
 
     # ------------------------------------------------------------------ the end of the loop
 
     @torch.no_grad()
-    def _finish(self, running: RunningSum[Values]) -> None:
+    def _finish(self, nodes: Mapping[Node, Contribution]) -> None:
         """Add up over all ranks, and set gradients, buffers, means and random numbers, alike on all ranks."""
-        sources = self._sources
-        rows = [torch.empty(parameter.shape[:1], device=parameter.device) for parameter in sources.parameters]
-        like = [*sources.parameters, *rows, *(buffer.tensor for buffer in sources.averaged)]
-        header = torch.empty(len(like) + len(sources.counters) + 2 + MOST_NOTED)
-        sums = self._add(running, [header, *like], [0, *sorted(self._touched)])
-        numbers = sums[0].tolist()
-        noted, names = numbers[-MOST_NOTED:], self._names or []
-        touched, counted, described = _split(list(map(round, numbers[:-MOST_NOTED])), len(like), len(sources.counters))
-        if described != [number * self._filled for number in _described(names)]:
+        for number, contribution in enumerate(nodes.values()):
+            header = contribution.slots[0]
+            header.copy_(self._header()) if number == 0 else header.zero_()
+        sums = self._add(self._workspace.layout, nodes, self._workspace.received)
+        numbers, noted = sums[0][: -self._cut.shards * MOST_NOTED].tolist(), sums[0][-self._cut.shards * MOST_NOTED :]
+        touched, counted, described = _split(list(map(round, numbers)), len(self._counts), len(self._counted))
+        if described != [number * self._filled for number in _described(self._names or [])]:
             raise TrainingCodeError(
-                f"ranks noted different numbers of their parts; this one noted {names}. Call parts.note() alike on all ranks"
+                f"ranks noted different numbers of their parts; this one noted {self._names}. Call parts.note() alike on all "
+                "ranks"
             )
-        missing = {place for place, times in enumerate(touched, 1) if times} - self._touched
+        means = self._means_of(noted.view(-1, MOST_NOTED).tolist())
+        missing = {place for place, times in enumerate(touched, 1) if times} - self._workspace.touched
         if missing:
-            sums |= self._add(running, [header, *like], sorted(missing))
-            self._touched |= missing
-        self._set_gradients(touched, sums)
-        self._set_buffers(touched[2 * len(sources.parameters) :], counted, sums)
-        self._means = dict(zip(names, noted, strict=False))
+            layout = Layout({place: self._like(place) for place in missing}, self._size)
+            sums |= self._add(layout, {node: layout.filled(each.others) for node, each in nodes.items()}, _new)
+            self._workspace.touched |= missing
+        # The sum of what the largest shard counts once for becomes the mean over rows.
+        scale = self._cut.largest / self._cut.rows
+        self._set_gradients(touched, sums, scale)
+        self._set_buffers(touched[self._buffers_from - 1 :], counted, sums, scale)
+        self._means = means
         # Code after the loop draws the same random numbers on all ranks.
         seed_all((*self._seeds, self._cut.shards))
 
-    def _add(
-        self, running: RunningSum[Values], like: Sequence[torch.Tensor], places: Sequence[int]
-    ) -> dict[int, torch.Tensor]:
-        nodes = {node: [values[place] for place in places] for node, values in running.nodes.items()}
-        sums = add_over_ranks(self._cut, nodes, [like[place] for place in places], self._world)
-        return dict(zip(places, sums, strict=True))
+    def _header(self) -> torch.Tensor:
+        """Return how often this rank's parts have touched each place, how far counters have come, and what the parts noted."""
+        noted = [0.0] * (self._cut.shards * MOST_NOTED)
+        for shard, numbers in self._notes.items():
+            noted[shard * MOST_NOTED : shard * MOST_NOTED + len(numbers)] = numbers
+        described = [number * len(self._notes) for number in _described(self._names or [])]
+        return torch.tensor([*self._counts, *self._counted, *described, *noted])
 
-    def _set_gradients(self, touched: Sequence[int], sums: Mapping[int, torch.Tensor]) -> None:
-        count = len(self._sources.parameters)
-        for place, parameter in enumerate(self._sources.parameters):
-            before = self._gradients[place]
+    def _means_of(self, noted: list[list[float]]) -> dict[str, float]:
+        """Return the means over rows of what all parts have noted."""
+        shares = [rows / self._cut.rows for rows in self._rows]
+        columns = zip(*(numbers for numbers, share in zip(noted, shares, strict=True) if share), strict=True)
+        shares = [share for share in shares if share]
+        means = [sum(map(operator.mul, column, shares)) for column in columns]
+        return dict(zip(self._names or [], means, strict=False))
+
+    def _add(self, layout: Layout, nodes: Mapping[Node, Contribution], room: Room) -> dict[int, torch.Tensor]:
+        flat = add_over_ranks(self._cut, {node: each.flat for node, each in nodes.items()}, room, self._world)
+        return layout.slots_of(flat)
+
+    def _set_gradients(self, touched: Sequence[int], sums: Mapping[int, torch.Tensor], scale: float) -> None:
+        for place, parameter in enumerate(self._sources.parameters, 1):
+            before = self._gradients[place - 1]
             parameter.grad = before
-            if not touched[place]:
+            if not touched[place - 1]:
                 continue
-            # The copy has memory of its own, so that it begins at the same alignment in every world.
-            gradient = torch.empty_like(parameter).copy_(sums[1 + place])
-            if touched[place] == touched[count + place]:  # the gradient was sparse in every shard that had one
-                gradient = _sparse(gradient, sums[1 + count + place])
+            # It has memory of its own, so that it begins at the same alignment in every world.
+            gradient = torch.mul(sums[place], scale, out=torch.empty_like(parameter))
+            place_of_rows = place + self._rows_from - 1
+            if touched[place - 1] == touched[place_of_rows - 1]:  # it was sparse in every shard that had one
+                gradient = _sparse(gradient, sums[place_of_rows])
             parameter.grad = gradient if before is None else before.add_(gradient)
 
-    def _set_buffers(self, touched: Sequence[int], counted: Sequence[int], sums: Mapping[int, torch.Tensor]) -> None:
-        first = 1 + 2 * len(self._sources.parameters)
-        for place, (buffer, times) in enumerate(zip(self._sources.averaged, touched, strict=True)):
-            buffer.set(sums[first + place] if times else None)
+    def _set_buffers(
+        self, touched: Sequence[int], counted: Sequence[int], sums: Mapping[int, torch.Tensor], scale: float
+    ) -> None:
+        for place, (buffer, times) in enumerate(zip(self._sources.averaged, touched, strict=True), self._buffers_from):
+            buffer.set(sums[place] * scale if times else None)
         for buffer, change in zip(self._sources.counters, counted, strict=True):
             if change % self._filled:
                 raise TrainingCodeError(
@@ -232,6 +317,10 @@ class Parts:
     def _filled(self) -> int:
         """How many shards of the batch have rows."""
         return min(self._cut.shards, self._cut.rows)
+
+
+def _new(number: int, like: torch.Tensor, length: int) -> torch.Tensor:
+    return like.new_empty(length)
 
 
 def _described(names: Sequence[str]) -> tuple[int, int]:

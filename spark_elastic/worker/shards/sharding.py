@@ -14,6 +14,7 @@ from spark_elastic.worker.job import current_job
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.parts import Parts
 from spark_elastic.worker.shards.sources import Sources
+from spark_elastic.worker.shards.workspace import Workspace
 from spark_elastic.worker.world import World
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Sharding:
         self._shards = shards
         self._world = world
         self._sources = Sources(self._models)
-        self._touched: dict[int, set[int]] = {}
+        self._workspaces: dict[int, Workspace] = {}
         for model in self._models:
             refuse(model, shards)
 
@@ -40,9 +41,9 @@ class Sharding:
         if not self._sources.is_current():
             before, self._sources = self._sources, Sources(self._models)
             if before.structure != self._sources.structure:
-                self._touched.clear()
+                self._workspaces.clear()
         # Each kind of loop (one for a generator, one for its discriminator) touches parameters of its own.
-        return Parts(batch, self._sources, self._touched.setdefault(id(model), set()), self._world)
+        return Parts(batch, self._sources, self._workspaces.setdefault(id(model), Workspace()), self._world)
 
     def check_forward(self, model: DistributedDataParallel) -> None:
         """Refuse a forward for training outside a loop over parts."""

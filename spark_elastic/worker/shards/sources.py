@@ -76,7 +76,10 @@ class Sources:
     @property
     def structure(self) -> list[object]:
         """The structure by which the places of parameters and buffers are numbered."""
-        return [*((p.shape, p.dtype) for p in self.parameters), *((b.name, b.tensor.shape) for b in self.buffers)]
+        return [
+            *((p.shape, p.dtype, p.device) for p in self.parameters),
+            *((b.name, b.tensor.shape, b.tensor.device) for b in self.buffers),
+        ]
 
     def is_current(self) -> bool:
         """Whether the models still consist of these parameters and buffers."""

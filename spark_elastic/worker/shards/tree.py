@@ -8,6 +8,7 @@ much and lose digits. Pure: nothing here knows what is added.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
@@ -56,19 +57,31 @@ def total(shards: int, have: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
     return value(Node(0, shards))
 
 
+@functools.cache
+def _parents(shards: int) -> Mapping[tuple[Node, Node], Node]:
+    """Return the node of each two halves."""
+    found = {}
+    waiting = [Node(0, shards)]
+    while waiting:
+        node = waiting.pop()
+        if (both := halves(node, shards)) is not None:
+            found[both] = node
+            waiting += both
+    return found
+
+
 class RunningSum(Generic[T]):
     """Adds the values of consecutive shards as they arrive, and holds as few of them as the order of the tree allows."""
 
     def __init__(self, shards: int, add: Callable[[T, T], T]) -> None:
         self._add = add
         self._kept: list[tuple[Node, T]] = []
-        self._parents: dict[tuple[Node, Node], Node] = {}
-        waiting = [Node(0, shards)]
-        while waiting:
-            node = waiting.pop()
-            if (both := halves(node, shards)) is not None:
-                self._parents[both] = node
-                waiting += both
+        self._parents = _parents(shards)
+
+    @property
+    def depth(self) -> int:
+        """How many values are kept at present."""
+        return len(self._kept)
 
     def push(self, shard: int, value: T) -> None:
         """Add the value of the next shard."""
