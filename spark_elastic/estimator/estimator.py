@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from spark_elastic.driver.cluster_driver import OWN_SLOTS
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
+from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.dataset import identity_of, written
 from spark_elastic.estimator.frame import (
     Facts,
@@ -44,6 +46,7 @@ from spark_elastic.estimator.planning import (
     Recipe,
     Sizes,
     first_rows,
+    given_batch,
     made_up_batch,
     own_randomness,
     plan_data,
@@ -51,6 +54,7 @@ from spark_elastic.estimator.planning import (
     plan_resources,
     plan_sizes,
     plan_split,
+    settle_batch,
 )
 from spark_elastic.estimator.preflight import widths_of
 from spark_elastic.estimator.row_checks import FLOAT_INDEXES, merged_index, negative_weight, not_a_class, not_an_index
@@ -67,6 +71,8 @@ from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.training import train
 from spark_elastic.launchers.session import check_gpus, parallelism
+
+logger = logging.getLogger("spark_elastic")
 
 
 class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["ElasticEstimator"], MLWritable):
@@ -130,7 +136,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 keep_on_failure=resumable,
             ) as data:
                 _check_facts(schema, layout, data.facts)
-                record = replace(record, data=data.identity, data_url=data.url)
+                record = replace(record, data=data.identity, data_url=data.url).with_batch(known.batch if known else {})
                 validation = store.worker_url(data.validation_url) if data.validation_url else None
                 urls = store.worker_url(data.training_url), validation
                 plan = plan_data(self, urls, store.storage_options, False)
@@ -166,7 +172,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
             identity = "/".join(read_manifest(each, storage_options=options or None).fingerprint for each in urls)
             record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
-            check_run(store, record)
+            known = check_run(store, record)
+            record = record.with_batch(known.batch if known else {})
             return self._train(session, store, record, plan, recipe, sizes, {})
 
     def find_learning_rate(
@@ -192,11 +199,17 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         facts: Facts,
     ) -> ElasticModel:
         """Check the recipe on the first rows, train, and return the model."""
-        sample = first_rows(recipe.layout, data)
+        sample, rows = first_rows(recipe.layout, data)
         recipe = recipe.checked_on(sample)
         recipe.check_categories(sample, facts)
         layout, run_id = recipe.layout, record.run_id
         model = self._untrained(recipe, sample)
+        if not given_batch(self):
+            width = width_of(sample)
+            record = record.with_batch({"globalBatchSize": pick_batch_size(rows, width, self.value("shards"))})
+            data, sizes = settle_batch(self, data, sizes, record.batch)
+            model._set(**record.batch)
+            _tell_batch(record, rows, width, sizes)
         model._check(facts)
         class_labels = recipe.class_labels(len(model.widths))
         _check_classes(class_labels, facts)
@@ -389,6 +402,14 @@ def _check_classes(names: tuple[str, ...], facts: Facts) -> None:
         fraction = facts.get(name, {}).get("fraction")  # data that an earlier release has written lack this fact
         if fraction is not None:
             raise ValueError(not_a_class(name, fraction))
+
+
+def _tell_batch(record: RunRecord, rows: int, width: int, sizes: Sizes) -> None:
+    ((name, size),) = record.batch.items()
+    logger.info(
+        f"{record.run_id}: {name}={size} for {rows:,} rows of {width:,} numbers, with at most {sizes.most} workers; set "
+        "globalBatchSize or batchSize, and maxNp, to choose otherwise"
+    )
 
 
 def _printer(run_id: str) -> Callable[[dict[str, Any]], None]:

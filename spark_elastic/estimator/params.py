@@ -333,13 +333,17 @@ class FitParams(Parameterized, FitParamsAccessors):
     loss = param("loss", "a function of (output, label), or one for each label", functions)
     lossWeights = param("lossWeights", "a factor for each loss", numbers)
     metrics = param("metrics", "functions of (output, label) or torchmetrics; a list, or a dict by name", metrics)
-    batchSize = param("batchSize", "rows of a batch on each worker", whole(1))
+    batchSize = param(
+        "batchSize",
+        "rows of a batch on each worker; with neither this nor globalBatchSize, fit picks globalBatchSize by the data",
+        whole(1),
+    )
     globalBatchSize = param(
         "globalBatchSize", "rows of a batch on all workers together; instead of batchSize", whole(1)
     )
     deterministic = param(
         "deterministic",
-        "whether weights, losses and metrics have the same bits with any number of workers; needs globalBatchSize",
+        "whether weights, losses and metrics have the same bits with any number of workers; not with batchSize",
         boolean,
     )
     shards = param(
@@ -349,7 +353,7 @@ class FitParams(Parameterized, FitParamsAccessors):
     )
     balance = param(
         "balance",
-        "auto: workers' rows of a batch follow how fast they compute them; needs globalBatchSize. None: all have equally many",
+        "auto: workers' rows of a batch follow how fast they compute them; not with batchSize. None: all have equally many",
         one_of("auto"),
     )
     valBatchSize = param(
@@ -448,7 +452,6 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
     useGpu = param("useGpu", "True: GPUs only, False: CPUs only, None: what Spark has assigned", boolean)
 
     defaults: ClassVar[dict[str, Json]] = {
-        "batchSize": 32,
         "transformBatchSize": 1024,
         "epochs": 1,
         "driver": "client",

@@ -15,6 +15,7 @@ from pyspark.sql.types import IntegralType, StructType
 from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
+from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
 from spark_elastic.estimator.frame import Facts, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
@@ -98,13 +99,9 @@ def own_randomness(seed: int) -> Iterator[None]:
 def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> Recipe:
     """Copy network and optimizer. Raises ValueError for Params that contradict each other."""
     size, everywhere = params.value("batchSize"), params.value("globalBatchSize")
-    if everywhere is not None and params.isSet("batchSize"):
+    if everywhere is not None and size is not None and params.isSet("batchSize"):
         raise ValueError(f"give batchSize={size} or globalBatchSize={everywhere}, not both")
-    if params.value("balance") is not None and everywhere is None:
-        raise ValueError(
-            f'balance="{params.value("balance")}" needs globalBatchSize, of which workers take unequal shares: with '
-            f"batchSize={size} each takes as many rows as the others"
-        )
+    _check_balance(params, given_batch(params))
     plan_shards(params)
     weighting = _weighting(params, layout)
     if params.value("deterministic") and weighting:
@@ -171,38 +168,43 @@ def plan_resources(params: Parameterized) -> TaskResources | None:
 
 
 def plan_shards(params: Parameterized) -> int | None:
-    """Return into how many shards batches are cut; None without ``deterministic``. Raises ValueError for what does not fit."""
-    shards, everywhere = params.value("shards"), params.value("globalBatchSize")
+    """Return into how many shards batches are cut; None without ``deterministic``. Raises ValueError for what does not fit.
+
+    A batch size that ``fit`` picks is at least as large.
+    """
+    shards, batch = params.value("shards"), given_batch(params)
     if not params.value("deterministic"):
         if shards is not None:
             raise ValueError(f"shards={shards} are for deterministic=True")
         return None
-    if everywhere is None:
+    if "batchSize" in batch:
         raise ValueError(
-            "deterministic=True needs globalBatchSize: with batchSize on each worker, steps hold other rows where there are "
-            "other workers"
+            f"deterministic=True needs globalBatchSize: with batchSize={batch['batchSize']} on each worker, steps hold other "
+            "rows where there are other workers"
         )
-    shards = shards or min(DEFAULT_SHARDS, everywhere)
+    everywhere = batch.get("globalBatchSize")
+    shards = shards or min(DEFAULT_SHARDS, everywhere or DEFAULT_SHARDS)
     most = max(params.value(name) or 1 for name in ("minNp", "numProc", "maxNp"))
-    if not most <= shards <= everywhere:
-        raise ValueError(
-            f"shards={shards} must be at least maxNp={most} and at most globalBatchSize={everywhere}: a worker computes whole "
-            "shards"
-        )
+    if shards < most or (everywhere is not None and shards > everywhere):
+        bound = "" if everywhere is None else f" and at most globalBatchSize={everywhere}"
+        raise ValueError(f"shards={shards} must be at least maxNp={most}{bound}: a worker computes whole shards")
     return int(shards)
 
 
 def plan_data(
     params: Parameterized, urls: tuple[str, str | None], storage_options: Mapping[str, object], check: bool
 ) -> DataPlan:
-    """Plan how workers read the data for training and validation at ``urls``. check: the values have yet to be checked."""
-    everywhere = params.value("globalBatchSize")
+    """Plan how workers read the data for training and validation at ``urls``. check: the values have yet to be checked.
+
+    The batch size is that of the Params, which ``settle_batch`` may have to add.
+    """
+    batch = given_batch(params)
     return DataPlan(
         training_url=full_url(urls[0]),
         validation_url=full_url(urls[1]) if urls[1] else None,
-        batch_size=None if everywhere else params.value("batchSize"),
-        global_batch_size=everywhere,
-        validation_batch_size=params.value("valBatchSize") or (None if everywhere else params.value("batchSize")),
+        batch_size=batch.get("batchSize"),
+        global_batch_size=batch.get("globalBatchSize"),
+        validation_batch_size=params.value("valBatchSize") or batch.get("batchSize"),
         shuffle=params.value("shuffle"),
         seed=params.value("seed"),
         shards=plan_shards(params),
@@ -215,6 +217,37 @@ def plan_data(
     )
 
 
+def given_batch(params: Parameterized) -> dict[str, int]:
+    """Return the Param that gives the batch size, by its name; nothing if ``fit`` is to pick one."""
+    for name in ("globalBatchSize", "batchSize"):
+        if (rows := params.value(name)) is not None:
+            return {name: rows}
+    return {}
+
+
+def settle_batch(
+    params: Parameterized, data: DataPlan, sizes: Sizes, batch: Mapping[str, int]
+) -> tuple[DataPlan, Sizes]:
+    """Return the plans of a fit whose Params leave the batch size open: it is that of the run, ``batch``, a Param by its name.
+
+    Workers are at most so many that each has a share of a global batch, unless Params ask for more. Raises ValueError if a run
+    that continues has a ``batchSize``, and the Params want a ``balance``.
+    """
+    _check_balance(params, batch)
+    size, everywhere = batch.get("batchSize"), batch.get("globalBatchSize")
+    data = replace(
+        data,
+        batch_size=size,
+        global_batch_size=everywhere,
+        validation_batch_size=params.value("valBatchSize") or size,
+    )
+    if everywhere is not None and params.value("maxNp") is None:
+        wanted = max(params.value(name) or 1 for name in ("minNp", "numProc"))
+        most = min(sizes.most, max(enough_workers(everywhere), wanted))
+        sizes = replace(sizes, start=min(sizes.start, most), most=most)
+    return data, sizes
+
+
 def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor] | None:
     """Make a batch of zeros in the shapes of the schema; None if the schema does not have all shapes."""
     shapes = {name: row_shape(schema[name]) for name in layout.columns}
@@ -223,12 +256,13 @@ def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor]
     return made_up(known, whole) if len(known) == len(shapes) else None
 
 
-def first_rows(layout: Layout, data: DataPlan) -> dict[str, torch.Tensor]:
-    """Read a few rows of the training data. Raises ``DataError`` like the loader, and for NaN."""
+def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor], int]:
+    """Read a few rows of the training data, and return how many there are. Raises ``DataError`` like the loader, and for NaN."""
     loader = ParquetLoader(
         data.training_url, ROWS, columns=layout.columns, shuffle=False, prefetch=1, pin_memory=False, **data.reading
     )
     try:
+        total = loader.rows_total
         batch = next(iter(loader), None)
     finally:
         loader.close()
@@ -236,7 +270,7 @@ def first_rows(layout: Layout, data: DataPlan) -> dict[str, torch.Tensor]:
         raise ValueError(f"{data.training_url} has no rows")
     if data.check:
         check_rows(batch, layout.columns, loader)
-    return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}
+    return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}, total
 
 
 def _network(params: Parameterized) -> torch.nn.Module:
@@ -316,10 +350,18 @@ def _check_course(params: Parameterized, steps: StepPlan) -> None:
     name = getattr(steps.scheduler, "__name__", type(steps.scheduler).__name__)
     if steps.scheduler_interval != "step":
         raise ValueError(f"{name} counts steps: give schedulerInterval='step'")
-    if params.value("globalBatchSize") is None and params.value("stepsPerEpoch") is None:
+    if "batchSize" in given_batch(params) and params.value("stepsPerEpoch") is None:
         raise ValueError(
             f"{name} has to know the steps of an epoch, which with batchSize depend on the number of workers: give "
             "globalBatchSize, or stepsPerEpoch, or total_steps in schedulerParams"
+        )
+
+
+def _check_balance(params: Parameterized, batch: Mapping[str, int]) -> None:
+    if params.value("balance") is not None and "batchSize" in batch:
+        raise ValueError(
+            f'balance="{params.value("balance")}" needs globalBatchSize, of which workers take unequal shares: with '
+            f"batchSize={batch['batchSize']} each takes as many rows as the others"
         )
 
 

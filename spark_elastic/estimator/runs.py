@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 from pyspark.ml.param import Params
@@ -54,6 +54,7 @@ FREE = frozenset(
         "zeroRedundancy",
     }
 )
+_BATCH = ("batchSize", "globalBatchSize")
 _NETWORKS = ("model", "modelFn")
 _RECORD = "run.json"
 VERSION = 2
@@ -63,8 +64,8 @@ VERSION = 2
 class RunRecord:
     """A run: the identity of its data, and a description of each Param that counts.
 
-    data_url: where the data were written, if they were. version: the version of the descriptions of data and Params; records
-        without one are of the first.
+    params: the batch size that ``fit`` has picked is among them. data_url: where the data were written, if they were. version:
+        the version of the descriptions of data and Params; records without one are of the first.
     """
 
     run_id: str
@@ -72,6 +73,15 @@ class RunRecord:
     params: Mapping[str, object] = field(default_factory=dict)
     data_url: str | None = None
     version: int = 1
+
+    @property
+    def batch(self) -> dict[str, int]:
+        """The Param that gives the batch size, by its name; nothing if none does."""
+        return {name: rows for name in _BATCH if isinstance(rows := self.params.get(name), int)}
+
+    def with_batch(self, batch: Mapping[str, int]) -> RunRecord:
+        """Return the record with this batch size, as ``batch`` names it, unless it has one."""
+        return self if self.batch else replace(self, params={**self.params, **batch})
 
     def differences(self, other: RunRecord) -> list[str]:
         """List the differences between this run and another fit."""
@@ -93,6 +103,9 @@ def describe_params(estimator: Params) -> dict[str, Json]:
         names |= {"outputCols"} if estimator.isDefined("outputCols") else set()
     # Records of runs that are older than this Param do not have it.
     names -= {"deterministic"} if not estimator.getOrDefault("deterministic") else set()
+    names -= (
+        {"batchSize"} if estimator.isSet("globalBatchSize") else set()
+    )  # an estimator that an earlier release saved
     described = {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
     return {name: value for name, value in described.items() if value is not None}
 
@@ -103,9 +116,12 @@ def describe_callbacks(callbacks: Sequence[object]) -> str:
 
 
 def check_run(store: Store, record: RunRecord) -> RunRecord | None:
-    """Return the store's record of a run. Raises ValueError, naming the differences, if that is a different run."""
+    """Return the store's record of a run. Raises ValueError, naming the differences, if that is a different run.
+
+    A fit whose Params leave the batch size open takes that of the run.
+    """
     known = find_run(store, record.run_id)
-    differences = known.differences(record) if known else []
+    differences = known.differences(record.with_batch(known.batch)) if known else []
     if differences:
         raise ValueError(
             f"runId={record.run_id!r} is another run in {store.url}, which differs in {', '.join(differences)}. "
@@ -133,9 +149,12 @@ def read_record(content: bytes, url: str) -> RunRecord:
     Raises ``DamagedError``, which names ``url``, if the content is not a record.
     """
     try:
-        return msgspec.convert(json.loads(content), RunRecord)
+        record = msgspec.convert(json.loads(content), RunRecord)
     except (ValueError, msgspec.ValidationError) as error:
         raise DamagedError(f"{url} is damaged, it is not the record of a run: {error}. Store.delete the run") from error
+    if "globalBatchSize" in record.params:  # beside which earlier releases wrote the default of the other
+        record = replace(record, params={name: value for name, value in record.params.items() if name != "batchSize"})
+    return record
 
 
 def forget_run(store: Store, run_id: str) -> None:

@@ -126,6 +126,21 @@ def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
     assert logged.Scalars("job/resets")[-1].value == 1
 
 
+def test_a_small_table_is_learnt_without_a_batch_size_and_the_run_goes_on_with_other_workers_and_the_same_steps(
+    frame: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = {"globalBatchSize": None, "balance": "auto", "store": Store.create(tmp_path), "runId": "open"}
+    with caplog.at_level("INFO", "spark_elastic"):
+        model = make(epochs=5, **run, callbacks=networks.Recorder()).fit(frame)
+    assert f"open: globalBatchSize=32 for {ROWS:,} rows of 4 numbers, with at most 2 workers" in caplog.text
+    assert model.getGlobalBatchSize() == 32
+    assert model.history[-1]["loss"] < model.history[0]["loss"] / 10
+    longer = make(epochs=6, **run, callbacks=networks.Recorder(), numProc=1, maxNp=1).fit(frame)
+    assert longer.history[:5] == model.history
+    assert longer.history[5]["sizes"] == [1]
+    assert [entry["last_step"] for entry in longer.history] == [37] * 6  # 1,200 rows are 37 batches and half a one
+
+
 def test_a_killed_fit_is_as_good_as_an_undisturbed_one_and_equal_fits_are_equal(
     frame: Any,
     estimator: TorchEstimator,

@@ -196,18 +196,18 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
             "OneCycleLR counts steps: give schedulerInterval='step'",
         ),
         (
-            {"scheduler": ONE_CYCLE, "schedulerParams": {"max_lr": 1.0}, "schedulerInterval": "step"},
+            {"scheduler": ONE_CYCLE, "schedulerParams": {"max_lr": 1.0}, "schedulerInterval": "step", "batchSize": 8},
             "OneCycleLR has to know the steps of an epoch, which with batchSize .* give globalBatchSize, or stepsPerEpoch",
         ),
         ({"loss": None}, "give a loss, or a trainStep"),
-        ({"balance": "auto"}, 'balance="auto" needs globalBatchSize'),
+        ({"balance": "auto", "batchSize": 8}, 'balance="auto" needs globalBatchSize'),
         ({"balance": "yes"}, "balance"),
         (
             {"zeroRedundancy": True, "optimizer": torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])},
             "zeroRedundancy=True .* give its class, no instance",
         ),
         ({"shards": 4}, "shards=4 are for deterministic=True"),
-        ({"deterministic": True}, "deterministic=True needs globalBatchSize"),
+        ({"deterministic": True, "batchSize": 8}, "deterministic=True needs globalBatchSize"),
         ({"deterministic": True, "globalBatchSize": 8, "shards": 9}, "shards=9 must be .* at most globalBatchSize=8"),
         ({"deterministic": True, "globalBatchSize": 8, "maxNp": 9}, "shards=8 must be at least maxNp=9"),
         ({"deterministic": True, "globalBatchSize": 8, "weightCol": "x"}, "weights the shards .* weightCol='x'"),
@@ -513,7 +513,7 @@ def test_a_model_carries_its_estimators_uid_and_training_params() -> None:
     model = estimator._untrained(recipe(estimator), {"x": torch.zeros(3), "y": torch.zeros(3)})
     assert model.uid == estimator.uid
     assert all(entry.parent == estimator.uid for entry in model.params)
-    assert (model.getLearningRate(), model.getEpochs(), model.getBatchSize()) == (0.5, 3, 32)
+    assert (model.getLearningRate(), model.getEpochs(), model.getTransformBatchSize()) == (0.5, 3, 1024)
     assert model.getOptimizer() is torch.optim.SGD
     assert model.getLabelCols() == ["y"]
     assert model.getUseGpu() is None
