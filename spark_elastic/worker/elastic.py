@@ -73,7 +73,8 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             # The frames of the failed step hold the old model wrapper, its buckets and its process group.
             for link in _chain(error):
                 traceback.clear_frames(link.__traceback__)
-            del change
+            # A cleared frame keeps the function that it belongs to, and a nested one the module that it was called for.
+            del change, link
         else:
             job.finish()
             faults.reached(Point.FINISHED, rank=world.rank, generation=world.generation)

@@ -205,3 +205,28 @@ def test_what_a_failed_step_had_in_its_hands_is_gone_before_the_next_world_is_as
     finally:
         gc.enable()
     assert gone == [True]
+
+
+def test_what_a_nested_function_of_a_failed_step_was_called_for_is_gone_before_the_next_world_is_asked_for() -> None:
+    """A frame that is cleared still has its function, and that its closure."""
+    job, models, gone = OneJob(), [], []
+
+    class Model: ...
+
+    def function() -> None:
+        gone.extend(reference() is None for reference in models)
+        if not models:
+            model = Model()
+            models.append(weakref.ref(model))
+
+            def step() -> None:
+                raise WorkerLostError(f"rank 1 died in {model}")
+
+            step()
+
+    gc.disable()
+    try:
+        _run(job, OneState(), function)  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+    assert gone == [True]
