@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
-from spark_elastic.data.plan import BatchPlan, Step, draw
+from spark_elastic.data.plan import BatchPlan, Step, check_switches, draw
 from spark_elastic.data.randomness import random_states, seed_all, set_random_states
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import DataError
@@ -70,6 +70,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         shard: tuple[int, int] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
+        check_switches(shuffle=shuffle, drop_last=drop_last)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(f"{type(dataset).__name__} is no map-style dataset: it needs __getitem__ and __len__")

@@ -20,7 +20,7 @@ from spark_elastic.data.ngram import NGram
 from spark_elastic.data.ngram_engine import NGramEngine, WindowFinder
 from spark_elastic.data.order import choose_spec, describe
 from spark_elastic.data.pinning import pin
-from spark_elastic.data.plan import BatchPlan
+from spark_elastic.data.plan import BatchPlan, check_switches
 from spark_elastic.data.predicates import PredicateBase
 from spark_elastic.data.reader_arguments import dataset_of, loader_arguments
 from spark_elastic.data.tracker import RowGroupTracker
@@ -93,6 +93,7 @@ class ParquetLoader(EngineLoader):
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
+        check_switches(shuffle=shuffle, drop_last=drop_last)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         if prefetch is not None and prefetch < 1:
             raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")

@@ -24,6 +24,13 @@ from spark_elastic.data.shards import Cut
 GLOBAL_JOIN = 16
 
 
+def check_switches(**given: object) -> None:
+    """Raise TypeError for a value that is neither True nor False, such as "no", which would count as true."""
+    for name, value in given.items():
+        if value not in (True, False):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The batch size as the user gave it (exactly one of the two), what happens to the tail, and the number of shards.

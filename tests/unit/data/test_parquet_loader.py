@@ -892,6 +892,17 @@ def test_wrong_arguments_are_named(dataset: Path, arguments: dict[str, Any], mes
         ParquetLoader(dataset, **arguments)
 
 
+@pytest.mark.parametrize("name", ["shuffle", "drop_last"])
+def test_what_is_neither_true_nor_false_is_refused(dataset: Path, name: str) -> None:
+    wrong: dict[str, Any] = {name: "no"}
+    with pytest.raises(TypeError, match=f"{name} must be True or False, not 'no'"):
+        ParquetLoader(dataset, 16, **wrong)
+    with pytest.raises(TypeError, match=f"{name} must be True or False, not 'no'"):
+        ElasticDataLoader([1, 2], 1, **wrong)
+    right: dict[str, Any] = {name: np.bool_(False)}
+    assert len(ParquetLoader(dataset, 16, **right)) == 13
+
+
 def test_lengths_follow_the_present_world_with_a_batch_size_per_worker(dataset: Path) -> None:
     loader = ParquetLoader(dataset, 16)
     loader.set_world(0, 4)
