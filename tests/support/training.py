@@ -960,11 +960,19 @@ def fixed_of_torchs_own(folder: str) -> dict[str, Any]:
     return {"rank": rank, "generation": attempt, "weights": str(weights), "sum": total.item()}
 
 
-def fixed_with_state(steps: int, durable: int, url: str, plain: bool) -> dict[str, int]:
-    """Train in a fixed world with a State, which is brought up to date by ``sync`` or by an elastic function."""
+def fixed_with_state(more: int, durable: int, lose: str, plain: bool) -> dict[str, int]:
+    """Train in a fixed world with a State, which is brought up to date by ``sync`` or by an elastic function.
+
+    The first world loses rank 0, or its executor, as soon as there is the file ``lose``; the next one makes some steps more.
+    """
+    import os
+    import signal
+    import time
+
     import torch
 
     import spark_elastic as se
+    from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
 
     model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.Adam(model.parameters())
@@ -972,26 +980,17 @@ def fixed_with_state(steps: int, durable: int, url: str, plain: bool) -> dict[st
 
     def train(state: Any) -> dict[str, int]:
         start = state.step
-        while state.step < steps:
+        while se.generation() == 1 or state.step < start + more:
             optimizer.zero_grad()
             model(torch.randn(4, 2)).sum().backward()
             optimizer.step()
             state.step += 1
-            if state.step == durable + 15 and se.generation() == 1:
-                wait_for_checkpoint()
+            if se.generation() == 1 and se.rank() == 0 and os.path.exists(lose):
+                os.kill(int(os.environ[EXECUTOR_VARIABLE]) if plain else os.getpid(), signal.SIGKILL)
+                signal.pause()  # until what ends with the executor has ended
             state.commit(durable=state.step == durable)
+            time.sleep(0.01)
         return {"start": start, "end": state.step, "generation": se.generation()}
-
-    def wait_for_checkpoint() -> None:
-        import contextlib
-        import time
-
-        saved = -1
-        while se.rank() == 0 and saved < durable:
-            time.sleep(0.05)
-            with contextlib.suppress(se.CheckpointError):  # there is none yet
-                saved = se.load_checkpoint(url)["step"]
-        se.barrier()
 
     if plain:
         state.sync()
