@@ -222,16 +222,20 @@ def fields_of(predicate: PredicateBase) -> set[str]:
 
 
 def _as_timestamp(value: Any) -> Any:
-    """Return a time or date as the values of a column of timestamps are, and anything else as it is."""
-    if type(value) not in (date, datetime):
+    """Return a time or date as the values of a column of timestamps are, in nanoseconds, and anything else as it is."""
+    if isinstance(value, np.datetime64):
+        time = value  # before NumPy 2, equal times of different units have different hashes
+    elif type(value) not in (date, datetime):
         return value
-    if isinstance(value, datetime) and value.tzinfo is not None:
+    elif isinstance(value, datetime) and value.tzinfo is not None:
         raise ValueError(
             f"inclusion_values: {value!r} has a time zone; give it without one, in UTC if its column has one"
         )
-    found = np.datetime64(value, "ns")
+    else:
+        time = np.datetime64(value, "us")
+    found = time.astype("M8[ns]")
     # NumPy wraps around beyond the years that nanoseconds reach, where no timestamp is equal.
-    return found if found.astype("M8[us]") == np.datetime64(value, "us") else value
+    return found if found.astype(time.dtype) == time else value
 
 
 def _sort_key(value: object) -> tuple[str, str]:
