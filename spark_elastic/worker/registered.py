@@ -1,4 +1,4 @@
-"""What is registered in modules: submodules, parameters and buffers, which torch keeps in dicts by name."""
+"""What is registered in modules, by name: submodules, parameters and buffers; and in optimizers, by groups: parameters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ import torch
 def registers(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
     """Return the dicts in which a module itself has its modules, its parameters and its buffers."""
     return module._modules, module._parameters, module._buffers
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters that an optimizer steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def same_objects(some: Collection[object], others: Collection[object]) -> bool:

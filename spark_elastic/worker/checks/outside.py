@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spark_elastic.worker.checks.training_code import depth_of_user
+from spark_elastic.worker.registered import stepped
 
 if TYPE_CHECKING:
     from spark_elastic.worker.state.torch_state import TorchState
@@ -49,14 +50,13 @@ def checked_outside(state: TorchState) -> Iterator[None]:
 def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> str | None:
     """Return the name of a parameter that is trained and that no wrapper has; None if there is none."""
     names = state._parameter_names()
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    trained = [p for p in stepped(optimizer) if p.grad is not None]
     if not any(id(p) in names for p in trained):
         return None
     from spark_elastic.worker.ddp import DistributedDataParallel
 
     kinds = (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
-    wrappers = [
-        value for value in gc.get_objects() if type(value) in kinds
-    ]  # also one whose module alone is in the State
+    # Also a wrapper whose module alone is in the State.
+    wrappers = [value for value in gc.get_objects() if type(value) in kinds]
     wrapped = {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
     return next((names[id(p)] for p in trained if id(p) in names and id(p) not in wrapped), None)

@@ -26,6 +26,7 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
 from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.registered import stepped
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.sharding import shards_in_use
 from spark_elastic.worker.zero import is_part
@@ -128,9 +129,7 @@ class TrainingChecks:
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
         """Check an optimizer that is about to step. Return whether it needs no further check."""
-        parameters = [
-            p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.nn.Parameter)
-        ]
+        parameters = [p for p in stepped(optimizer) if isinstance(p, torch.nn.Parameter)]
         own = list(_reachable(self._local()))
         own_parameters = {id(p) for module in own if isinstance(module, torch.nn.Module) for p in module.parameters()}
         if any(value is optimizer for value in own) or all(id(p) in own_parameters for p in parameters):
@@ -211,7 +210,7 @@ class TrainingChecks:
         if not loaders.feeds_training(self._job.models):
             return
         wrapped = {id(p) for model in self._job.models for p in model.parameters()}
-        if not any(id(p) in wrapped for group in optimizer.param_groups for p in group["params"]):
+        if not any(id(p) in wrapped for p in stepped(optimizer)):
             return
         self._plain_loaders = None
         if not self._is_told_of_rows and not any(has_part(value, TakesWorld) for value in _reachable(self._shared())):

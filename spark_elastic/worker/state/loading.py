@@ -11,6 +11,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.errors import SparkElasticError
+from spark_elastic.worker.registered import stepped
 from spark_elastic.worker.state.snapshot import KeptPart, Stateful, cloned, has_state_dict
 from spark_elastic.worker.state.structure import reshape
 from spark_elastic.worker.state.switches import plain_name, switch_as_noted
@@ -176,9 +177,8 @@ def _undo_casts(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) ->
     """Give an optimizer's state back the dtypes it was kept with, because torch casts it to those of the parameters."""
     if not isinstance(kept, dict) or not {"state", "param_groups"} <= set(kept):
         return  # the optimizer's state dict has a format of its own
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in kept["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
+    for number, parameter in zip(numbers, stepped(optimizer), strict=True):
         if number in kept["state"] and parameter in optimizer.state:
             optimizer.state[parameter] = _with_dtypes_of(kept["state"][number], optimizer.state[parameter])
 

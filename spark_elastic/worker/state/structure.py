@@ -18,7 +18,7 @@ import torch
 
 from spark_elastic.checkpoint.skeleton import COMPILED, PLAIN
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.registered import registers
+from spark_elastic.worker.registered import registers, stepped
 from spark_elastic.worker.state.snapshot import Stateful
 
 Objects = Mapping[str, Stateful]
@@ -151,11 +151,11 @@ def remember(objects: Sequence[Stateful]) -> Callable[[], None]:
                     present.clear()
                     present.update(was)
         for optimizer, was_groups in groups:
-            stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+            present_parameters = set(stepped(optimizer))
             optimizer.param_groups[:] = [group for group, _ in was_groups]
             for group, parameters in was_groups:
                 group["params"] = list(parameters)
-            for parameter in stepped.difference(*(parameters for _, parameters in was_groups)):
+            for parameter in present_parameters.difference(*(parameters for _, parameters in was_groups)):
                 optimizer.state.pop(parameter, None)  # or state_dict() would fail, which knows no number for it
 
     return put_back

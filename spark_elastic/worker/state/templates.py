@@ -17,7 +17,7 @@ from torch import nn
 
 from spark_elastic.checkpoint.skeleton import PLAIN, StateDict, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported
-from spark_elastic.worker.registered import Registered, registers, same_objects
+from spark_elastic.worker.registered import Registered, registers, same_objects, stepped
 from spark_elastic.worker.state.snapshot import Found, Stateful
 
 Take = Callable[[object], object]
@@ -229,11 +229,6 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks)
-
-
-def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return the parameters that an optimizer steps."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[object]:

@@ -19,12 +19,12 @@ from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.training_code import TrainingChecks, find_optimizers
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.job import Job, current_job
+from spark_elastic.worker.registered import stepped
 from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.generators import Generators
 from spark_elastic.worker.state.keepers import keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, find_trained_tensors, has_state_dict
-from spark_elastic.worker.state.templates import stepped
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import ZeroRedundancyOptimizer, find_divisible
 
