@@ -59,7 +59,7 @@ class EngineLoader(PositionedLoader[Batch]):
         largest = int(tracker.rows.max(initial=0))
         is_small = largest <= _CHUNK_ROWS and largest * row_bytes <= min(_GROUP_BYTES, _GROUPS_BYTES / lanes)
         affordable = int(min(_CHUNK_BYTES, _CHUNKS_BYTES / lanes) / row_bytes)
-        self._chunk = max(16, largest) if is_small else max(16, min(_CHUNK_ROWS, affordable))
+        self._chunk = max(16, largest if is_small else min(_CHUNK_ROWS, affordable))
         self._ahead_rows = max(1, int(min(_AHEAD_ROWS, _AHEAD_BYTES / row_bytes)))
         self._prefetch = prefetch
         self.pinned = torch.cuda.is_available() if pin_memory is None else pin_memory

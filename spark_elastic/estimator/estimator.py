@@ -417,9 +417,8 @@ def _printer(run_id: str) -> Callable[[dict[str, Any]], None]:
         if event["event"] == "metrics":
             values = event["values"]
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
-            rows = (
-                f", {values['rows']:,} rows" if "rows" in values else ""
-            )  # a loss of NaN is reported before the epoch's end
+            # A loss of NaN is reported before the epoch's end.
+            rows = f", {values['rows']:,} rows" if "rows" in values else ""
             print(f"{run_id} epoch {values.get('epoch')}: {numbers}{rows}", flush=True)
 
     return show

@@ -25,11 +25,11 @@ class DataPlan:
 
     training_url: str
     validation_url: str | None
-    batch_size: int | None
-    global_batch_size: int | None
-    validation_batch_size: int | None
     shuffle: bool
     seed: int
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    validation_batch_size: int | None = None
     shards: int | None = None
     balance: str | None = None
     engine: str = "arrow"

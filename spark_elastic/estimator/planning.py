@@ -198,13 +198,9 @@ def plan_data(
 
     The batch size is that of the Params, which ``settle_batch`` may have to add.
     """
-    batch = given_batch(params)
-    return DataPlan(
+    plan = DataPlan(
         training_url=full_url(urls[0]),
         validation_url=full_url(urls[1]) if urls[1] else None,
-        batch_size=batch.get("batchSize"),
-        global_batch_size=batch.get("globalBatchSize"),
-        validation_batch_size=params.value("valBatchSize") or batch.get("batchSize"),
         shuffle=params.value("shuffle"),
         seed=params.value("seed"),
         shards=plan_shards(params),
@@ -215,6 +211,7 @@ def plan_data(
         check=check,
         transform=params.value("transform"),
     )
+    return _with_batch(params, plan, given_batch(params))
 
 
 def given_batch(params: Parameterized) -> dict[str, int]:
@@ -234,18 +231,22 @@ def settle_batch(
     that continues has a ``batchSize``, and the Params want a ``balance``.
     """
     _check_balance(params, batch)
-    size, everywhere = batch.get("batchSize"), batch.get("globalBatchSize")
-    data = replace(
-        data,
-        batch_size=size,
-        global_batch_size=everywhere,
-        validation_batch_size=params.value("valBatchSize") or size,
-    )
+    data, everywhere = _with_batch(params, data, batch), batch.get("globalBatchSize")
     if everywhere is not None and params.value("maxNp") is None:
         wanted = max(params.value(name) or 1 for name in ("minNp", "numProc"))
         most = min(sizes.most, max(enough_workers(everywhere), wanted))
         sizes = replace(sizes, start=min(sizes.start, most), most=most)
     return data, sizes
+
+
+def _with_batch(params: Parameterized, data: DataPlan, batch: Mapping[str, int]) -> DataPlan:
+    size = batch.get("batchSize")
+    return replace(
+        data,
+        batch_size=size,
+        global_batch_size=batch.get("globalBatchSize"),
+        validation_batch_size=params.value("valBatchSize") or size,
+    )
 
 
 def made_up_batch(layout: Layout, schema: StructType) -> dict[str, torch.Tensor] | None:

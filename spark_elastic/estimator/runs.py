@@ -103,9 +103,8 @@ def describe_params(estimator: Params) -> dict[str, Json]:
         names |= {"outputCols"} if estimator.isDefined("outputCols") else set()
     # Records of runs that are older than this Param do not have it.
     names -= {"deterministic"} if not estimator.getOrDefault("deterministic") else set()
-    names -= (
-        {"batchSize"} if estimator.isSet("globalBatchSize") else set()
-    )  # an estimator that an earlier release saved
+    # An estimator that an earlier release saved has a batchSize beside it, which does not count.
+    names -= {"batchSize"} if estimator.isSet("globalBatchSize") else set()
     described = {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
     return {name: value for name, value in described.items() if value is not None}
 
