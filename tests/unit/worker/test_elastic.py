@@ -182,51 +182,42 @@ def test_memory_for_commits_is_made_ready_before_anybody_waits_for_this_worker(m
     assert had_room == [True]
 
 
-def test_what_a_failed_step_had_in_its_hands_is_gone_before_the_next_world_is_asked_for() -> None:
-    """Its frames hold the old model's wrapper, whose process group has to go, and user code may have kept the exception."""
-    job, wrappers, gone = OneJob(), [], []
+class Model: ...
 
-    class Wrapper: ...
 
-    def function() -> None:
-        gone.extend(reference() is None for reference in wrappers)
-        if not wrappers:
-            wrapper = Wrapper()
-            wrappers.append(weakref.ref(wrapper))
-            try:
-                raise WorkerLostError("rank 1 died")
-            except WorkerLostError as error:
-                kept = error  # a cycle: the frame holds the exception, and that the frame
-                raise kept from None
-
-    gc.disable()
+def keep_the_exception(model: Model) -> None:
     try:
-        _run(job, OneState(), function)  # type: ignore[arg-type]
-    finally:
-        gc.enable()
-    assert gone == [True]
+        raise WorkerLostError(f"rank 1 died in {model}")
+    except WorkerLostError as error:
+        kept = error  # a cycle: the frame holds the exception, and that the frame
+        raise kept from None
 
 
-def test_what_a_nested_function_of_a_failed_step_was_called_for_is_gone_before_the_next_world_is_asked_for() -> None:
-    """A frame that is cleared still has its function, and that its closure."""
-    job, models, gone = OneJob(), [], []
+def fail_in_a_nested_function(model: Model) -> None:
+    def step() -> None:  # a frame that is cleared still has its function, and that its closure
+        raise WorkerLostError(f"rank 1 died in {model}")
 
-    class Model: ...
+    step()
+
+
+@pytest.mark.parametrize("fail", [keep_the_exception, fail_in_a_nested_function])
+def test_what_a_failed_step_had_in_its_hands_is_gone_before_the_next_world_is_asked_for(
+    fail: Callable[[Model], None],
+) -> None:
+    """Its frames hold the old model's wrapper, whose process group has to go, and user code may have kept the exception."""
+    models: list[weakref.ref[Model]] = []
+    gone: list[bool] = []
 
     def function() -> None:
         gone.extend(reference() is None for reference in models)
         if not models:
             model = Model()
             models.append(weakref.ref(model))
-
-            def step() -> None:
-                raise WorkerLostError(f"rank 1 died in {model}")
-
-            step()
+            fail(model)
 
     gc.disable()
     try:
-        _run(job, OneState(), function)  # type: ignore[arg-type]
+        _run(OneJob(), OneState(), function)  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert gone == [True]
