@@ -68,6 +68,7 @@ def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
         group=mesh.Group,  # type: ignore[arg-type]
         checkpoints=checkpoints.Writer,  # type: ignore[arg-type]
         set_pin=lambda pin: None,
+        gpu=lambda: None,
         injector=lambda plan, claim: _reached,
     )
 

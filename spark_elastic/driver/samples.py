@@ -6,17 +6,7 @@ import math
 from dataclasses import dataclass
 
 from spark_elastic.protocol import messages as m
-from spark_elastic.protocol import records
-
-# Of all workers together. Tasks send a sample every five seconds, so this matters from about twenty workers on.
-SAMPLES_A_SECOND = 4
-# While a worker becomes e times as old, about so many of its samples are recorded. This matters once it is eight minutes old.
-SAMPLES_AN_AGE = 100
-
-
-def pause(workers: int, age: float) -> float:
-    """Return how many seconds have to pass between two recorded samples of a worker that is ``age`` seconds old."""
-    return max(workers / SAMPLES_A_SECOND, age / SAMPLES_AN_AGE)
+from spark_elastic.protocol import records, sampling
 
 
 @dataclass(slots=True)
@@ -33,7 +23,7 @@ class WorkerSamples:
         if sample.worker != self._worker:
             self._worker, self._first, self._last, self._lines = sample.worker, now, -math.inf, ()
         self._lines = sample.last_lines or self._lines
-        if now - self._last < pause(workers, now - self._first):
+        if now - self._last < sampling.pause(workers, now - self._first):
             return None
         lines, self._last, self._lines = list(self._lines) or None, now, ()
         return records.WorkerSampled(sample.worker, sample.cpu_seconds, sample.memory, lines)

@@ -77,6 +77,17 @@ class Metrics(_Report, frozen=True):
     values: dict[str, float | int | str]
 
 
+class GpuUsed(_Report, frozen=True):
+    """What a worker uses of its GPU, told at a commit every five seconds or less often; missing where it has used none.
+
+    memory: bytes that torch's allocator holds on it
+    utilization: percent of the last second in which the GPU computed, for any process; missing where NVML does not tell
+    """
+
+    memory: int
+    utilization: int | None = None
+
+
 class SharesChanged(_Report, frozen=True):
     """Ranks take other parts of a global batch, because some compute faster than others. Lists are in rank order.
 
@@ -163,6 +174,7 @@ Report = (
     | Stepped
     | Progress
     | Metrics
+    | GpuUsed
     | SharesChanged
     | CheckpointWritten
     | CheckpointFailed

@@ -57,6 +57,8 @@ class WorkerLine:
     ranks: dict[int, int] = field(default_factory=dict)
     cause: str = ""
     samples: list[Sample] = field(default_factory=list)
+    # What it has used of its GPU, with the times.
+    gpu: list[tuple[float, reports.GpuUsed]] = field(default_factory=list)
     last_lines: list[str] = field(default_factory=list)
     traceback: str = ""
 
@@ -261,6 +263,9 @@ class _Lines:
         match entry.record:
             case records.WorkerSampled(worker, cpu_seconds, memory, lines):
                 self._line(worker).samples.append(Sample(entry.time, cpu_seconds, memory))
+            case WorkerReported(worker, report=reports.GpuUsed() as used):
+                self._line(worker).gpu.append((entry.time, used))
+                return
             case records.WorkerExited(worker, last_lines=lines):
                 pass
             case records.WorkerRaised(worker, traceback=traceback):

@@ -212,29 +212,36 @@ function drawMetric(parent, name, points, left) {
   chart.marks();
   if (near.length) chart.follow(near, y, (at, value) => `${name} ${amount(value)} at ${clock(at)}`);
 }
+const cores = ({ samples }) => samples.slice(1).map(([time, seconds], i) => [time, (seconds - samples[i][1]) / Math.max(time - samples[i][0], 1e-3)]);
+const USES = [
+  ["CPU, in cores", cores],
+  ["Memory, in GiB", worker => worker.samples.map(([time, , bytes]) => [time, bytes / 2 ** 30])],
+  ["GPU, in percent", worker => worker.gpu.filter(([, , percent]) => percent !== null).map(([time, , percent]) => [time, percent])],
+  ["GPU memory, in GiB", worker => worker.gpu.map(([time, bytes]) => [time, bytes / 2 ** 30])],
+];
 function drawUse() {
-  const parent = byId("use"), sampled = data.workers.filter(worker => worker.samples.length > 1);
+  const parent = byId("use"), shown = data.workers.filter(worker => worker.samples.length > 1 || worker.gpu.length);
   parent.replaceChildren();
-  if (!sampled.length) return;
+  if (!shown.length) return;
   html("h2", parent, "What each worker's process uses");
   const color = worker => LINE_COLORS[data.workers.indexOf(worker) % LINE_COLORS.length];
-  if (sampled.length <= 12) legend(parent, Object.fromEntries(sampled.map(worker => [worker.name, color(worker)])));
-  const grid = html("div", parent, undefined, { class: "grid" }), cells = [html("div", grid), html("div", grid)];
-  const cores = worker => worker.samples.slice(1).map(([time, seconds], i) => [time, (seconds - worker.samples[i][1]) / Math.max(time - worker.samples[i][0], 1e-3)]);
-  const memory = worker => worker.samples.map(([time, , bytes]) => [time, bytes / 2 ** 30]);
-  [["CPU, in cores", cores], ["Memory, in GiB", memory]].forEach(([title, values], number) => {
-    html("h3", cells[number], title);
-    const lines = sampled.map(worker => [worker, values(worker).filter(([time]) => seen(time, time))]);
-    const all = lines.flatMap(([, points]) => points.map(point => point[1]));
-    const chart = new Chart(cells[number], 110, 64), y = chart.scale(0, all.reduce((a, b) => Math.max(a, b), 1e-3));
-    for (const [worker, points] of lines) {
-      if (!points.length) continue;
-      const path = points.map(([time, value]) => `${chart.x(time).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
-      svg("circle", chart.root, { cx: chart.x(points.at(-1)[0]), cy: y(points.at(-1)[1]), r: 3, fill: color(worker) });
-      tip(svg("polyline", chart.root, { points: path, fill: "none", stroke: color(worker), "stroke-width": 2, "stroke-linejoin": "round" }), `${worker.name} on ${worker.host}: ${amount(points.at(-1)[1])} at ${clock(points.at(-1)[0])}`);
-    }
-    chart.marks();
-  });
+  if (shown.length <= 12) legend(parent, Object.fromEntries(shown.map(worker => [worker.name, color(worker)])));
+  const grid = html("div", parent, undefined, { class: "grid" });
+  const uses = USES.map(([title, values]) => [title, shown.map(worker => [worker, values(worker)])]).filter(([, lines]) => lines.some(([, points]) => points.length));
+  const cells = uses.map(() => html("div", grid));  // all of them first: the width of each depends on their number
+  uses.forEach(([title, lines], number) => drawLines(cells[number], title, lines, color));
+}
+function drawLines(parent, title, lines, color) {
+  html("h3", parent, title);
+  const near = lines.map(([worker, points]) => [worker, points.filter(([time]) => seen(time, time))]);
+  const chart = new Chart(parent, 110, 64), y = chart.scale(0, near.flatMap(([, points]) => points).reduce((most, [, value]) => Math.max(most, value), 1e-3));
+  for (const [worker, points] of near) {
+    if (!points.length) continue;
+    const path = points.map(([time, value]) => `${chart.x(time).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+    svg("circle", chart.root, { cx: chart.x(points.at(-1)[0]), cy: y(points.at(-1)[1]), r: 3, fill: color(worker) });
+    tip(svg("polyline", chart.root, { points: path, fill: "none", stroke: color(worker), "stroke-width": 2, "stroke-linejoin": "round" }), `${worker.name} on ${worker.host}: ${amount(points.at(-1)[1])} at ${clock(points.at(-1)[0])}`);
+  }
+  chart.marks();
 }
 function drawMetrics() {
   const parent = byId("metrics"), metrics = Object.entries(data.metrics), texts = Object.entries(data.texts);

@@ -116,12 +116,15 @@ def _figures(history: History) -> list[tuple[str, str]]:
 
 def _worker(line: WorkerLine, workers: int) -> dict[str, Json]:
     samples = [(sample.time, sample.cpu_seconds, sample.memory) for sample in line.samples]
+    gpu = [(time, used.memory, used.utilization) for time, used in line.gpu]
+    points = min(POINTS, ALL_POINTS // workers)
     return {
         "name": f"worker {line.worker}",
         "host": line.host,
         "cause": line.cause,
         "ranks": {str(generation): rank for generation, rank in line.ranks.items()},
-        "samples": _thinned(samples, min(POINTS, ALL_POINTS // workers)),
+        "samples": _thinned(samples, points),
+        "gpu": _thinned(gpu, points),
         "spans": [[span.doing.value, span.start, span.end, span.generation] for span in line.spans],
     }
 

@@ -42,7 +42,7 @@ class Job:
         self.is_fixed = is_fixed
         # The largest number of ranks that a world of this job may have.
         self.max_np = max_np
-        self.reporter = Reporter(control.report, runtime.clock)
+        self.reporter = Reporter(control.report, runtime.clock, runtime.gpu)
         self.checkpoints = checkpoints
         self.world: World | None = None
         self._last_world: World | None = None

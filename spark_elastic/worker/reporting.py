@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_elastic.data.balance import Timing
-from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report, SharesChanged, Stepped
+from spark_elastic.protocol import sampling
+from spark_elastic.protocol.reports import Entered, GpuUsed, Metrics, Progress, Report, SharesChanged, Stepped
 
 # Rank 0 reports the progress of the job at most this often.
 PROGRESS_SECONDS = 0.5
+# A worker tells what it uses of its GPU at most this often.
+GPU_SECONDS = 5.0
 # How many reports of metrics a rank may send at once, and per second in the long run. Further reports are merged, and the
 # newest value of each name is kept.
 BURST = 20
@@ -20,8 +23,17 @@ REPORTS_PER_SECOND = 4.0
 class Reporter:
     """Sends reports by ``send``, which does not block. Used only by the user's thread."""
 
-    def __init__(self, send: Callable[[Report], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        send: Callable[[Report], None],
+        clock: Callable[[], float] = time.monotonic,
+        gpu: Callable[[], GpuUsed | None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._gpu = gpu
+        self._began = clock()
+        self._workers = 1
+        self._gpu_at = 0.0
         self._send = send
         self._active_at: float | None = None
         self._has_stepped = True
@@ -32,8 +44,8 @@ class Reporter:
         # The step at which the newest of the waiting values were given.
         self._given_at = 0
 
-    def entered(self, step: int, progress: Callable[[int], Progress] | None) -> None:
-        """Note that this rank is about to enter the user's function in a new generation.
+    def entered(self, step: int, progress: Callable[[int], Progress] | None, workers: int = 1) -> None:
+        """Note that this rank is about to enter the user's function in a new generation of so many workers.
 
         ``progress(step)`` returns the position in the data. Here and below, only rank 0, which reports for all, is given one.
         """
@@ -42,7 +54,7 @@ class Reporter:
         if progress is not None:
             self._progress_at = now + PROGRESS_SECONDS
             self._send(progress(step))
-        self._active_at, self._has_stepped = now, False
+        self._active_at, self._has_stepped, self._workers = now, False, workers
 
     def committed(self, step: int, progress: Callable[[int], Progress] | None) -> None:
         """Note a commit that user code has made."""
@@ -55,6 +67,11 @@ class Reporter:
             self._send(progress(step))
         if self._waiting:
             self.metrics(self._given_at, {})
+        if now >= self._gpu_at:
+            self._gpu_at = now + max(GPU_SECONDS, sampling.pause(self._workers, now - self._began))
+            used = self._gpu()
+            if used is not None:
+                self._send(used)
 
     def balanced(self, step: int, change: Timing) -> None:
         """Send a change of shares. It is the same on all ranks, so only one rank calls this."""

@@ -17,8 +17,10 @@ import numpy
 
 from spark_elastic.checkpoint.writer import CheckpointWriter
 from spark_elastic.data.pinning import set_pin
+from spark_elastic.protocol.reports import GpuUsed
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.faults import Injector
+from spark_elastic.worker.gpu import use_of_gpu
 from spark_elastic.worker.group import Group
 from spark_elastic.worker.system import System
 
@@ -73,6 +75,8 @@ class Runtime(System):
     # The writer of durable checkpoints, and how loaders learn what the whole job has agreed on about its data.
     checkpoints: Callable[..., CheckpointWriter] = CheckpointWriter
     set_pin: Callable[..., None] = set_pin
+    # What the process uses of its GPU, as its training thread asks.
+    gpu: Callable[[], GpuUsed | None] = use_of_gpu
     # What strikes at the named points of the protocol.
     injector: Callable[..., Callable[..., None]] = Injector
 

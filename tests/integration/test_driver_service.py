@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from spark_elastic.driver import samples
 from spark_elastic.driver.event_log import EventLog
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
 from spark_elastic.protocol import messages as m
-from spark_elastic.protocol import records, reports
+from spark_elastic.protocol import records, reports, sampling
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
 from spark_elastic.protocol.credentials import create_credentials
 from spark_elastic.protocol.event_format import as_event
@@ -201,7 +200,7 @@ def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
 def test_samples_that_follow_too_soon_are_not_recorded(
     service: SparkDriverService, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "SAMPLES_A_SECOND", 0.001)
+    monkeypatch.setattr(sampling, "SAMPLES_A_SECOND", 0.001)
 
     async def scene(task: Any, worker: Any) -> None:
         host = await task(0)

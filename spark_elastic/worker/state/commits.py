@@ -362,7 +362,7 @@ class Commits:
             self.keeper.keep_live()
             world.meet()
             self.keeper.release_live()
-        job.reporter.entered(self.steps, _progress_of(state, world))
+        job.reporter.entered(self.steps, _progress_of(state, world), world.size)
 
     def leave(self, state: State, world: World) -> None:
         """End a generation whose function has returned: read the last control collective, make the last commit durable.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.driver.samples import WorkerSamples, pause
+from spark_elastic.driver.samples import WorkerSamples
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
+from spark_elastic.protocol.sampling import pause
 
 EVERY = 5.0  # seconds, as tasks send them
 HOUR = 3600.0

@@ -86,6 +86,19 @@ def test_what_workers_use_and_say_is_shown(browser: Browser, tmp_path: Path) -> 
     assert "\nhello" in browser.text()
 
 
+def test_gpus_are_drawn_where_workers_use_any(browser: Browser, tmp_path: Path) -> None:
+    events = story.killed()
+    assert "GPU" not in show(browser, tmp_path, events)
+    used = [story.told("gpu_used", 4 + n, 0, 0, 1, memory=2**30 * n, utilization=90 + n) for n in range(3)]
+    memory_alone = [story.told("gpu_used", 4.5 + n, 1, 1, 1, memory=2**30 * n) for n in range(2)]
+    text = show(browser, tmp_path, [*events[:15], *used, *memory_alone, *events[15:]])
+    assert "GPU, in percent" in text
+    assert "GPU memory, in GiB" in text
+    assert browser.evaluate("document.querySelectorAll('#use polyline').length") == 3
+    tips = browser.evaluate("[...document.querySelectorAll('#use [data-tip]')].map(line => line.dataset.tip)")
+    assert tips == ["worker 0 on east: 92 at 0:06.0", "worker 0 on east: 2 at 0:06.0", "worker 1 on west: 1 at 0:05.5"]
+
+
 def test_a_slow_worker_is_marked_and_named(browser: Browser, tmp_path: Path) -> None:
     change = story.told("shares_changed", 4, 0, 0, 1, step=9, before=[50, 50], after=[69, 31], seconds=[0.1, 0.3])
     events = story.killed()

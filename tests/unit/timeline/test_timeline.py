@@ -346,6 +346,15 @@ def test_what_workers_have_used_said_and_raised_is_in_their_lines() -> None:
     assert (second.last_lines, second.traceback) == (["goodbye"], "Traceback …")
 
 
+def test_what_a_worker_has_used_of_its_gpu_is_in_its_line_and_on_the_page() -> None:
+    used = [
+        story.told("gpu_used", 4, 0, 0, 1, memory=2**30, utilization=93),
+        story.told("gpu_used", 9, 0, 0, 1, memory=2**31),
+    ]
+    first, second, *_ = facts(read_history(entries([*story.killed()[:15], *used, *story.killed()[15:]])))["workers"]
+    assert (first["gpu"], second["gpu"]) == ([(4, 2**30, 93), (9, 2**31, None)], [])
+
+
 def test_the_page_has_each_traceback_once_and_the_last_lines_of_each_worker() -> None:
     raised = [
         story.event("worker_raised", 9.9, worker=worker, rank=worker, error="ValueError: x", traceback="Traceback …")

@@ -7,7 +7,8 @@ from typing import TypeVar
 import pytest
 import torch
 
-from spark_elastic.protocol.reports import Entered, Metrics, Progress, Report, Stepped
+from spark_elastic.protocol.reports import Entered, GpuUsed, Metrics, Progress, Report, Stepped
+from spark_elastic.worker.gpu import use_of_gpu
 from spark_elastic.worker.reporting import BURST, Reporter
 
 R = TypeVar("R")
@@ -58,6 +59,44 @@ def test_progress_is_sent_twice_a_second_and_at_the_end(log: Log, reporter: Repo
         log.now += 0.01
     reporter.finished(99, Progress)
     assert log.of(Progress) == [Progress(0), Progress(50), Progress(99)]
+
+
+def test_what_a_worker_uses_of_its_gpu_is_told_every_five_seconds_and_more_seldom_in_large_and_long_jobs(
+    log: Log,
+) -> None:
+    readings = iter(range(10_000))
+    reporter = Reporter(log.sent.append, lambda: log.now, lambda: GpuUsed(next(readings), 50))
+
+    def told_in(seconds: int, workers: int) -> int:
+        before = len(log.of(GpuUsed))
+        reporter.entered(0, None, workers)
+        for step in range(seconds):
+            log.now += 1
+            reporter.committed(step, None)
+        return len(log.of(GpuUsed)) - before
+
+    assert told_in(400, 20) == 80
+    assert told_in(400, 80) == 20
+    log.now += 100_000
+    assert told_in(10_000, 1) <= 11
+    assert [used.memory for used in log.of(GpuUsed)] == list(range(len(log.of(GpuUsed))))
+
+
+def test_a_worker_without_a_gpu_tells_nothing_of_it(log: Log) -> None:
+    Reporter(log.sent.append, lambda: log.now, use_of_gpu).committed(1, None)
+    assert log.of(GpuUsed) == []
+
+
+def test_memory_is_told_where_nvml_tells_no_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def percent() -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, "utilization", percent)
+    assert use_of_gpu() == GpuUsed(2**30, None)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 87)
+    assert use_of_gpu() == GpuUsed(2**30, 87)
 
 
 def test_many_reports_become_few_and_the_last_value_arrives(log: Log, reporter: Reporter) -> None:

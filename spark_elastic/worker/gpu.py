@@ -1,0 +1,25 @@
+"""What a worker uses of its GPU, as torch tells it."""
+
+from __future__ import annotations
+
+import torch
+
+from spark_elastic.protocol.reports import GpuUsed
+
+
+def use_of_gpu() -> GpuUsed | None:
+    """Return what this process uses of its current GPU at present; None while it uses none.
+
+    Call this on the user's thread: torch's allocator may keep its lock for as long as a kernel runs.
+    """
+    if not torch.cuda.is_initialized():
+        return None
+    return GpuUsed(torch.cuda.memory_reserved(), _utilization())
+
+
+def _utilization() -> int | None:
+    """Return the percentage that ``nvidia-smi`` shows; None where NVML or its package is missing, and for a MIG slice."""
+    try:
+        return torch.cuda.utilization()
+    except Exception:  # NVML's package has errors of its own
+        return None
