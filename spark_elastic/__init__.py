@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from spark_elastic.errors import ResetLimitExceededError as ResetLimitExceededError
     from spark_elastic.errors import SparkElasticError as SparkElasticError
     from spark_elastic.errors import StateLostError as StateLostError
+    from spark_elastic.errors import TrainingCodeError as TrainingCodeError
     from spark_elastic.errors import TrainingFailedError as TrainingFailedError
     from spark_elastic.errors import WorkerFailure as WorkerFailure
     from spark_elastic.errors import WorkerLostError as WorkerLostError
+    from spark_elastic.errors import WorldChanged as WorldChanged
     from spark_elastic.launchers.shutdown import shutdown as shutdown
     from spark_elastic.worker.collectives import allgather_object as allgather_object
     from spark_elastic.worker.collectives import allreduce as allreduce
@@ -74,9 +76,11 @@ _MODULES = {
         "ResetLimitExceededError",
         "SparkElasticError",
         "StateLostError",
+        "TrainingCodeError",
         "TrainingFailedError",
         "WorkerFailure",
         "WorkerLostError",
+        "WorldChanged",
     ),
     "spark_elastic.launchers.shutdown": ("shutdown",),
     "spark_elastic.worker.collectives": ("allgather_object", "allreduce", "barrier", "broadcast_object"),

@@ -26,6 +26,10 @@ def defaults(function: object) -> dict[str, object]:
     }
 
 
+def test_every_error_that_a_user_may_catch_is_exported() -> None:
+    assert set(importlib.import_module("spark_elastic.errors").__all__) <= set(NAMES)
+
+
 @pytest.mark.parametrize("package", ["spark_elastic", "spark_elastic.data", "spark_elastic.estimator"])
 def test_type_checkers_see_the_names_that_are_exported(package: str) -> None:
     module = importlib.import_module(package)
