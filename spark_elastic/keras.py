@@ -33,6 +33,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras
 
+from spark_elastic._integers import whole_number
 from spark_elastic.data.loader import PositionedLoader, RowSource, has_part, shards_of_loader
 from spark_elastic.data.stopwatch import note_gradients
 from spark_elastic.worker.checks.fingerprint import Named
@@ -239,9 +240,7 @@ class CommitStateCallback(_StateCallback):
 
     def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
         super().__init__(state)
-        if batches_per_commit < 1:
-            raise ValueError(f"batches_per_commit must be at least 1, and is {batches_per_commit}")
-        self._every = batches_per_commit
+        self._every = whole_number("batches_per_commit", batches_per_commit, 1)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         self.state.report(**(logs or {}))

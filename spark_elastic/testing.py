@@ -27,6 +27,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from spark_elastic._integers import whole_number
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
 
@@ -79,6 +80,14 @@ def fault(
         code: with which exit code ``exit_with`` ends the process.
         grace: how many seconds ``take_away`` leaves the worker.
     """
+    for name, value, least in (
+        ("rank", rank, 0),
+        ("step", step, 0),
+        ("generation", generation, 1),
+        ("times", times, 1),
+    ):
+        if value is not None:
+            whole_number(name, value, least)
     return Fault(0, Action(action), Point(at), rank, step, generation, times, code, grace)
 
 

@@ -11,6 +11,8 @@ MANIFEST = "manifest.json"
 SCORE = "score.json"
 # How many checkpoints are kept if the user does not say.
 KEPT = 2
+# How many seconds pass between two checkpoints if the user does not say.
+INTERVAL = 60.0
 
 _CHECKPOINT = re.compile(r"(\d{6,})-(\d{6,})-(\d{9,})/(.+)")
 _CLAIM = re.compile(r"attempt-(\d{6,})-([0-9a-f]+)")

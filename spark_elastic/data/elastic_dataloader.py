@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
@@ -71,6 +72,7 @@ class ElasticDataLoader(PositionedLoader[Any]):
         **dataloader_kwargs: Any,
     ) -> None:
         check_switches(shuffle=shuffle, drop_last=drop_last)
+        seed = whole_number("seed", seed, 0)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ValueError(f"{type(dataset).__name__} is no map-style dataset: it needs __getitem__ and __len__")

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
-from spark_elastic._integers import as_int
+from spark_elastic._integers import whole_number
 from spark_elastic.data.balance import LEAST, Balancer, Timing, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.iteration import Iteration
@@ -216,9 +216,7 @@ class PositionedLoader(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch at row 0. For the current epoch do nothing, whatever its position."""
-        epoch = as_int(epoch)
-        if not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch must be a whole number from 0 on, not {epoch!r}")
+        epoch = whole_number("epoch", epoch, 0)
         if epoch != self._tracker.epoch:
             self._end_iteration()
             self._tracker.follow(self._own_spec)

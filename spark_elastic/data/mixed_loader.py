@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.engine_loader import EngineLoader
 from spark_elastic.data.loader import PositionedLoader
@@ -60,8 +61,9 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
     ) -> None:
         self._loaders = _checked(loaders)
         weights = _normalized(probabilities, len(self._loaders))
-        if prefetch is not None and prefetch < 1:
-            raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
+        seed = whole_number("seed", seed, 0)
+        if prefetch is not None:
+            prefetch = whole_number("prefetch", prefetch, 1)
         self._counts = _all_with_rows(apportion(weights, [loader.rows_total for loader in self._loaders]), weights)
         plan = self._loaders[0].tracker.plan
         spec = OrderSpec(seed, True, 1, 1, False)

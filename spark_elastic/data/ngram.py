@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 
 Fields = Sequence[str | re.Pattern[str]]
@@ -43,8 +44,7 @@ class NGram:
         if not isinstance(fields, Mapping) or not fields:
             raise ValueError(f"fields must be a dict of lists of columns by offset, not {fields!r}")
         for offset, columns in fields.items():
-            if not isinstance(offset, int) or isinstance(offset, bool):
-                raise ValueError(f"fields must be by offset, a whole number, not {offset!r}")
+            whole_number("the offset of each list of fields", offset)
             if not isinstance(columns, (list, tuple)) or not all(isinstance(c, (str, re.Pattern)) for c in columns):
                 raise ValueError(f"fields[{offset}] must be a list of names and compiled patterns, not {columns!r}")
         if not any(fields.values()):
@@ -57,7 +57,7 @@ class NGram:
             raise ValueError(f"timestamp_field must be the name of a column, not {timestamp_field!r}")
         if not isinstance(timestamp_overlap, bool):
             raise ValueError(f"timestamp_overlap must be True or False, not {timestamp_overlap!r}")
-        self.fields = {offset: list(fields[offset]) for offset in sorted(fields)}
+        self.fields = {int(offset): list(fields[offset]) for offset in sorted(fields)}
         self.delta_threshold = delta_threshold
         self.timestamp_field = timestamp_field
         self.timestamp_overlap = timestamp_overlap

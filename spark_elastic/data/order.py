@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from spark_elastic._integers import whole_number
+
 MAX_LANES = 32
 _ROWS_PER_LANE = 64
 
@@ -37,8 +39,7 @@ class OrderSpec:
     mix: bool
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
         assert self.lanes >= 1, self.lanes
         assert self.window >= 1, self.window
 
@@ -71,8 +72,8 @@ def choose_spec(
     groups: row groups with rows. batch: rows of a global batch at its smallest. shuffle_rows: rows of the windows of
     all lanes together, None for 65,536, or fewer where those would take more than `budget` bytes at `row_bytes` a row.
     """
-    if shuffle_rows is not None and shuffle_rows < 0:
-        raise ValueError(f"shuffle_rows must be a whole number from 0 on, not {shuffle_rows!r}")
+    if shuffle_rows is not None:
+        shuffle_rows = whole_number("shuffle_rows", shuffle_rows, 0)
     mix = shuffle and shuffle_rows not in (0, 1)
     affordable = max(1, int(min(65_536, budget / max(row_bytes, 1.0))))
     rows = shuffle_rows if mix and shuffle_rows is not None else affordable
@@ -102,8 +103,7 @@ class EpochOrder:
     """
 
     def __init__(self, rows: np.ndarray, epoch: int, spec: OrderSpec) -> None:
-        if epoch < 0:
-            raise ValueError(f"epoch must be a whole number from 0 on, not {epoch!r}")
+        epoch = whole_number("epoch", epoch, 0)
         self.spec = spec
         self.epoch = epoch
         self.groups = np.flatnonzero(rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 from spark_elastic.data.choice import Columns
 from spark_elastic.data.engine import ENGINES, Reading, open_engine
@@ -95,8 +96,9 @@ class ParquetLoader(EngineLoader):
     ) -> None:
         check_switches(shuffle=shuffle, drop_last=drop_last)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
-        if prefetch is not None and prefetch < 1:
-            raise ValueError(f"prefetch must be a whole number from 1 on, not {prefetch!r}")
+        seed = whole_number("seed", seed, 0)
+        if prefetch is not None:
+            prefetch = whole_number("prefetch", prefetch, 1)
         if engine not in tuple(ENGINES):  # what a user has given need not be hashable
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         urls = as_urls(url)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_elastic._integers import as_int
+from spark_elastic._integers import whole_number
 from spark_elastic.data.balance import cut
 from spark_elastic.data.order import EpochOrder
 from spark_elastic.data.shards import Cut
@@ -45,8 +45,10 @@ class BatchPlan:
     balance: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("per_worker", "overall", "shards"):
-            object.__setattr__(self, name, as_int(getattr(self, name)))
+        for field, name in (("per_worker", "batch_size"), ("overall", "global_batch_size"), ("shards", "shards")):
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, whole_number(name, value, 1))
         if self.shards is not None and self.per_worker is not None:
             raise ValueError(
                 f"shards={self.shards} needs global_batch_size=: with batch_size={self.per_worker} per worker, steps would hold "
@@ -64,16 +66,10 @@ class BatchPlan:
                 f"give exactly one of batch_size and global_batch_size, not batch_size={self.per_worker} and "
                 f"global_batch_size={self.overall}"
             )
-        for name, value in (("batch_size", self.per_worker), ("global_batch_size", self.overall)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
-        if self.shards is not None:
-            if not isinstance(self.shards, int) or self.shards < 1:
-                raise ValueError(f"shards must be a whole number from 1 on, not {self.shards!r}")
-            if self.shards > self.smallest:
-                raise ValueError(
-                    f"shards={self.shards} cannot be more than global_batch_size={self.overall}: a shard has at least a row"
-                )
+        if self.shards is not None and self.shards > self.smallest:
+            raise ValueError(
+                f"shards={self.shards} cannot be more than global_batch_size={self.overall}: a shard has at least a row"
+            )
 
     @property
     def smallest(self) -> int:

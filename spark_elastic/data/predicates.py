@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from spark_elastic._integers import whole_number
+
 __all__ = [
     "PredicateBase",
     "in_intersection",
@@ -183,7 +185,8 @@ class in_pseudorandom_split(PredicateBase):
             raise ValueError(
                 f"fraction_list must be parts of 1, none below 0 and in all at most 1, not {fraction_list!r}"
             )
-        if not isinstance(subset_index, int) or not 0 <= subset_index < len(fraction_list):
+        subset_index = whole_number("subset_index", subset_index, 0)
+        if subset_index >= len(fraction_list):
             raise ValueError(f"subset_index must be from 0 to {len(fraction_list) - 1}, not {subset_index!r}")
         self._low, self._high = (edge * (sys.maxsize - 1) for edge in edges[subset_index : subset_index + 2])
         self._field = _name(predicate_field)

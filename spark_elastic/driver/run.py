@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from spark_elastic import testing
-from spark_elastic._integers import as_int
+from spark_elastic._integers import whole_number
 from spark_elastic.checkpoint.best import Metric, metric_of
-from spark_elastic.checkpoint.naming import KEPT
+from spark_elastic.checkpoint.naming import INTERVAL, KEPT
 from spark_elastic.driver.client_driver import ClientDriver
 from spark_elastic.driver.cluster_driver import ClusterDriver
 from spark_elastic.driver.display import ProgressDisplay
@@ -72,7 +72,7 @@ def run(
     network_interface: str | None = None,
     driver_port: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_interval: float = 60.0,
+    checkpoint_interval: float = INTERVAL,
     checkpoint_keep: int = KEPT,
     checkpoint_best: str | None = None,
     storage_options: Mapping[str, object] | None = None,
@@ -164,10 +164,10 @@ def run(
     unknown = sorted(set(timeouts) - set(JobSettings.__dataclass_fields__))
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
-    min_np, num_proc, max_np = map(as_int, (min_np, num_proc, max_np))
-    for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} must be a whole number from 1 on, not {value!r}")
+    min_np, num_proc, max_np = (
+        None if value is None else whole_number(name, value, 1)
+        for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np))
+    )
     if min_np is not None and max_np is not None and min_np > max_np:
         raise ValueError(f"min_np <= max_np must hold, but min_np={min_np}, max_np={max_np}")
     if not isinstance(elastic, bool):
@@ -177,12 +177,7 @@ def run(
     if driver not in DRIVERS:
         raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
     launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
-    best = None if checkpoint_best is None else _check_best(checkpoint, checkpoint_best)
-    wish = (
-        None
-        if checkpoint is None
-        else _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, best, storage_options)
-    )
+    wish = _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, checkpoint_best, storage_options)
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
     feed = LoggerFeed(loggers, None if wish is None else wish.url)
@@ -204,7 +199,7 @@ def run(
             backend=backend,
             env=dict(env or {}),
             network_interface=network_interface,
-            driver_port=driver_port or 0,
+            driver_port=0 if driver_port is None else driver_port,
             host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
             elastic=elastic,
             durable=wish is not None,
@@ -250,29 +245,38 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
 
 
 def _check_checkpoint(
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | None,
     interval: float,
     keep: int,
-    best: Metric | None,
+    best: str | None,
     storage_options: Mapping[str, object] | None,
-) -> CheckpointWish:
+) -> CheckpointWish | None:
+    """Check what says how checkpoints are written, also where none are: who gives it expects them."""
     if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not interval >= 0:
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
-    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-        raise ValueError(f"checkpoint_keep must be a whole number from 1 on, not {keep!r}")
+    keep = whole_number("checkpoint_keep", keep, 1)
+    metric = None if best is None else _metric_named(best)
+    if checkpoint is None:
+        others = {
+            f"checkpoint_interval={interval!r}": interval != INTERVAL,
+            f"checkpoint_keep={keep!r}": keep != KEPT,
+            f"checkpoint_best={best!r}": best is not None,
+            "storage_options": bool(storage_options),
+        }
+        for given in (given for given, is_given in others.items() if is_given):
+            raise ValueError(f"{given} needs checkpoint=, the place where checkpoints are written")
+        return None
     url = os.fspath(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else ""
     if not isinstance(url, str) or not url:
         raise ValueError(f"checkpoint must be a directory or a URL, not {checkpoint!r}")
     if "://" not in url and "::" not in url:
         url = os.path.abspath(url)  # workers have working directories of their own
-    return CheckpointWish(url, float(interval), storage_options, keep, best)
+    return CheckpointWish(url, float(interval), storage_options, keep, metric)
 
 
-def _check_best(checkpoint: object, best: str) -> Metric:
+def _metric_named(best: str) -> Metric:
     if not isinstance(best, str) or not best:
         raise ValueError(f"checkpoint_best must be the name of a metric, not {best!r}")
-    if checkpoint is None:
-        raise ValueError(f"checkpoint_best={best!r} needs checkpoint=, the place where checkpoints are written")
     return metric_of(best)
 
 

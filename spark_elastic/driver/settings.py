@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spark_elastic._integers import whole_number
 from spark_elastic.worker.backends import BACKENDS
 
 
@@ -67,8 +68,8 @@ class JobSettings:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0 or math.isnan(value):
                 raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
-        if self.reset_limit is not None and (not isinstance(self.reset_limit, int) or self.reset_limit < 0):
-            raise ValueError(f"reset_limit must be None or a whole number from 0 on, not {self.reset_limit!r}")
+        if self.reset_limit is not None:
+            object.__setattr__(self, "reset_limit", whole_number("reset_limit", self.reset_limit, 0))
         if self.replace_slow is not None:
             check_fraction("replace_slow", self.replace_slow)
             if not self.elastic:
@@ -77,7 +78,8 @@ class JobSettings:
                 )
         if self.backend is not None and self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
-        if not 0 <= self.driver_port <= 65535:
+        object.__setattr__(self, "driver_port", whole_number("driver_port", self.driver_port, 0))
+        if self.driver_port > 65535:
             raise ValueError(f"driver_port must be a port from 0 (any) to 65535, not {self.driver_port!r}")
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str):
@@ -93,8 +95,7 @@ def check_fraction(name: str, value: object) -> None:
 def check_sizes(min_np: int, num_proc: int, max_np: int) -> None:
     """Raise ``ValueError`` unless ``1 <= min_np <= num_proc <= max_np``."""
     for name, value in (("min_np", min_np), ("num_proc", num_proc), ("max_np", max_np)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be a whole number, not {value!r}")
+        whole_number(name, value)
     if not 1 <= min_np <= num_proc <= max_np:
         raise ValueError(
             f"1 <= min_np <= num_proc <= max_np must hold, but min_np={min_np}, num_proc={num_proc}, max_np={max_np}"

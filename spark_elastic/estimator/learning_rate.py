@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from pyspark.sql import DataFrame
 
+from spark_elastic._integers import whole_number
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.callbacks import BatchContext, Callback, EpochContext
 
@@ -55,8 +56,7 @@ def find_learning_rate(
     """Run the short fit; see ``ElasticEstimator.find_learning_rate``."""
     if not 0 < low < high:
         raise ValueError(f"low and high must be numbers above 0, and low the smaller one, not {low!r} and {high!r}")
-    if steps < 2:
-        raise ValueError(f"steps must be a whole number from 2 on, not {steps!r}")
+    steps = whole_number("steps", steps, 2)
     if isinstance(estimator.value("optimizer"), torch.optim.Optimizer):
         raise ValueError("an optimizer instance has a learning rate of its own; give the optimizer's class")
     trial = estimator.copy()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from spark_elastic._integers import whole_number
 from spark_elastic.launchers.defaults import cores
 from spark_elastic.launchers.kept import KeptParent
 from spark_elastic.launchers.slot_process import SlotParent, SlotProcess
@@ -36,8 +37,7 @@ class LocalCluster:
     """
 
     def __init__(self, slots: int, gpus: tuple[str, ...] = (), kept: KeptParent | None = None) -> None:
-        if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
-            raise ValueError(f"slots must be a whole number from 1 on, not {slots!r}")
+        slots = whole_number("slots", slots, 1)
         self._lock = threading.Lock()
         # In the order of their numbers: the lowest free seat is taken first.
         self._free = [Seat(number, gpus[number : number + 1]) for number in range(slots)]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_elastic._integers import whole_number
+
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
@@ -43,8 +45,8 @@ class TaskResources:
         if unknown or not wanted:
             raise ValueError(f"{name} takes cpus and gpus, as in {{'cpus': 2, 'gpus': 1}}, not {wanted!r}")
         cpus, gpus = wanted.get("cpus"), wanted.get("gpus")
-        if cpus is not None and (not isinstance(cpus, int) or isinstance(cpus, bool) or cpus < 1):
-            raise ValueError(f"{name}: cpus must be a whole number from 1 on, not {cpus!r}")
+        if cpus is not None:
+            cpus = whole_number(f"{name}: cpus", cpus, 1)
         if gpus is not None and (not isinstance(gpus, (int, float)) or isinstance(gpus, bool) or gpus <= 0):
             raise ValueError(f"{name}: gpus must be 1, or a fraction that workers share, not {gpus!r}")
         check_one_gpu(gpus, f"{name} asks for {gpus} GPUs a task")

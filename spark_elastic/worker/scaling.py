@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from spark_elastic._integers import whole_number
+
 if TYPE_CHECKING:
     from spark_elastic.worker.ddp import DistributedDataParallel
 
@@ -40,8 +42,7 @@ def scale_learning_rate(
     """
     if rule not in _EXPONENTS:
         raise ValueError(f'rule must be "linear" or "sqrt", not {rule!r}')
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be a whole number from 0 on, not {warmup_steps}")
+    warmup_steps = whole_number("warmup_steps", warmup_steps, 0)
     optimizer.param_groups[0].setdefault(_LEFT, (1.0, 0))
 
     def on_reset(old_size: int, new_size: int) -> None:
@@ -91,8 +92,7 @@ def micro_batches(model: DistributedDataParallel, batch: T, rows: int) -> Iterat
     tensors ``[rows, …]``, which may be jagged. Run each part's forward and backward within its turn of the loop, and do not leave
     the loop early.
     """
-    if rows < 1:
-        raise ValueError(f"rows must be a whole number from 1 on, not {rows}")
+    rows = whole_number("rows", rows, 1)
     leaves, structure = pytree.tree_flatten(batch)
     lengths = {leaf.size(0) if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves}
     if len(lengths) != 1 or not (total := lengths.pop()):

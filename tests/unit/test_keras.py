@@ -231,7 +231,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
     for commit in ("in_place", "sharded"):
         with pytest.raises(ValueError, match='"copy" or "host"'):
             KerasState(network(), commit=commit)
-    with pytest.raises(ValueError, match="at least 1, and is 0"):
+    with pytest.raises(ValueError, match="must be a whole number from 1 on, not 0"):
         CommitStateCallback(KerasState(network()), batches_per_commit=0)
 
 

@@ -183,7 +183,7 @@ def test_timestamps_that_fall_or_are_missing_name_the_row_group(tmp_path: Path) 
     [
         (({}, 1, "t"), "fields must be a dict of lists of columns by offset, not {}"),
         ((["t"], 1, "t"), "fields must be a dict of lists of columns by offset, not ['t']"),
-        (({"0": ["t"]}, 1, "t"), "fields must be by offset, a whole number, not '0'"),
+        (({"0": ["t"]}, 1, "t"), "the offset of each list of fields must be a whole number, not '0'"),
         (({0: "t"}, 1, "t"), "fields[0] must be a list of names and compiled patterns, not 't'"),
         (({0: [7]}, 1, "t"), "fields[0] must be a list of names and compiled patterns, not [7]"),
         (({0: [], 1: []}, 1, "t"), "fields must name at least one column"),

@@ -293,7 +293,7 @@ def test_an_error_of_a_predicate_names_the_row_group(dataset: Path) -> None:
         (lambda: in_pseudorandom_split([], 0, "id"), "fraction_list must be parts of 1"),
         (lambda: in_pseudorandom_split([0.5, float("nan")], 0, "id"), "fraction_list must be parts of 1"),
         (lambda: in_pseudorandom_split([0.5], 1, "id"), "subset_index must be from 0 to 0, not 1"),
-        (lambda: in_pseudorandom_split([0.5], -1, "id"), "subset_index must be from 0 to 0, not -1"),
+        (lambda: in_pseudorandom_split([0.5], -1, "id"), "subset_index must be a whole number from 0 on, not -1"),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, message: str) -> None:

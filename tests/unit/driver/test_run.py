@@ -19,6 +19,11 @@ import spark_elastic
         ({"num_proc": 1.0}, "num_proc must be a whole number from 1 on, not 1.0"),
         ({"checkpoint": 5}, "checkpoint must be a directory or a URL, not 5"),
         ({"checkpoint": b"/tmp"}, "checkpoint must be a directory or a URL, not b'/tmp'"),
+        ({"checkpoint_keep": 5}, "checkpoint_keep=5 needs checkpoint=, the place where checkpoints are written"),
+        ({"checkpoint_interval": 5}, "checkpoint_interval=5 needs checkpoint="),
+        ({"checkpoint_interval": -1}, "checkpoint_interval must be a number of seconds from 0 on, not -1"),
+        ({"checkpoint_best": "loss"}, "checkpoint_best='loss' needs checkpoint="),
+        ({"storage_options": {"anon": True}}, "storage_options needs checkpoint="),
     ],
 )
 def test_wrong_arguments_are_refused_by_name_and_whole_numbers_may_be_numpys(

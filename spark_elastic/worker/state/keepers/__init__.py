@@ -6,6 +6,7 @@ A new way is a file beside these with a class that implements ``Keeper``, and a 
 from collections.abc import Callable
 from functools import partial
 
+from spark_elastic._integers import whole_number
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.state.keepers.copies import OnDevice, OnHost
 from spark_elastic.worker.state.keepers.divided import DividedInPlace, DividedOnDevice, DividedOnHost
@@ -35,7 +36,8 @@ def keeper_named(commit: str) -> type[Keeper]:
 def keeper_maker(commit: str, redundancy: int) -> Callable[[], Keeper]:
     """Return what makes the keeper of a ``TorchState``. Raises ``ValueError`` for a value that is none of those there are."""
     keeper = keeper_named(commit)
-    if redundancy not in (1, 2):
+    redundancy = whole_number("redundancy", redundancy, 1)
+    if redundancy > 2:
         raise ValueError(f"redundancy must be 1 or 2, not {redundancy!r}")
     return partial(keeper, redundancy) if issubclass(keeper, Sharded) else keeper
 
