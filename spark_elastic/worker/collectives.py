@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.context import current_world
 from spark_elastic.worker.world import translated_errors
 
@@ -23,9 +25,9 @@ _OPERATIONS = {
 def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     """Reduce ``tensor`` over all ranks and return the result, with the same shape and dtype. The argument is not changed.
 
-    All ranks have to call it, with equal shapes; the call blocks until they have. ``op`` is "mean", "sum", "min" or "max"; a mean
-    of whole numbers raises ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the
-    elastic function.
+    All ranks have to call it, with equal shapes, dtypes and ``op``; the call blocks until they have, and raises
+    ``TrainingCodeError`` on all of them where these differ. ``op`` is "mean", "sum", "min" or "max"; a mean of whole numbers
+    raises ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the elastic function.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, not {type(tensor).__name__}")
@@ -37,10 +39,29 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     world = current_world()
     if world is not None and world.size > 1:
         with translated_errors(world):
+            _check_equal_calls(f'op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size)
             dist.all_reduce(result, _OPERATIONS[op])
         if op == "mean":
             result /= world.size
     return result
+
+
+def _check_equal_calls(mine: str, size: int) -> None:
+    """Raise ``TrainingCodeError`` on all ranks if they do not call ``allreduce`` alike.
+
+    No library notices that: Gloo adds up what one rank sums and the other maximizes, and other dtypes as bits.
+    """
+    digest = int.from_bytes(hashlib.blake2b(mine.encode(), digest_size=7).digest(), "big")
+    digests = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(digests, torch.tensor([digest]))
+    if len({int(each) for each in digests}) > 1:
+        everybody = [mine] * size
+        dist.all_gather_object(everybody, mine)
+        odd = next(rank for rank, each in enumerate(everybody) if each != everybody[0])
+        raise TrainingCodeError(
+            f"ranks called allreduce differently: rank 0 with {everybody[0]}, rank {odd} with {everybody[odd]}. All ranks have "
+            "to reduce the same values in the same order, with equal shapes and dtypes and the same op"
+        )
 
 
 def allgather_object(obj: T) -> list[T]:

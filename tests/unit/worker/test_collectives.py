@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker import collectives
+from tests.support.forked_world import on_ranks, world
 
 
 @pytest.fixture(params=[1, 2])
@@ -22,6 +25,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
             tensor.mul_(world.size)
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_gather", lambda everybody, mine: [each.copy_(mine) for each in everybody])
     return int(request.param)
 
 
@@ -37,3 +41,37 @@ def test_an_allreduce_leaves_its_argument_as_it_is_and_returns_another_tensor(op
 def test_the_mean_of_whole_numbers_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="op='sum'"):
         collectives.allreduce(torch.tensor([1, 2]))
+
+
+# What rank 0 and rank 1 call, and what the error tells of it.
+UNLIKE = {
+    "another op": (
+        [(torch.ones(2), "max"), (torch.ones(2), "sum")],
+        'rank 0 with op="max" of torch.float32 [2] on cpu, rank 1 with op="sum" of torch.float32 [2] on cpu',
+    ),
+    "a mean and a sum": ([(torch.ones(2), "mean"), (torch.ones(2), "sum")], 'op="mean"'),
+    "another length": ([(torch.ones(3), "sum"), (torch.ones(2), "sum")], r"[3] on cpu"),
+    "another shape of the same length": ([(torch.ones(3, 2), "sum"), (torch.ones(2, 3), "sum")], "[3, 2] on cpu"),
+    "another dtype": ([(torch.ones(2), "sum"), (torch.ones(2).double(), "sum")], "torch.float64 [2] on cpu"),
+    "bits of the same length": ([(torch.ones(2), "sum"), (torch.ones(2, dtype=torch.int32), "sum")], "torch.int32"),
+}
+
+
+def test_ranks_that_reduce_differently_all_get_an_error_and_can_go_on() -> None:
+    for errors in zip(*on_ranks(2, _reduce_differently), strict=True):
+        (name, told), *others = errors
+        assert all(other == (name, told) for other in others)
+        assert UNLIKE[name][1] in told
+
+
+def _reduce_differently(folder: Path, rank: int) -> list[tuple[str, str]]:
+    told = []
+    with world(folder, rank, 2, []) as formed:
+        collectives.current_world = lambda: formed
+        for name, (calls, _) in UNLIKE.items():
+            tensor, op = calls[rank]
+            with pytest.raises(TrainingCodeError) as error:
+                collectives.allreduce(tensor, op)
+            told.append((name, str(error.value)))
+            assert collectives.allreduce(torch.ones(1), "sum").tolist() == [2.0]
+    return told
