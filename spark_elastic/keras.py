@@ -24,6 +24,7 @@ KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,9 +37,14 @@ import keras
 from spark_elastic._integers import whole_number
 from spark_elastic.data.loader import PositionedLoader, RowSource, has_part, shards_of_loader
 from spark_elastic.data.stopwatch import note_gradients
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.collectives import allreduce
-from spark_elastic.worker.job import present_world
+from spark_elastic.worker.job import current_job, present_world
+from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.shards.parts import Parts
+from spark_elastic.worker.shards.sources import Buffer, Sources
+from spark_elastic.worker.shards.workspace import Workspace
 from spark_elastic.worker.state.keepers import keeper_named
 from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World
@@ -64,6 +70,10 @@ class KerasState(TorchState):
     package all ranks count equally. Inside the elastic function ``apply`` is a collective, so all ranks have to take equally
     many steps. Layers draw random numbers from seeds of each rank's own. The metrics of ``fit`` are not part of the state: they
     cover what this rank has computed since it last entered ``fit``.
+
+    With a ``loader`` that was made with ``shards=``, a step of ``fit`` calls the model's ``train_step`` for each shard that
+    this rank computes, and the optimizer once: weights, optimizer and the loss in the logs of ``fit`` have the same bits in a
+    world of any size. Other metrics in the logs cover the shards of this rank.
 
     ``epoch`` and ``batch`` are advanced by the callbacks below. ``commit`` is "copy" or "host"; it and ``local`` are as in
     ``TorchState``.
@@ -97,11 +107,6 @@ class KerasState(TorchState):
             )
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-        if (shards := shards_of_loader(loader)) is not None:
-            raise ValueError(
-                f"shards={shards} needs a loop over model.parts(batch), which Keras's fit does not make; leave shards= "
-                "out, or train the network with a TorchState"
-            )
         weights = {id(variable) for variable in model.weights}
         super().__init__(
             loader=loader,
@@ -118,7 +123,9 @@ class KerasState(TorchState):
         self._model = model
         self._optimizer = optimizer
         self._moving = _moving(model)
+        self._sharded: _ShardedSteps | None = None
         optimizer.apply = self._apply
+        model.train_step = self._train_step
 
     @property
     def model(self) -> keras.Model:
@@ -131,6 +138,9 @@ class KerasState(TorchState):
     def _apply(
         self, grads: Sequence[torch.Tensor | None], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
+        if self._sharded is not None:
+            self._sharded.gradients_are_there(trainable_variables)
+            return
         world = present_world()
         note_gradients()
         if world is not None and world.size > 1:
@@ -139,6 +149,19 @@ class KerasState(TorchState):
             for variable, value in zip(self._moving, moving, strict=True):
                 variable.assign(value)
         type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
+
+    def _train_step(self, data: Converted) -> Any:
+        if self._sharded is None:
+            return type(self._model).train_step(self._model, data)
+        newest = _newest.get(self._loader_in_use(), lambda: None)()
+        batch, convert = (newest and newest.take()) or (data, _as_it_is)
+        return self._sharded.step(batch, convert)
+
+    def _enter_world(self, rank: int, size: int) -> None:
+        super()._enter_world(rank, size)
+        job = current_job()
+        is_sharded = shards_of_loader(self._loader_in_use()) is not None
+        self._sharded = _ShardedSteps(self, None if job is None else job.world) if is_sharded else None
 
     def _weight(self, world: World) -> float:
         """Return by what this rank's values are multiplied, so that the mean over ranks becomes the mean over rows."""
@@ -153,8 +176,75 @@ class KerasState(TorchState):
 
     def _own_as_newcomer(self, world: World) -> None:
         super()._own_as_newcomer(world)
+        self._draw_seeds()
+
+    def _draw_seeds(self) -> None:
+        """Draw the seeds of layers from torch's random numbers."""
         for seed in vars(self)["seeds"].variables:
             seed.assign(torch.randint(2**31 - 1, tuple(seed.shape)))
+
+
+class _ShardedSteps:
+    """Steps of ``fit`` over the shards of the loader's batches, in one generation; see ``worker/shards``."""
+
+    def __init__(self, state: KerasState, world: World | None) -> None:
+        self._state = state
+        self._world = world
+        self._workspace = Workspace()
+        self._sources = self._find_sources()
+        # The variables that the optimizer is to change, by the last part.
+        self._applied: Sequence[keras.Variable] | None = None
+
+    def step(self, batch: object, convert: Callable[[Any], Converted]) -> Mapping[str, Any]:
+        """Compute this rank's shards of a batch, add up with the other ranks, and change the weights. Return the logs."""
+        state, model = self._state, self._state.model
+        sources = self._find_sources()
+        if sources.structure != self._sources.structure:
+            self._workspace = Workspace()
+        self._sources, self._applied = sources, None
+        losses = [metric for metric in model.metrics if metric.name == "loss"]
+        before = [(variable, variable.value.clone()) for loss in losses for variable in loss.variables]
+        for weight in sources.parameters:
+            weight.grad = None  # Keras leaves those of the last step, to which the loop would add
+        parts = Parts(batch, sources, self._workspace, self._world)
+        for part in parts:
+            state._draw_seeds()
+            for loss in losses:
+                loss.reset_state()
+            logs = type(model).train_step(model, keras.tree.map_structure(_as_tensor, convert(part)))
+            parts.note(**{loss.name: loss.result() for loss in losses})
+        state._draw_seeds()
+        if self._applied is not None:
+            with torch.no_grad():
+                gradients = [variable.value.grad for variable in self._applied]
+                type(state.optimizer).apply(state.optimizer, gradients, self._applied)
+        for variable, value in before:
+            variable.assign(value)
+        for loss in losses:
+            loss.update_state(parts.means[loss.name], sample_weight=parts.rows)
+        return {**logs, **{loss.name: loss.result() for loss in losses if loss.name in logs}}
+
+    def gradients_are_there(self, variables: Sequence[keras.Variable] | None) -> None:
+        """Note what the optimizer is to change once the gradients are those of the batch, instead of those of a part."""
+        if loops.open is None:
+            raise TrainingCodeError(
+                "the loader was made with shards=, and the optimizer was given gradients outside of the model's train_step, "
+                "which is what is called for each shard; train by model.fit, with Batches(state.loader, …)"
+            )
+        self._applied = variables or self._state.model.trainable_variables
+
+    def _find_sources(self) -> Sources:
+        weights = [variable.value for variable in self._state.model.trainable_variables]
+        moving = _moving(self._state.model)
+        return Sources(weights, (Buffer(variable.path, variable.value) for variable in moving))
+
+
+def _as_it_is(part: Any) -> Any:
+    return part
+
+
+def _as_tensor(value: Any) -> Any:
+    return None if value is None else keras.ops.convert_to_tensor(value)
 
 
 def _moving(model: keras.Model) -> list[keras.Variable]:
@@ -196,11 +286,18 @@ class Batches(keras.utils.PyDataset):
     ``convert`` turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``. A batch is taken from the loader when
     Keras begins its step, never ahead, so that a commit counts exactly those that were trained on. (From a Python generator
     Keras would take two before the first step.)
+
+    Of a loader that was made with ``shards=``, ``convert`` is given the shards one by one, and each whole batch as well,
+    unless the loader delivers it as a list of shards.
     """
 
     def __init__(self, loader: PositionedLoader[T], convert: Callable[[T], Converted]) -> None:
         super().__init__()
+        _newest[loader] = weakref.ref(self)
         self._convert = convert
+        self._is_in_shards = shards_of_loader(loader) is not None
+        # The batch that was given last, before it was converted, for the steps that convert its shards.
+        self._untaken: Any = None
         self._iterator = iter(loader)
         self._steps: int = loader.steps_left
         self._given = 0
@@ -216,14 +313,25 @@ class Batches(keras.utils.PyDataset):
             if self._given == self._steps:
                 raise ValueError("the loader's epoch is over; call fit for one epoch, with new Batches each time")
             self._given += 1
-            self._batch = self._convert(next(self._iterator))
-        batch, self._shown = self._shown or self._batch, None
-        return batch
+            batch: Any = next(self._iterator)
+            self._untaken = batch
+            self._batch = self._convert(batch[0] if self._is_in_shards and isinstance(batch, list) else batch)
+        shown, self._shown = self._shown or self._batch, None
+        return shown
+
+    def take(self) -> tuple[Any, Callable[[Any], Converted]] | None:
+        """Return the batch that Keras was given last, and what converts its shards; None if that was taken before."""
+        batch, self._untaken = self._untaken, None
+        return None if batch is None else (batch, self._convert)
 
     def on_epoch_end(self) -> None:
         # Keras takes one batch to build losses and metrics, and then begins the epoch, in which that batch has to come again.
         if self._given == 1:
             self._shown = self._batch
+
+
+# By loader, the Batches that were made of it last.
+_newest: weakref.WeakKeyDictionary[object, weakref.ref[Batches]] = weakref.WeakKeyDictionary()
 
 
 class _StateCallback(keras.callbacks.Callback):

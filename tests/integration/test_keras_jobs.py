@@ -1,4 +1,4 @@
-"""A Keras model in a real job, through kills."""
+"""Keras models in real jobs, through kills."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def test_a_keras_model_counts_every_row_once_and_ends_with_equal_weights_through
     for one in result.results:
         assert sum(one["seen"]) == pytest.approx(EPOCHS * (ROWS - ROWS % BATCH))
         assert one["seen"] == pytest.approx([float(round(count)) for count in one["seen"]], abs=1e-4)
+
+
+def test_on_shards_three_workers_with_kills_leave_the_bits_of_one(run: Any, dataset: str) -> None:
+    arguments = (keras_training.train_on_shards, dataset, EPOCHS, 100, 6)
+    alone = run(*arguments, min_np=1, max_np=1)
+    faults = [kill(rank=1, step=3), kill(rank=0, step=14)]
+    result = run(*arguments, faults=faults, num_proc=3, min_np=2, max_np=3)
+    assert result.faults == len(faults)
+    assert {each["digest"] for each in result.results} == {alone.results[0]["digest"]}

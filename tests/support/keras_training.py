@@ -1,4 +1,4 @@
-"""A Keras training function for the tests; pickled by value, as executors do not have the tests."""
+"""Keras training functions for the tests; pickled by value, as executors do not have the tests."""
 
 from __future__ import annotations
 
@@ -58,3 +58,52 @@ def count_rows(url: str, rows: int, epochs: int, batch: int) -> dict[str, Any]:
     for variable in [*model.weights, *state.optimizer.variables]:
         digest.update(variable.value.detach().numpy().tobytes())
     return {"seen": seen.embeddings.value.detach().squeeze(1).tolist(), "digest": digest.hexdigest()}
+
+
+def train_on_shards(url: str, epochs: int, batch: int, shards: int) -> dict[str, Any]:
+    """Train with BatchNormalization and Dropout on shards. Return a digest of all variables, and the loss after each epoch."""
+    import hashlib
+
+    import torch
+
+    import spark_elastic as se
+    from spark_elastic.keras import Batches, CommitStateCallback, KerasState, UpdateEpochStateCallback
+
+    import keras  # isort: skip
+
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    loader = se.data.ParquetLoader(url, global_batch_size=batch, shards=shards)
+    state = KerasState(model, loader=loader, losses=[])
+
+    def convert(rows: Any) -> tuple[Any, Any]:
+        x = rows["id"].float().unsqueeze(1) / 1000
+        return x, torch.sin(7 * x)
+
+    class Losses(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            state.losses.append(logs["loss"])
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.epoch < epochs:
+            model.fit(
+                Batches(state.loader, convert),
+                initial_epoch=state.epoch,
+                epochs=state.epoch + 1,
+                verbose=0,
+                callbacks=[Losses(), CommitStateCallback(state), UpdateEpochStateCallback(state)],
+            )
+
+    train(state)
+    digest = hashlib.sha256()
+    for variable in [*model.weights, *state.optimizer.variables]:
+        digest.update(variable.value.detach().numpy().tobytes())
+    return {"digest": digest.hexdigest(), "losses": state.losses}

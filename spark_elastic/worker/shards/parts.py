@@ -77,6 +77,11 @@ class Parts:
             raise ValueError(f"a part can note {MOST_NOTED} numbers at most, not {sorted(self._noted)}")
 
     @property
+    def rows(self) -> int:
+        """The number of rows of the global batch."""
+        return self._cut.rows
+
+    @property
     def means(self) -> Mapping[str, float]:
         """The means of the noted numbers over all rows of the global batch, equal on all ranks; known after the loop."""
         if self._means is None:

@@ -13,7 +13,7 @@ from spark_elastic.errors import SparkElasticError, TrainingCodeError
 from spark_elastic.worker.job import current_job
 from spark_elastic.worker.shards.loops import HOW, loops
 from spark_elastic.worker.shards.parts import Parts
-from spark_elastic.worker.shards.sources import Sources
+from spark_elastic.worker.shards.sources import ModuleSources
 from spark_elastic.worker.shards.workspace import Workspace
 from spark_elastic.worker.world import World
 
@@ -29,7 +29,7 @@ class Sharding:
         self._models = list(models)
         self._shards = shards
         self._world = world
-        self._sources = Sources(self._models)
+        self._sources = ModuleSources(self._models)
         self._workspaces: dict[int, Workspace] = {}
         for model in self._models:
             refuse(model, shards)
@@ -39,7 +39,7 @@ class Sharding:
         for each in self._models:
             each.follow_content()
         if not self._sources.is_current():
-            before, self._sources = self._sources, Sources(self._models)
+            before, self._sources = self._sources, ModuleSources(self._models)
             if before.structure != self._sources.structure:
                 self._workspaces.clear()
         # Each kind of loop (one for a generator, one for its discriminator) touches parameters of its own.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -12,27 +11,18 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.registered import Registered, registers
 
 
-@dataclass(slots=True)
 class Buffer:
-    """A buffer where it is registered. A module may change it, or put another tensor in its place."""
+    """A tensor that a forward changes, and its value ahead of a loop."""
 
-    owner: nn.Module
-    key: str
-    name: str
-    tensor: torch.Tensor
-    # As it was ahead of the loop.
-    before: torch.Tensor
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name = name
+        self.tensor = tensor
+        self.before = tensor.detach().clone()
 
     @property
     def present(self) -> torch.Tensor:
-        """The tensor that is registered at present."""
-        value = self.owner._buffers[self.key]
-        if value is None or value.shape != self.tensor.shape or value.dtype != self.tensor.dtype:
-            raise TrainingCodeError(
-                f"the buffer {self.name} changes its shape or dtype while a shard is computed, which shards= cannot keep equal "
-                "in worlds of all sizes"
-            )
-        return value
+        """The tensor that has the value at present."""
+        return self.tensor
 
     @property
     def has_changed(self) -> bool:
@@ -44,29 +34,46 @@ class Buffer:
         self.before.copy_(self.tensor)
 
     def set(self, value: torch.Tensor | None = None) -> None:
-        """Set the tensor that was registered ahead of the loop to a value, or back to what it was."""
-        self.owner._buffers[self.key] = self.tensor
+        """Set the tensor to a value, or back to what it was."""
         self.tensor.copy_(self.before if value is None else value)
 
 
-class Sources:
-    """The parameters and buffers of some models, each once."""
+class ModuleBuffer(Buffer):
+    """A buffer where it is registered. A module may change it, or put another tensor in its place."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        modules = {id(part): (part, name) for model in models for name, part in model.named_modules()}
-        self._registered = Registered(register for module, _ in modules.values() for register in registers(module))
-        self.parameters = list({id(p): p for model in models for p in model.parameters()}.values())
-        buffers: dict[int, Buffer] = {}
-        for module, prefix in modules.values():
-            for key, tensor in module._buffers.items():
-                if tensor is not None:
-                    name = f"{prefix}.{key}".lstrip(".").removeprefix("module.")
-                    buffers.setdefault(id(tensor), Buffer(module, key, name, tensor, tensor.clone()))
+    def __init__(self, owner: nn.Module, key: str, name: str, tensor: torch.Tensor) -> None:
+        super().__init__(name, tensor)
+        self._owner = owner
+        self._key = key
+
+    @property
+    def present(self) -> torch.Tensor:
+        """The tensor that is registered at present."""
+        value = self._owner._buffers[self._key]
+        if value is None or value.shape != self.tensor.shape or value.dtype != self.tensor.dtype:
+            raise TrainingCodeError(
+                f"the buffer {self.name} changes its shape or dtype while a shard is computed, which shards= cannot keep equal "
+                "in worlds of all sizes"
+            )
+        return value
+
+    def set(self, value: torch.Tensor | None = None) -> None:
+        """Set the tensor that was registered ahead of the loop to a value, or back to what it was."""
+        self._owner._buffers[self._key] = self.tensor
+        super().set(value)
+
+
+class Sources:
+    """Parameters and buffers, each once."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], buffers: Iterable[Buffer]) -> None:
+        self.parameters = list({id(parameter): parameter for parameter in parameters}.values())
+        each = list(buffers)
         # The buffers that are averaged, those that count something, such as BatchNorm's batches, and those that must not
         # change.
-        self.averaged = [b for b in buffers.values() if b.tensor.is_floating_point()]
-        self.counters = [b for b in buffers.values() if not b.tensor.is_floating_point() and not b.tensor.dim()]
-        self.constant = [b for b in buffers.values() if not b.tensor.is_floating_point() and b.tensor.dim()]
+        self.averaged = [b for b in each if b.tensor.is_floating_point()]
+        self.counters = [b for b in each if not b.tensor.is_floating_point() and not b.tensor.dim()]
+        self.constant = [b for b in each if not b.tensor.is_floating_point() and b.tensor.dim()]
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -80,6 +87,21 @@ class Sources:
             *((p.shape, p.dtype, p.device) for p in self.parameters),
             *((b.name, b.tensor.shape, b.tensor.device) for b in self.buffers),
         ]
+
+
+class ModuleSources(Sources):
+    """The parameters and buffers of some modules."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        modules = {id(part): (part, name) for model in models for name, part in model.named_modules()}
+        self._registered = Registered(register for module, _ in modules.values() for register in registers(module))
+        buffers: dict[int, Buffer] = {}
+        for module, prefix in modules.values():
+            for key, tensor in module._buffers.items():
+                if tensor is not None:
+                    name = f"{prefix}.{key}".lstrip(".").removeprefix("module.")
+                    buffers.setdefault(id(tensor), ModuleBuffer(module, key, name, tensor))
+        super().__init__((parameter for model in models for parameter in model.parameters()), buffers.values())
 
     def is_current(self) -> bool:
         """Whether the models still consist of these parameters and buffers."""
