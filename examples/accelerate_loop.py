@@ -61,7 +61,7 @@ def train_fn(items: int, epochs: int, precision: str) -> dict[str, Any]:
                 optimizer.step()
                 scheduler.step()
                 state.items += sum(loader.batch_rows)
-                state.right = (logits.argmax(1) == labels).float().mean().item()
+                state.right = se.allreduce((logits.argmax(1) == labels).float().mean()).item()
                 state.commit()  # +
             loader.set_epoch(loader.epoch + 1)  # +
             state.commit()  # +

@@ -56,7 +56,7 @@ def train_fn(items: int, epochs: int, precision: str) -> dict[str, Any]:
                 fabric.backward(loss)
                 optimizer.step()
                 state.items += sum(loader.batch_rows)
-                state.right = (logits.argmax(1) == labels).float().mean().item()
+                state.right = se.allreduce((logits.argmax(1) == labels).float().mean()).item()
                 state.commit()  # +
             state.epoch += 1
             loader.set_epoch(state.epoch)  # +

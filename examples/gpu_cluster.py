@@ -61,7 +61,7 @@ def train_fn(url: str, epochs: int, commit: str) -> dict[str, Any]:
                 optimizer.step()
                 state.report(loss=loss)  # becomes a number a few times a second only: no wait for the GPU in each step
                 state.commit()
-            state.loss = loss.item()
+            state.loss = se.allreduce(loss).item()
             loader.set_epoch(loader.epoch + 1)
             state.commit()
 

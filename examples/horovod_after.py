@@ -44,14 +44,13 @@ def train_fn(epochs: int) -> float:
                 loss = (state.model(x.to(device)).squeeze(1) - y.to(device)).square().mean()
                 loss.backward()
                 optimizer.step()
-                state.loss = (
-                    loss.item()
-                )  # in the state: a loss of a worker may have us enter again with nothing left to do
+                # In the state: a loss of a worker may have us enter again with nothing left to do.
+                state.loss = se.allreduce(loss).item()
                 state.commit()  # costs little: after each batch, so that no more than one is done again
             state.epoch += 1
             state.loader.set_epoch(state.epoch)
             state.commit()
-        return se.allreduce(torch.tensor(state.loss)).item()
+        return state.loss
 
     return train(state)
 

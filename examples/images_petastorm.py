@@ -79,7 +79,7 @@ def train_fn(url: str, epochs: int) -> dict[str, Any]:
                 loss.backward()
                 optimizer.step()
                 state.images += sum(loader.batch_rows)
-                state.right = ((logits > 0) == labels.bool()).float().mean().item()
+                state.right = se.allreduce(((logits > 0) == labels.bool()).float().mean()).item()
                 state.report(loss=loss, right=state.right)
                 state.commit()
             loader.set_epoch(loader.epoch + 1)

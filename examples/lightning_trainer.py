@@ -96,7 +96,7 @@ class Commit(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.state.items += sum(self.state.loader.batch_rows)
-        self.state.right = trainer.callback_metrics["right"].item()
+        self.state.right = se.allreduce(trainer.callback_metrics["right"]).item()
         if not trainer.is_last_batch:  # that one is committed when Lightning has ended the epoch
             self.commit(trainer)
 

@@ -55,7 +55,7 @@ def train_fn(items: int, epochs: int, loader_processes: int) -> dict[str, Any]:
                 loss.backward()
                 optimizer.step()
                 state.items += sum(loader.batch_rows)  # of all ranks
-                state.right = ((logits > 0) == labels.bool()).float().mean().item()
+                state.right = se.allreduce(((logits > 0) == labels.bool()).float().mean()).item()
                 state.report(loss=loss, right=state.right)
                 state.commit()
             loader.set_epoch(loader.epoch + 1)

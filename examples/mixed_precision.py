@@ -50,19 +50,19 @@ def train_fn(epochs: int) -> dict[str, Any]:
         while loader.epoch < epochs:
             for batch in loader:
                 optimizer.zero_grad()
-                total = 0.0
+                total = torch.zeros((), device=device)
                 for (x, y), share in se.micro_batches(model, batch, ROWS_IN_MEMORY):
                     with torch.autocast(device.type, torch.bfloat16):
                         output = model(x.to(device)).squeeze(1)
                     loss = (output.float() - y.to(device)).square().mean()  # losses in float32
                     (share * loss).backward()  # ranks talk in the last part's only
-                    total += share * loss.item()
+                    total += share * loss.detach()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 scheduler.step()
                 state.rates.append(scheduler.get_last_lr()[0])
-                state.loss = total
-                state.report(loss=total)
+                state.loss = se.allreduce(total).item()
+                state.report(loss=state.loss)
                 state.commit()
             loader.set_epoch(loader.epoch + 1)
             state.commit()

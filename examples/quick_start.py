@@ -28,7 +28,7 @@ def train_fn(steps: int) -> float:
             loss.backward()  # leaves the mean gradient of all workers
             optimizer.step()
             state.step += 1
-            state.loss = loss.item()
+            state.loss = se.allreduce(loss).item()
             state.commit()  # from here on no loss of a worker takes this step back
 
     train(state)

@@ -37,6 +37,9 @@ class FitState(se.TorchState):
     callbacks_given: str
     begun: str
 
+    def _compared_values(self) -> dict[str, object]:
+        return {name: value for name, value in super()._compared_values().items() if name != "started"}
+
 
 def history_of(state: FitState) -> list[Metrics]:
     """Return a dict for each epoch that has ended."""

@@ -19,7 +19,7 @@ from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
 # How many int64 values every rank contributes to the control collective of a commit: the world's own, then those of the loader.
-OWN_FIELDS = 8
+OWN_FIELDS = 9
 LOADER_FIELDS = 4
 
 

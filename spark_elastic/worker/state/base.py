@@ -202,6 +202,10 @@ class State(ABC):
         """The tensors that have to be equal on all ranks at a commit, with their names."""
         return ()
 
+    def _compared_values(self) -> dict[str, object]:
+        """The attributes whose plain values are meant to be equal on all ranks."""
+        return {}
+
     def _loader_in_use(self) -> object:
         """The loader over which the user's function iterates, if any; the Protocols of ``data.loader`` tell what it can do."""
         return None

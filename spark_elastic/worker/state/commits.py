@@ -22,6 +22,7 @@ from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.reports import Progress
 from spark_elastic.worker import faults
 from spark_elastic.worker.checks.fingerprint import Comparison
+from spark_elastic.worker.checks.plain_values import PlainValues
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
@@ -40,6 +41,8 @@ _NO_LOADER = (0,) * LOADER_FIELDS
 MEASURED = 6
 # The index of whether a later commit is to be brought together on rank 0, for a durable checkpoint.
 BRINGS_TOGETHER = 7
+# The index of the digest of what is to be equal on all ranks beside tensors that train.
+PLAIN_VALUES = 8
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
 # progress.
 FIRST_COMMIT = 1
@@ -72,6 +75,7 @@ class Commits:
         self._is_settled = True
         self._is_interrupted = False
         self._comparison: Comparison | None = None
+        self._plain = PlainValues()
         self._pace: Pace | None = None
         # Whether the next commit is to be brought together on rank 0, and whether rank 0 has asked for that.
         self._brings_together = False
@@ -235,16 +239,18 @@ class Commits:
         if self._is_interrupted:  # the value stays True even if user code swallows the interrupt
             return True
         commit = CommitId(world.generation, self.index)
-        if not has_met or self._pace.is_due() or (is_commit and self._comparison.wants(commit)):
+        compares = is_commit and self._comparison.wants(commit)
+        if not has_met or self._pace.is_due() or compares:
             loader, balancing = self._parts_of_loader(state)
             fingerprint = self._comparison.report(commit, state._compared, is_commit)
+            plain = self._plain.report(self.index, state._compared_values()) if compares else 0
             report = _NO_LOADER if loader is None else loader.report()
             pace = self._pace.begin(getattr(loader, "steps_left", 0))
             # A host that runs ahead of its device cannot tell how long a step takes there.
             measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
             asks = self._asks_to_bring_together(job, world)
             mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured, asks]
-            world.start_exchange([*mine, *report])
+            world.start_exchange([*mine, plain, *report])
         return False
 
     def _asks_to_bring_together(self, job: Job, world: World) -> bool:
@@ -275,6 +281,7 @@ class Commits:
         assert self._pace is not None
         self._pace.agree(everybody[0][5])
         self._comparison.read([values[2] for values in everybody], asked=bool(everybody[0][3]))
+        self._plain.read([values[PLAIN_VALUES] for values in everybody])
         if state._checks is not None:
             state._checks.inputs_compared([values[4] for values in everybody])
 
@@ -353,6 +360,7 @@ class Commits:
         self._comparison = Comparison(
             world.rank, world.size, lambda key, mine: world.store.gather(key, mine, world.size), job.clock
         )
+        self._plain.begin(world)
         self._pace = self.pace(job.clock)
         self.index = -1
         self.steps -= 1  # the sealing commit is not a step that user code has made

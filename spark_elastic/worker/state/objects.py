@@ -159,6 +159,9 @@ class ObjectState(State):
     def _shared_values(self) -> dict[str, object]:
         return self._values(shared=True)
 
+    def _compared_values(self) -> dict[str, object]:
+        return self._values(shared=True)
+
     def _receive(self, arrived: Snapshot, world: World) -> None:
         """Load the commit that has arrived."""
         if arrived.told is not None:

@@ -1,0 +1,22 @@
+"""Mistakes of ordinary user code, in jobs of this machine: training is right, or something says that it is not."""
+
+from __future__ import annotations
+
+import loud_training
+import pytest
+
+import spark_elastic
+from spark_elastic.testing import inject, kill
+
+
+def test_values_that_each_rank_computes_alone_are_warned_of_once_also_through_a_loss(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with inject(kill(rank=1, step=3)):
+        results = spark_elastic.run(
+            loud_training.train_with_values_of_each_rank, args=(6,), num_proc=3, min_np=2, max_np=3, local=True
+        )
+    assert set(results) == {6}
+    told = [line for line in capfd.readouterr().err.splitlines() if "UserWarning" in line]
+    assert ["state.best is" in line or "state.losses[0] is" in line for line in told] == [True, True]
+    assert all("on rank 0 and" in line and "se.allreduce" in line for line in told)

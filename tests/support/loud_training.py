@@ -1,0 +1,38 @@
+"""Training as ordinary users write it, with the mistakes that are to be told of."""
+
+from __future__ import annotations
+
+import torch
+
+import spark_elastic as se
+
+
+def train_with_values_of_each_rank(steps: int) -> int:
+    """Keep the loss of this rank's own rows in the State, where it is meant to be that of all ranks."""
+    torch.manual_seed(0)
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    state = se.TorchState(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        step=0,
+        best=float("inf"),
+        losses=[],
+        reduced=0.0,
+        local={"mine": 0.0},
+    )
+
+    @se.elastic
+    def train(state: se.TorchState) -> None:
+        while state.step < steps:
+            state.optimizer.zero_grad()
+            loss = state.model(torch.randn(4, 2)).square().mean() + se.rank()
+            loss.backward()
+            state.optimizer.step()
+            state.best = min(state.best, loss.item())
+            state.losses.append(loss.item())
+            state.reduced, state.mine = se.allreduce(loss).item(), loss.item()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return state.step
