@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from spark_elastic.worker.scaling import micro_batches as micro_batches
     from spark_elastic.worker.scaling import scale_learning_rate as scale_learning_rate
     from spark_elastic.worker.state.base import State as State
+    from spark_elastic.worker.state.fully_sharded.state import ShardedState as ShardedState
     from spark_elastic.worker.state.objects import ObjectState as ObjectState
     from spark_elastic.worker.state.torch_state import TorchState as TorchState
     from spark_elastic.worker.zero import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
@@ -99,6 +100,7 @@ _MODULES = {
     "spark_elastic.worker.elastic": ("elastic",),
     "spark_elastic.worker.scaling": ("micro_batches", "scale_learning_rate"),
     "spark_elastic.worker.state.base": ("State",),
+    "spark_elastic.worker.state.fully_sharded.state": ("ShardedState",),
     "spark_elastic.worker.state.objects": ("ObjectState",),
     "spark_elastic.worker.state.torch_state": ("TorchState",),
     "spark_elastic.worker.zero": ("ZeroRedundancyOptimizer",),

@@ -88,12 +88,14 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
 def _find_change(error: BaseException, job: Job) -> WorldChanged | None:
     """Return the change of the world that an exception comes from; None if it has another cause.
 
-    User code may wrap our exceptions in its own, and errors of collectives in a broken world are plain ``RuntimeError``s.
+    User code may wrap our exceptions in its own. In a broken world errors of collectives are plain ``RuntimeError``s, and
+    ``torch.distributed.checkpoint`` wraps these in a ``CheckpointException``, which is a mere ``BaseException``.
     """
     for link in _chain(error):
         if isinstance(link, WorldChanged):
             return link
-        if isinstance(link, RuntimeError) and job.world is not None and job.world.is_broken():
+        is_torchs = isinstance(link, RuntimeError) or type(link).__module__.startswith("torch.distributed.")
+        if is_torchs and job.world is not None and job.world.is_broken():
             return job.world.lost(link)
     return None
 

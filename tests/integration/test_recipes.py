@@ -1,4 +1,4 @@
-"""The scripts of docs/recipes and docs/coming-from, each run as a user would, in a folder of its own."""
+"""The whole scripts of the documentation, each run as a user would, in a folder of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PRINTED = {
     "coming-from/ray.md:0": r"largest error of a weight: 0\.0",
     "coming-from/torchdistributor.md:0": r"loss: 0\.0|loss: \d\.\d+e-",
     "coming-from/torchrun.md:0": r"loss: 0\.0|loss: \d\.\d+e-",
+    "howto/fully-sharded.md:0": r"^4 workers: epochs 2, loss \d\.\d+\n2 workers: epochs 3, loss 0\.",
     "recipes/accumulation.md:0": r"loss of the last batch: (0\.0|\d\.\d+e-)",
     "recipes/columns.md:0": r"right: (0\.9|1\.0)",
     "recipes/early-stopping.md:0": r"\d+ epochs; best (\d+\.\d+), and the kept network has \1$",
@@ -41,7 +42,8 @@ PRINTED = {
 def scripts() -> dict[str, str]:
     """Return the complete scripts of the pages, by page and place."""
     found = {}
-    for page in [*(DOCS / "coming-from").glob("*.md"), *(DOCS / "recipes").glob("*.md")]:
+    pages = [*(DOCS / "coming-from").glob("*.md"), *(DOCS / "recipes").glob("*.md"), DOCS / "howto/fully-sharded.md"]
+    for page in pages:
         blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         found |= {f"{page.relative_to(DOCS)}:{place}": block for place, block in enumerate(blocks)}
     return found

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.protocol.messages import CommitId, Member
+from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.job import current_job, enter_job
 from spark_elastic.worker.reporting import Reporter
 from spark_elastic.worker.state.keepers import copies
@@ -51,11 +51,20 @@ class Stage:
         self.models.append(model)
 
     def begin(
-        self, state: Any, *, rank: int = 0, others: Sequence[CommitId | None] = (), previous_size: int = 1
+        self,
+        state: Any,
+        *,
+        rank: int = 0,
+        others: Sequence[CommitId | None] = (),
+        previous_size: int = 1,
+        slices: Slices | None = None,
     ) -> None:
-        """Form the next generation of this worker and as many others, and have the state take part."""
+        """Form the next generation of this worker, which holds these slices, and as many others; have the state take part."""
         held = [*others[:rank], self.control.commit, *others[rank:]]
-        members = tuple(Member(number, number, 0, 1, 0, 1, commit) for number, commit in enumerate(held))
+        members = tuple(
+            Member(number, number, 0, 1, 0, 1, commit, slices if number == rank else None)
+            for number, commit in enumerate(held)
+        )
         self.control.generation += 1
         self._pending, self.broken, self.aborted = None, False, False
         self.world = SimpleNamespace(

@@ -122,6 +122,18 @@ def test_the_arguments_of_run_after_kwargs_are_keywords_only() -> None:
         ("scale_learning_rate", {"optimizer": REQUIRED, "scheduler": None, "rule": "linear", "warmup_steps": 0}),
         ("micro_batches", {"model": REQUIRED, "batch": REQUIRED, "rows": REQUIRED}),
         (
+            "ShardedState",
+            {
+                "build": REQUIRED,
+                "shard": REQUIRED,
+                "optimizer": REQUIRED,
+                "scheduler": None,
+                "loader": None,
+                "local": None,
+                "redundancy": 1,
+            },
+        ),
+        (
             "TorchState",
             {
                 "model": None,

@@ -177,7 +177,7 @@ class TrainingChecks:
         if scaler is not None and not any(value is scaler for value in (*shared, *_reachable(self._local()))):
             raise TrainingCodeError(
                 "a GradScaler steps an optimizer of the State and is not in the State itself: after a reset ranks would "
-                "average gradients of different scales. Write state = se.TorchState(…, "
+                f"average gradients of different scales. Write state = se.{type(self._state).__name__}(…, "
                 f"{self._free_name('scaler')}=scaler)"
             )
         if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
@@ -185,8 +185,8 @@ class TrainingChecks:
             if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
                 self._warn(
                     "a learning rate scheduler of an optimizer in the State is not in the State itself: after a reset it "
-                    "does not go back with the weights, and a newcomer's begins anew. Write state = se.TorchState(…, "
-                    f"{self._free_name('scheduler')}=scheduler)"
+                    "does not go back with the weights, and a newcomer's begins anew. Write state = "
+                    f"se.{type(self._state).__name__}(…, {self._free_name('scheduler')}=scheduler)"
                 )
 
     def _look_at(self, loader: PositionedLoader[object]) -> None:

@@ -8,6 +8,8 @@ import torch
 
 # Torch's classes that divide a model among ranks, so that no rank could give the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
+_DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
+_HOW_TO_DIVIDE = ". A model that fully_shard divides goes into a spark_elastic.ShardedState"
 
 
 def why_unsupported(value: object) -> str | None:
@@ -18,7 +20,7 @@ def why_unsupported(value: object) -> str | None:
             return f"torch's {kind.__name__}"
         return None
     if kind.__name__ == "DTensor" and isinstance(value, getattr(sys.modules.get(kind.__module__), "DTensor", ())):
-        return "a DTensor, as FSDP and tensor parallelism make them"
+        return _DTENSOR
     if torch.nn.parameter.is_lazy(value):
         return "a parameter that has no shape before the model's first call"
     if value.is_nested:
@@ -41,6 +43,7 @@ def check_supported(value: object, name: str) -> None:
     if what is not None:
         raise TypeError(
             f"{name} is {what}, which a State does not support: every worker holds the whole model, in dense tensors"
+            + (_HOW_TO_DIVIDE if what in (_DTENSOR, "torch's FullyShardedDataParallel") else "")
         )
     if isinstance(value, torch.nn.Module):
         parts = [*list(value.named_modules())[1:], *value.named_parameters(), *value.named_buffers()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy
@@ -22,7 +22,7 @@ from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.registered import stepped
 from spark_elastic.worker.shards.sharding import Sharding
 from spark_elastic.worker.state.generators import Generators
-from spark_elastic.worker.state.keepers import keeper_maker
+from spark_elastic.worker.state.keepers import Keeper, keeper_maker
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.snapshot import find_objects, find_trained_tensors, has_state_dict
 from spark_elastic.worker.world import World
@@ -60,6 +60,8 @@ class TorchState(ObjectState):
 
     # Torch's own DataLoaders that existed when the elastic function was called.
     _plain_loaders: PlainLoaders | None = None
+    # What checks the training function.
+    _training_checks: type[TrainingChecks] = TrainingChecks
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class TorchState(ObjectState):
         redundancy: int = 1,
         **objects: object,
     ) -> None:
-        self._keeper_class, self._redundancy = keeper_maker(commit, redundancy), redundancy
+        self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
         self._generators = Generators()
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -97,6 +99,10 @@ class TorchState(ObjectState):
         if is_shared and has_state_dict(loader) and not has_part(loader, TakesWorld):
             warnings.warn(_what_is_kept_of(type(loader).__name__), stacklevel=2)
 
+    def _keeper_maker(self, commit: str, redundancy: int) -> Callable[[], Keeper]:
+        """Return what makes the keeper of this state's commits."""
+        return keeper_maker(commit, redundancy)
+
     def _prepare(self) -> None:
         super()._prepare()
         self._plain_loaders = PlainLoaders()
@@ -106,7 +112,7 @@ class TorchState(ObjectState):
         if job is not None and job.world is not None:
             if self._checks is None:
                 # In a fixed world code knows its rank from the first line on, and may divide its data by it.
-                self._checks = TrainingChecks(self, job, None if job.is_fixed else self._plain_loaders)
+                self._checks = self._training_checks(self, job, None if job.is_fixed else self._plain_loaders)
             self._checks.begin()
 
     def _compared(self) -> Named:

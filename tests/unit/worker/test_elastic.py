@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorkerLostError
 from spark_elastic.worker.control import GenerationOverError
@@ -109,6 +110,14 @@ def test_errors_of_the_user_are_the_users(error: BaseException) -> None:
 def test_a_runtime_error_in_a_broken_world_is_a_lost_worker() -> None:
     job, _ = play(RuntimeError("Connection reset by peer"), before=lambda job: setattr(job, "broken", True))
     assert job.reasons == ["", "Connection reset by peer"]
+
+
+def test_an_exception_of_torchs_checkpoints_in_a_broken_world_is_a_lost_worker() -> None:
+    error = CheckpointException("write", {})
+    job, _ = play(error, before=lambda job: setattr(job, "broken", True))
+    assert job.reasons == ["", str(error)]
+    with pytest.raises(CheckpointException):
+        play(error)
 
 
 def test_a_change_that_the_user_wrapped_is_found() -> None:

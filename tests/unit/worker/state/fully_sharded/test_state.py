@@ -1,0 +1,288 @@
+"""A ShardedState as one rank sees it: what it takes and refuses, and which commits it offers after a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from worker_stage import Stage, on_stage
+
+from spark_elastic import DistributedDataParallel, ShardedState, elastic
+from spark_elastic.errors import (
+    CheckpointError,
+    NotInWorldError,
+    SparkElasticError,
+    StateLostError,
+    TrainingCodeError,
+    WorkerLostError,
+)
+from spark_elastic.protocol.messages import CommitId, Slices
+from spark_elastic.worker.state.fully_sharded import memory
+
+
+def build() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+
+
+def shard(module: nn.Module, mesh: Any) -> None:
+    fully_shard(module, mesh=mesh)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def step_lr(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def made(**other: Any) -> ShardedState:
+    return ShardedState(**{"build": build, "shard": shard, "optimizer": sgd, **other})
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """A job of one rank, which is torch's default group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with on_stage() as stage:
+        yield stage
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def begun(stage: Stage) -> ShardedState:
+    state = made(scheduler=step_lr, steps=0)
+    stage.begin(state)
+    train(state)
+    state.commit()
+    return state
+
+
+def train(state: ShardedState) -> None:
+    state.optimizer.zero_grad()
+    state.model(torch.ones(1, 3)).sum().backward()
+    state.optimizer.step()
+    if state.scheduler is not None:
+        state.scheduler.step()
+    state.steps = getattr(state, "steps", 0) + 1
+
+
+def values(state: ShardedState) -> list[torch.Tensor]:
+    rows = state._sharded_keeper.model
+    assert rows is not None
+    return [tensor.clone() for tensor in rows.divided().values()]
+
+
+def slices(state: ShardedState) -> list[CommitId]:
+    found = state._keeper.slices
+    assert found is not None
+    return [each.commit for each in found]
+
+
+def held_again(stage: Stage, state: ShardedState) -> None:
+    """Go back, and begin the next generation, in which this rank holds the newest commit that it can."""
+    state.restore()
+    newest: Slices = stage.control.slices[0]
+    stage.control.commit = newest.commit
+    stage.begin(state, slices=newest)
+
+
+def test_after_a_loss_everything_is_made_anew_as_of_the_last_commit(stage: Stage, begun: ShardedState) -> None:
+    committed, model = values(begun), begun.model
+    train(begun)
+    held_again(stage, begun)
+    assert begun.model is not model
+    assert all(map(torch.equal, values(begun), committed))
+    assert (begun.steps, begun.optimizer.param_groups[0]["lr"]) == (1, pytest.approx(0.01))
+    train(begun)
+    assert begun.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def lose_at_the_meeting(stage: Stage, state: ShardedState) -> None:
+    def lost() -> None:
+        raise WorkerLostError("rank 1")
+
+    stage.world.meet = lost
+    with pytest.raises(WorkerLostError):
+        state.commit()
+
+
+def test_a_commit_for_which_not_all_have_met_is_offered_beside_the_one_before(
+    stage: Stage, begun: ShardedState
+) -> None:
+    train(begun)
+    wanted = values(begun)
+    stage.has_met = True
+    lose_at_the_meeting(stage, begun)
+    begun.restore()
+    assert slices(begun) == [CommitId(1, 2), CommitId(1, 1)]
+    held_again(stage, begun)
+    assert all(map(torch.equal, values(begun), wanted))
+    assert begun.steps == 2
+
+
+def test_the_one_before_is_gone_back_to_where_the_driver_says_so(stage: Stage, begun: ShardedState) -> None:
+    committed = values(begun)
+    train(begun)
+    stage.has_met = True
+    lose_at_the_meeting(stage, begun)
+    begun.restore()
+    stage.control.commit = CommitId(1, 1)
+    stage.begin(begun, slices=stage.control.slices[1])
+    assert all(map(torch.equal, values(begun), committed))
+    assert begun.steps == 1
+
+
+def test_a_commit_whose_tensors_have_changed_since_the_meeting_failed_is_not_offered(
+    stage: Stage, begun: ShardedState
+) -> None:
+    train(begun)
+    stage.has_met = True
+    lose_at_the_meeting(stage, begun)
+    with torch.no_grad():
+        next(begun.model.parameters()).mul_(2.0)
+    begun.restore()
+    assert slices(begun) == [CommitId(1, 1)]
+
+
+def test_a_rank_that_lost_shards_does_not_begin_the_job_anew(stage: Stage, begun: ShardedState) -> None:
+    begun.restore()
+    stage.control.commit = None
+    with pytest.raises(StateLostError, match=r"fully sharded.*shards of the newest commit were lost with all ranks"):
+        stage.begin(begun)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"build": nn.Linear(1, 1)}, "build must be a function, which is called in each generation, not Linear"),
+        ({"shard": None}, "shard must be a function"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "optimizer must be a function, .* not SGD"),
+        ({"scheduler": "cosine"}, "scheduler must be a function"),
+        ({"commit": "sharded"}, "a ShardedState has no commit="),
+        ({"model": nn.Linear(1, 1)}, "a ShardedState has no model=: give build="),
+        ({"teacher": [nn.Linear(1, 1)]}, r"teacher\[0\] is a Linear, of which each rank would keep the whole"),
+        ({"other": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "other is a SGD, of which each rank"),
+        ({"weight": torch.ones(1, device="meta")}, "weight is a tensor without data"),
+        ({"loader": 3}, "loader must have a position"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        made(**given)
+
+
+def test_a_redundancy_that_is_neither_1_nor_2_is_refused() -> None:
+    with pytest.raises(ValueError, match="redundancy"):
+        made(redundancy=3)
+
+
+def test_outside_a_job_it_says_how_to_have_one() -> None:
+    with pytest.raises(
+        SparkElasticError, match=r"a ShardedState needs a job.*call the function with spark_elastic\.run"
+    ):
+        elastic(lambda state: None)(made())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "error", "words"),
+    [
+        ("is_fixed", True, SparkElasticError, "leave elastic=False out"),
+        (
+            "checkpoints",
+            object(),
+            CheckpointError,
+            r"leave checkpoint= out, and call torch\.distributed\.checkpoint\.save",
+        ),
+    ],
+)
+def test_jobs_that_it_does_not_go_with_are_refused(
+    stage: Stage, attribute: str, value: object, error: type[Exception], words: str
+) -> None:
+    setattr(stage, attribute, value)
+    with pytest.raises(error, match=words):
+        stage.begin(made())
+
+
+def test_a_wrapped_model_and_a_loader_with_shards_are_refused(stage: Stage) -> None:
+    stage.models = [DistributedDataParallel(nn.Linear(1, 1))]
+    with pytest.raises(SparkElasticError, match="do not go together"):
+        stage.begin(made())
+    stage.models = []
+    loader = SimpleNamespace(state_dict=dict, load_state_dict=dict, shards=4, batch_rows=[1], set_world=lambda *_: None)
+    with pytest.raises(SparkElasticError, match="a loader with shards=4 does not go with a ShardedState"):
+        stage.begin(made(loader=loader))
+
+
+def test_the_model_is_there_inside_the_elastic_function_only(stage: Stage, begun: ShardedState) -> None:
+    with pytest.raises(NotInWorldError, match="made when the elastic function is entered"):
+        made().model  # noqa: B018
+    with pytest.raises(SparkElasticError, match="a rank cannot do so alone"):
+        begun._enter(begun.restore)
+
+
+def test_an_optimizer_of_ones_own_is_refused_at_its_first_step(begun: ShardedState) -> None:
+    other = torch.optim.SGD(begun.model.parameters(), lr=0.1)
+    with pytest.raises(TrainingCodeError, match=r"\(SGD\) steps that is not the one.*Write state\.optimizer\.step"):
+        other.step()
+
+
+def test_each_rank_may_train_what_is_its_own(stage: Stage) -> None:
+    probe = nn.Linear(1, 1)
+    state = made(local={"probe": probe, "inner": torch.optim.SGD(probe.parameters(), lr=0.1)})
+    stage.begin(state)
+    state.inner.step()
+
+
+def test_a_scaler_outside_the_state_is_refused_and_one_in_it_is_part_of_a_commit(stage: Stage) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def scaled(state: ShardedState) -> None:
+        scaler.scale(state.model(torch.ones(1, 3)).sum()).backward()
+        scaler.step(state.optimizer)
+
+    state = made()
+    stage.begin(state)
+    with pytest.raises(
+        TrainingCodeError, match=r"a GradScaler steps.*Write state = se\.ShardedState\(…, scaler=scaler\)"
+    ):
+        scaled(state)
+    state._checks.end()  # type: ignore[union-attr]
+    stage.control.commit = None
+    state = made(scaler=scaler)
+    stage.begin(state)
+    scaled(state)
+
+
+def test_a_scheduler_that_the_state_does_not_make_is_warned_of(stage: Stage) -> None:
+    state = made()
+    stage.begin(state)
+    schedule = step_lr(state.optimizer)
+    with pytest.warns(UserWarning, match=r"Write state = se\.ShardedState\(…, scheduler=scheduler\)"):
+        train(state)
+    assert schedule.optimizer is state.optimizer
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_glibcs_threshold_is_fixed_unless_the_environment_has_set_it(
+    monkeypatch: pytest.MonkeyPatch, is_set: bool
+) -> None:
+    called: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *given: called.append(given))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    if is_set:
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
+    memory.give_back_freed_tensors()
+    assert called == ([] if is_set else [(-3, 65536)])
+    del library.mallopt
+    memory.give_back_freed_tensors()
