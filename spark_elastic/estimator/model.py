@@ -174,8 +174,8 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
                 raise ValueError(f"the output column {name!r} exists already in the DataFrame")
         if not outputs:
             return dataset
-        carry_vectors(dataset)
-        found = dataset.withColumn(_STRUCT, self._prediction_udf(dataset.sparkSession, outputs)(dataset))
+        rows = carry_vectors(dataset, self.layout.features)
+        found = rows.withColumn(_STRUCT, self._prediction_udf(rows.sparkSession, outputs)(rows))
         made = [self._output(name, width) for name, width in outputs.items()]
         return found.select(*(column(name) for name in dataset.columns), *made)
 
@@ -183,9 +183,10 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         """Register the model as a function of SQL, as in ``SELECT name(a, b) FROM rows``, and return it.
 
         name: what SQL calls it. spark: the session; by default the active one. The function takes the features, in the order in
-        which the Params name them: numbers, and arrays of numbers in place of vectors, which Spark does not hand to such
-        functions. It returns the output where there is one, and a struct of the outputs otherwise; vectors are arrays there,
-        too. Raises ``ValueError`` without a network, or with one from elsewhere that has not transformed a DataFrame yet.
+        which the Params name them: numbers, and arrays of numbers or vectors. It returns the output where there is one, and a
+        struct of the outputs otherwise, with arrays for vectors. Raises ``ValueError`` without a network, or with one from
+        elsewhere that has not transformed a DataFrame yet. Where rows with vectors come straight from Parquet, Spark 4.2 and 4.3
+        need the setting ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled=false``.
         """
         session = spark or SparkSession.getActiveSession()
         if session is None:

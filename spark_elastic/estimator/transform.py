@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -25,6 +25,8 @@ from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes
+from spark_elastic.estimator.row_numbers import RowCount
+from spark_elastic.estimator.sql_arguments import takes_sql_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,25 +70,6 @@ class Scorer:
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
         return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
-
-
-class RowCount:
-    """Numbers the rows of a Spark task in order; outside a task, the rows of each batch."""
-
-    def __init__(self) -> None:
-        self._task: int | None = None
-        self._rows = 0
-
-    def next(self, rows: int) -> Callable[[int], str]:
-        """Count the next rows, and return a function that names each of them by its place."""
-        context = TaskContext.get()
-        if context is None:
-            return lambda place: f"row {place}"
-        if self._task != context.taskAttemptId():
-            self._task, self._rows = context.taskAttemptId(), 0
-        start, partition = self._rows, context.partitionId()
-        self._rows += rows
-        return lambda place: f"row {start + place} of partition {partition}"
 
 
 @contextlib.contextmanager
@@ -176,18 +159,30 @@ class PredictionUdf:
 
     def register(self, session: SparkSession, name: str) -> Callable[..., Column]:
         """Register the function of the features under a name of SQL, and return it."""
-        registered: Callable[..., Column] = session.udf.register(name, self._udf)
+        inner: Any = self._udf
+        predict = takes_sql_arguments(inner.func, name, self._shapes)
+        udf = pandas_udf(predict, inner.returnType)  # type: ignore[call-overload]
+        registered: Callable[..., Column] = session.udf.register(name, udf)
         return registered
 
 
-def carry_vectors(frame: DataFrame) -> None:
-    """Have Spark pass rows to the UDF if the DataFrame has vectors.
+def carry_vectors(frame: DataFrame, features: Sequence[str]) -> DataFrame:
+    """Return the DataFrame, with a filter that lets all rows pass if it has vectors.
 
-    Right behind a Parquet scan, Spark 4.2 and 4.3 feed pandas UDFs in columnar form, in which vectors cannot pass them.
+    Right behind a Parquet scan, Spark 4.2 and later feed pandas UDFs in columnar form, in which vectors cannot pass them. A
+    filter hands on rows. Spark's setting for that would hold for all that the user's session does. Spark's optimizer does not
+    find out that the condition always holds, and as it is deterministic, it keeps no other filter from the scan.
     """
-    conf = frame.sparkSession.conf
-    if conf.get(_COLUMNAR, "true") == "true" and any(is_vector(field.dataType) for field in frame.schema):
-        conf.set(_COLUMNAR, "false")
+    session = frame.sparkSession
+    is_columnar = _version(session) >= (4, 2) and session.conf.get(_COLUMNAR, "true") == "true"
+    if not is_columnar or not any(is_vector(field.dataType) for field in frame.schema):
+        return frame
+    cheapest = min(features, key=lambda name: is_list(frame.schema[name].dataType))
+    return frame.where(f.hash(column(cheapest)) >= -(2**31))
+
+
+def _version(session: SparkSession) -> tuple[int, ...]:
+    return tuple(map(int, session.version.split(".")[:2]))
 
 
 def _maker(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -193,3 +194,23 @@ def test_sql_calls_a_model_by_its_name(frame: Any) -> None:
     found = frame.sparkSession.sql("SELECT found.* FROM (SELECT classify(list) AS found FROM to_score)").collect()
     assert [row["prediction"] for row in found] == classes
     assert all(sum(row["probability"]) == pytest.approx(1.0) for row in found)
+
+
+def test_vectors_from_parquet_pass_a_transform_and_sql_and_the_session_keeps_its_settings(
+    frame: Any, tmp_path: Path
+) -> None:
+    session = frame.sparkSession
+    frame.write.parquet(str(tmp_path / "rows"))
+    rows = session.read.parquet(str(tmp_path / "rows"))
+    before = session.sql("SET").collect()
+    model = TorchModel(torch.nn.Linear(2, 1), featureCols=["vector"], outputCols=["found"])
+    other = TorchModel(torch.nn.Linear(1, 1), featureCols=["a"], outputCols=["found"])
+    scored = {row["a"]: row["found"] for row in model.transform(rows).collect()}
+    assert len(scored) == other.transform(rows).where("a < 100").count() == 60
+    model.udf("score_vectors")
+    rows.where("a >= 0").createOrReplaceTempView("vectors_to_score")
+    found = session.sql("SELECT a, score_vectors(vector) AS found FROM vectors_to_score").collect()
+    assert {row["a"]: row["found"] for row in found} == pytest.approx(scored)
+    with pytest.raises(Exception, match=r"score_vectors\(vector\) takes these 1 features in this order, not 2"):
+        session.sql("SELECT score_vectors(vector, vector) FROM vectors_to_score").collect()
+    assert session.sql("SET").collect() == before

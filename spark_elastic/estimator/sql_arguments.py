@@ -1,0 +1,128 @@
+"""What SQL hands to a registered model, brought into the form that the model's UDF takes, or refused by name.
+
+SQL knows nothing of the model's columns, so each task looks at the values that arrive: ``transform`` has the schema for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from spark_elastic.errors import DataError
+from spark_elastic.estimator.row_numbers import RowCount
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    # One argument, or several: numbers and arrays are Series, vectors are the fields of VectorUDT's struct.
+    Arguments: TypeAlias = pd.Series | pd.DataFrame | tuple[pd.Series | pd.DataFrame, ...]
+
+_VECTOR_FIELDS = ["type", "size", "indices", "values"]
+_SPARSE = 0
+
+
+def takes_sql_arguments(
+    function: Callable[[Any], Iterator[Any]], sql_name: str, shapes: Mapping[str, tuple[int, ...] | None]
+) -> Callable[[Any], Iterator[Any]]:
+    """Return ``function``, which maps batches of features to predictions, with batches of SQL's arguments.
+
+    shapes: the shape of one row of each feature, in the order of the arguments; None for lists of different lengths. Raises
+    ``TypeError`` for a wrong number of arguments and for values of a wrong kind, and ``DataError`` for nulls and for arrays of a
+    wrong length.
+    """
+    import pandas as pd
+
+    rows = RowCount()
+
+    def predict(batches: Iterator[Arguments]) -> Iterator[Any]:
+        return function(_features(batch, sql_name, shapes, rows) for batch in batches)
+
+    # From these types Spark infers that the function maps iterators of batches; it looks for classes.
+    predict.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
+    return predict
+
+
+def _features(
+    batch: Arguments, sql_name: str, shapes: Mapping[str, tuple[int, ...] | None], rows: RowCount
+) -> pd.Series | tuple[pd.Series, ...]:
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if len(given) != len(shapes):
+        raise TypeError(
+            f"{sql_name}({', '.join(shapes)}) takes these {len(shapes)} features in this order, not {len(given)}"
+        )
+    name_row = rows.next(len(given[0]))
+    found = tuple(
+        _numbers(values, name) if shape == () else _lists(values, name, shape, name_row)
+        for values, (name, shape) in zip(given, shapes.items(), strict=True)
+    )
+    return found if len(found) > 1 else found[0]
+
+
+def _numbers(values: pd.Series | pd.DataFrame, name: str) -> pd.Series:
+    """Return a feature of single numbers; nulls become NaN, which is refused with all other NaN."""
+    if values.ndim > 1:
+        raise TypeError(f"the model takes a number for {name!r}, not a vector or struct")
+    if values.dtype != object:
+        return values
+    for value in values:
+        if isinstance(value, (str, bytes, list, np.ndarray)):
+            raise TypeError(f"the model takes a number for {name!r}, not {_kind(value)}")
+    return values.astype(float)  # decimals, and what has nulls
+
+
+def _lists(
+    values: pd.Series | pd.DataFrame, name: str, shape: tuple[int, ...] | None, name_row: Callable[[int], str]
+) -> pd.Series:
+    """Return a feature of arrays, each with as many numbers as the model takes."""
+    import pandas as pd
+
+    if values.ndim > 1:
+        if list(values.columns) != _VECTOR_FIELDS:
+            raise TypeError(f"the model takes an array of numbers or a vector for {name!r}, not a struct")
+        values = pd.Series([_dense(*row) for row in values.itertuples(index=False)], dtype=object)
+    if values.dtype != object:
+        raise TypeError(f"the model takes an array of numbers or a vector for {name!r}, not a number")
+    width = None if shape is None else math.prod(shape)
+    return pd.Series(
+        [_list(value, name, width, functools.partial(name_row, place)) for place, value in enumerate(values)],
+        dtype=object,
+    )
+
+
+def _list(value: object, name: str, width: int | None, row: Callable[[], str]) -> np.ndarray:
+    if value is None:
+        raise DataError(f"column {name!r} is null in {row()}; fill such values or drop the rows")
+    found = np.frombuffer(value, np.uint8).astype(np.int16) if isinstance(value, bytes) else np.asarray(value)
+    if found.dtype.kind not in "iufb":
+        raise TypeError(f"the model takes an array of numbers or a vector for {name!r}, not {_kind(value)}")
+    if width is not None and len(found) != width:
+        raise DataError(f"column {name!r} has {len(found)} values, where the model takes {width}, in {row()}")
+    return found
+
+
+def _dense(kind: float | None, size: float | None, indices: np.ndarray | None, values: np.ndarray | None) -> object:
+    """Return the numbers of one of Spark ML's vectors by the fields of its struct; None for null."""
+    if values is None or kind is None:
+        return None
+    if kind != _SPARSE:
+        return np.asarray(values, np.float32)
+    assert size is not None
+    found = np.zeros(int(size), np.float32)
+    found[indices] = values
+    return found
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, str):
+        return "a string; StringIndexer makes numbers of strings"
+    if isinstance(value, (list, np.ndarray)) and len(value):
+        inner = value[0]
+        if isinstance(inner, str):
+            return "an array of strings"
+        if isinstance(inner, (list, np.ndarray)):
+            return "an array of arrays; flatten() makes one array of its arrays, which the network can reshape"
+    return "an array" if isinstance(value, (list, np.ndarray)) else f"{type(value).__name__}"
