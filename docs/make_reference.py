@@ -82,7 +82,7 @@ def _timeouts() -> Iterable[tuple[str, ...]]:
     for field in fields(JobSettings):
         comment = re.search(rf"((?:    # .*\n)+)    {field.name}: ", source)
         text = _prose(comment[1].replace("#", "")) if comment else text
-        if field.name not in known and field.name not in ("durable", "memory_setting"):
+        if field.name not in known and field.name not in ("durable", "memory_setting", "adaptive_np"):
             yield f"`{field.name}`", _shown(field.default), text
 
 

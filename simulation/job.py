@@ -24,6 +24,7 @@ from spark_elastic.checkpoint.naming import KEPT
 from spark_elastic.driver.machine import DriverMachine
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
+from spark_elastic.driver.sizing import Sizing
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.records import Record
 from spark_elastic.protocol.ticket import CheckpointPlan, Payload
@@ -69,6 +70,7 @@ class Simulation(Universe):
             durable=job.durable,
             backend=backend,
             replace_slow=0.5 if job.replaces_slow else None,
+            adaptive_np=job.adapts,
             **TIMEOUTS,
         )
         self.driver = Process(self, Machine("driver"), 0)
@@ -126,6 +128,8 @@ class Simulation(Universe):
 
     def _make_machine(self, settings: JobSettings, now: float) -> DriverMachine:
         self.machine = WatchedMachine(settings, now)
+        # Jobs are too short for several measurements of each size.
+        self.machine.job.sizing = Sizing(settings.adaptive_np, settings.min_np, warm_up=0, measurements=1)
         self.invariants = self.machine.watch = Invariants(self, self.machine)
         return self.machine
 

@@ -112,6 +112,19 @@ MUTANTS = (
         "False",
     ),
     Mutant(
+        "workers that are too many stay ready, with what they hold",
+        _FORMING + "find_left_out",
+        "worker.commit is not None and",
+        "False and",
+    ),
+    Mutant(
+        "more workers train than are to",
+        "spark_elastic.driver.joining:joins_at",
+        "len(members) >= seen.most",
+        "len(members) >= seen.settings.max_np",
+        test="tests.unit.driver.test_sizing:test_a_newcomer_that_was_on_its_way_waits",
+    ),
+    Mutant(
         "newcomers are never let in",
         "spark_elastic.driver.joining:why_interrupt",
         "due is not None and seen.now >= due",

@@ -14,6 +14,7 @@ from simulation.world.universe import Universe
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.driver.admission import FREE_FAILURES, SHORTEST_PAUSE
+from spark_elastic.driver.forming import is_sealed
 from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.holders import newest_held
 from spark_elastic.driver.hosts import Place
@@ -133,13 +134,23 @@ class Invariants:
         world = job.world
         if job.over or world is None:
             return
-        if event is None and world.phase in (WorldPhase.RUNNING, WorldPhase.FORMING):
-            for number in world.workers:
-                if number not in job.workers:
-                    simulation.fail(f"worker {number} is lost, but its world is {world.phase.name}")
+        if event is None:
+            self._check_decided(world)
         if before == "FORMING" and world.phase is WorldPhase.RUNNING:
             self._check_is_connected(world)
             self._connected.update(world.workers)
+
+    def _check_decided(self, world: Generation) -> None:
+        """A world without a loss goes on, and workers that were left out of it do not stay for the next with what they hold."""
+        seen = self.machine.job.situation
+        if world.phase in (WorldPhase.RUNNING, WorldPhase.FORMING):
+            for number in world.workers:
+                if number not in seen.workers:
+                    self.simulation.fail(f"worker {number} is lost, but its world is {world.phase.name}")
+        if is_sealed(seen):
+            for worker in self._living(WorkerPhase.READY):
+                if worker.number not in world.ranks and _held_by(worker) is not None:
+                    self.simulation.fail(f"{worker} waits, and holds {_held_by(worker)}")
 
     def _check_command(self, command: do.Command, was_over: bool) -> None:
         simulation = self.simulation
@@ -234,8 +245,10 @@ class Invariants:
             fail(f"ranks are not dense and unique: {members}")
         if workers[0] != min(workers):
             fail(f"rank 0 is not the oldest of {workers}")
-        if not settings.min_np <= len(members) <= settings.max_np:
-            fail(f"{len(members)} members; min_np={settings.min_np}, max_np={settings.max_np}")
+        # Ranks that hold commits only together stay until fewer hold them.
+        most = settings.max_np if self.simulation.schedule.job.redundancy else machine.job.situation.most
+        if not settings.min_np <= len(members) <= most:
+            fail(f"{len(members)} members; min_np={settings.min_np}, at most {most}")
         self._check_nobody_trains(order.generation)
         newest: CommitId | None = max((member.commit for member in members if member.commit is not None), default=None)
         if self.simulation.schedule.job.redundancy:

@@ -125,6 +125,8 @@ class Job:
     # Whether copies are made by a GPU, after commits have returned.
     on_gpu: bool
     replaces_slow: bool
+    # Whether fewer workers train where that is faster, by times that are drawn at random.
+    adapts: bool
     # How many neighbours may be lost where ranks hold commits only together; 0 where each holds them whole.
     redundancy: int
     # Whether the optimizer's state is divided among ranks; commits are then kept in slices or as copies.
@@ -181,6 +183,7 @@ def make_schedule(seed: int) -> Schedule:
         swallows_errors=dice.random() < 0.3,
         on_gpu=on_gpu,
         replaces_slow=random.Random(f"slow {seed}").random() < 0.3,
+        adapts=random.Random(f"fewer {seed}").random() < 0.3,
         redundancy=redundancy,
         is_divided=is_divided,
         in_slices=is_joint and not (is_divided and division.random() < 0.5),

@@ -21,6 +21,7 @@ from simulation.world.gpu import GpuCopy
 from spark_elastic.data.loader import PositionedLoader
 from spark_elastic.data.order import EpochOrder, OrderSpec
 from spark_elastic.data.plan import BatchPlan, Step, draw
+from spark_elastic.data.stopwatch import Stopwatch
 from spark_elastic.data.tracker import RowGroupTracker
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.elastic import elastic
@@ -94,20 +95,30 @@ class Tracker(RowGroupTracker):
         return _order(self._data, self.epoch)
 
 
+class _Chance(Stopwatch):
+    """Says at random how long steps take, so that shares and sizes change often."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._own, self._all = random.Random(number), random.Random(f"period {number}")
+
+    def microseconds(self) -> int:
+        return self._own.choice([0, 1000, 1000, 1000, 5000, 5000])
+
+    def period(self) -> int:
+        return self._all.choice([6000, 9000])
+
+
 class Loader(PositionedLoader[Tickets]):
     def __init__(self, data: Dataset) -> None:
         super().__init__(data.tracker(), {"kind": "simulated"}, None)
         self._data = data
-        self._chance = random.Random(threads.current().process.number)
+        self._stopwatch = _Chance(threads.current().process.number)
 
     @contextmanager
     def _open(self) -> Iterator[Iterator[tuple[Step, int, Tickets]]]:
         tracker = self._tracker
         yield iter(deliveries(self._data, tracker.epoch, tracker.position, tracker.size, tracker.rank, tracker.shares))
-
-    def measured(self) -> int:
-        """Say at random how long a step takes, so that shares change often."""
-        return self._chance.choice([0, 1000, 1000, 1000, 5000, 5000]) if self._is_timed else 0
 
 
 class Model(torch.nn.Module):

@@ -28,13 +28,16 @@ LEAST = 2
 class Timing:
     """The microseconds that each rank has needed for its share ``before``, and its share from then on, often the same.
 
-    unit: "rows" or "shards".
+    unit: "rows" or "shards". period: the microseconds on this rank from one step to the next; 0 if not known. rows: of a full
+    step.
     """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
     microseconds: tuple[int, ...]
     unit: str
+    period: int
+    rows: int
 
 
 class Balancer:

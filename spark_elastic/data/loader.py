@@ -161,7 +161,8 @@ class PositionedLoader(Generic[T]):
         self._restored = False
         self._empty_iterations = 0
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
-        self._times_steps = tracker.plan.balance is not None
+        # Whether the driver wants to know how long steps take.
+        self._times_steps = False
         # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
         self._iterator: weakref.ref[Iteration[T]] | None = None
         if shard is not None:
@@ -300,7 +301,10 @@ class PositionedLoader(Generic[T]):
 
     def measured(self) -> int:
         """Return how long this rank needs for a full step; see `Balanced`."""
-        return self._stopwatch.microseconds() if self._is_timed else 0
+        if not self._is_timed:
+            return 0
+        alone = self._tracker.size == 1  # a world of one waits for nobody
+        return self._stopwatch.period() if alone else self._stopwatch.microseconds()
 
     def time_steps(self) -> None:
         """Time steps from now on; see `Balanced`."""
@@ -315,14 +319,16 @@ class PositionedLoader(Generic[T]):
         before = after = tracker.shares or even(plan.shards or plan.batch(tracker.size), tracker.size)
         if plan.balance is not None:
             after = self._balancer.decide(before, everybody, least=LEAST if plan.shards is None else 1)
+        period, unit = self._stopwatch.period(), "rows" if plan.shards is None else "shards"
         self._stopwatch.clear()
         if after != before:
             tracker.divide(after)
-        return Timing(before, after, tuple(everybody), "rows" if plan.shards is None else "shards")
+        return Timing(before, after, tuple(everybody), unit, period, plan.batch(tracker.size))
 
     @property
     def _is_timed(self) -> bool:
-        return self._in_state and self._tracker.size > 1 and self._times_steps
+        is_balanced = self._tracker.plan.balance is not None and self._tracker.size > 1
+        return self._in_state and (self._times_steps or is_balanced)
 
     def __iter__(self) -> Iterator[T]:
         self._end_iteration("another iteration over this loader was begun")

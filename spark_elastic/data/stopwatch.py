@@ -1,7 +1,7 @@
-"""Stopwatch: how long this rank needs for its share of a step, without the time in which it waits for other ranks.
+"""Stopwatch: how long this rank needs for its share of a step, without the time in which it waits for other ranks, and with it.
 
 A step is timed from where its batch is asked for, so that reading counts, to where its gradients are computed and ranks begin to
-wait for each other.
+wait for each other; its period ends where the next batch is asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Stopwatch:
     def clear(self) -> None:
         """Forget all timed steps, because the steps from now on are different."""
         self._steps: list[float] = []
+        self._periods: list[float] = []
         self._cleared_at = self._clock()
         self.drop()
 
@@ -39,9 +40,12 @@ class Stopwatch:
 
     def start(self) -> None:
         """Note that a batch is asked for. The step before it ends here, and counts if it has had gradients."""
-        if self._started_at is not None and self._stopped_at is not None:
-            self._steps.append(self._stopped_at - self._started_at)
-        self._started_at, self._stopped_at = self._clock(), None
+        now = self._clock()
+        if self._started_at is not None:
+            self._periods.append(now - self._started_at)
+            if self._stopped_at is not None:
+                self._steps.append(self._stopped_at - self._started_at)
+        self._started_at, self._stopped_at = now, None
         _running.add(self)
 
     def stop(self) -> None:
@@ -50,9 +54,21 @@ class Stopwatch:
 
     def microseconds(self) -> int:
         """Return the median of the steps since ``clear``, at least 1; 0 as long as there are too few."""
-        if len(self._steps) < LEAST_STEPS or self._clock() - self._cleared_at < LEAST_SECONDS:
+        if not self._are_enough(self._steps):
             return 0
         return max(1, round(statistics.median(self._steps) * 1e6))
+
+    def period(self) -> int:
+        """Return the mean of the microseconds from one batch to the next since ``clear``, at least 1; 0 if there are too few.
+
+        It includes what ranks wait for each other, and steps without an optimizer's step, of which a median may know nothing.
+        """
+        if not self._are_enough(self._periods):
+            return 0
+        return max(1, round(statistics.fmean(self._periods) * 1e6))
+
+    def _are_enough(self, timed: list[float]) -> bool:
+        return len(timed) >= LEAST_STEPS and self._clock() - self._cleared_at >= LEAST_SECONDS
 
 
 def note_gradients() -> None:

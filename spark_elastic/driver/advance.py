@@ -6,7 +6,7 @@ Each step looks at the whole state, whichever event came, and asks the pure func
 from __future__ import annotations
 
 from spark_elastic.driver import commands as do
-from spark_elastic.driver.forming import choose_next, find_drained, is_gathered, is_sealed, newest_commit
+from spark_elastic.driver.forming import choose_next, find_drained, find_left_out, is_gathered, is_sealed, newest_commit
 from spark_elastic.driver.generation import Generation
 from spark_elastic.driver.holders import tell_slices
 from spark_elastic.driver.job_state import JobState
@@ -15,6 +15,7 @@ from spark_elastic.driver.losses import lose_state
 from spark_elastic.driver.phases import WorkerChange, WorkerPhase, WorldChange, WorldPhase
 from spark_elastic.driver.ranks import assign_ranks
 from spark_elastic.driver.voting import find_to_call_back, have_all_delivered, have_all_voted
+from spark_elastic.driver.workers import Worker
 from spark_elastic.protocol.messages import Activity, CommitId, Member
 from spark_elastic.protocol.records import RunAgain, WorldFinished, WorldForming, WorldInterrupted
 
@@ -34,7 +35,7 @@ def advance(job: JobState) -> None:
     if job.elastic_since is None and _finish_plain(job):
         return
     _abort_device_if_all_answered(job)
-    _dismiss_drained_if_sealed(job)
+    _dismiss_others_if_sealed(job)
     _interrupt_if_planned(job)
     _form_if_ready(job)
     job.shortage.note(job.situation)
@@ -53,9 +54,18 @@ def _start_workers(job: JobState) -> None:
         return
     # A function without an elastic part runs in num_proc workers and no more.
     limit = job.plain_target or job.settings.num_proc if job.elastic_since is None else None
+    if job.sizing.limit is not None:
+        limit = job.sizing.limit + sum(not _can_train(job, worker) for worker in job.workers.values())
     if len(job.workers) < job.settings.min_np:
         job.hosts.forgive_slow()
     job.order(*job.roster.start_workers(job.now, limit))
+
+
+def _can_train(job: JobState, worker: Worker) -> bool:
+    """Whether a worker trains, or may as soon as it is ready."""
+    if worker.phase is WorkerPhase.LEAVING or job.situation.is_draining(worker):
+        return False
+    return job.is_member(worker.worker) or job.admission.opens_at(worker.place) <= job.now
 
 
 # ---------------------------------------------------------------------- the end
@@ -111,10 +121,12 @@ def _abort_device_if_all_answered(job: JobState) -> None:
         job.order(do.AbortDevice(world.generation, tuple(worker.worker for worker in members)))
 
 
-def _dismiss_drained_if_sealed(job: JobState) -> None:
+def _dismiss_others_if_sealed(job: JobState) -> None:
+    """Have workers end that have left for a drain, or because fewer train, once nobody needs their commits any more."""
     seen = job.situation
     if seen.world is not None and is_sealed(seen):
         job.order(*job.roster.dismiss(find_drained(seen, kept=seen.world.ranks)))
+        job.order(*job.roster.dismiss(find_left_out(seen, kept=seen.world.ranks)))
 
 
 def _interrupt_if_planned(job: JobState) -> None:

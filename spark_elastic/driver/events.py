@@ -138,12 +138,17 @@ class WorkerRaised(msgspec.Struct, frozen=True):
 
 
 class StepsTimed(msgspec.Struct, frozen=True):
-    """All ranks have timed their parts of a step: ``shares`` rows, or shards, took so many ``microseconds``, in rank order."""
+    """All ranks have timed their parts of a step: ``shares`` rows, or shards, took so many ``microseconds``, in rank order.
+
+    ``period``: the microseconds from one step to the next; 0 if not known. ``rows``: of a full step.
+    """
 
     worker: int
     generation: int
     shares: tuple[int, ...]
     microseconds: tuple[int, ...]
+    period: int = 0
+    rows: int = 0
 
 
 class ResultFlowed(msgspec.Struct, frozen=True):

@@ -47,15 +47,23 @@ def choose_next(seen: Situation, admission: Admission, newest: CommitId | None) 
     admitted = admission.admit(newcomers, seen.now)
     kept_out = [worker for worker in newcomers if worker not in admitted]
     welcome = [worker for worker in ready if worker not in kept_out]
-    chosen = choose_members(welcome, seen.settings.max_np, newest, leaving)
+    chosen = choose_members(welcome, seen.most, newest, leaving)
     if kept_out and len(chosen) < seen.needed:
-        chosen = choose_members(ready, seen.settings.max_np, newest, leaving)
+        chosen = choose_members(ready, seen.most, newest, leaving)
     return chosen
 
 
 def find_drained(seen: Situation, kept: Collection[int]) -> list[Worker]:
     """Find the workers that are ready, whose host drains, and that are not ``kept``."""
     return [worker for worker in _ready(seen) if seen.is_draining(worker) and worker.worker not in kept]
+
+
+def find_left_out(seen: Situation, kept: Collection[int]) -> list[Worker]:
+    """Find the workers that are ready, were in an earlier world, and are not ``kept``: fewer train than there are.
+
+    Once the others have committed, what such a worker holds is of the past, and must never be what a world goes on from.
+    """
+    return [worker for worker in _ready(seen) if worker.commit is not None and worker.worker not in kept]
 
 
 def is_sealed(seen: Situation) -> bool:

@@ -16,6 +16,7 @@ from spark_elastic.driver.setbacks import Setbacks
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.shortage import Shortage
 from spark_elastic.driver.situation import Situation
+from spark_elastic.driver.sizing import Sizing
 from spark_elastic.driver.slowness import Slowness
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
@@ -50,6 +51,7 @@ class JobState:
         self.setbacks = Setbacks(settings)
         self.shortage = Shortage(settings)
         self.slowness = Slowness(settings.replace_slow)
+        self.sizing = Sizing(settings.adaptive_np, settings.min_np)
         self.history = RecentHistory()
         # Lost workers whose exit code, once it is known, counts against the user's code.
         self.exits_to_count: set[int] = set()
@@ -80,6 +82,7 @@ class JobState:
             self.world,
             self.generation,
             self.has_trained,
+            self.sizing.limit or self.settings.max_np,
         )
 
     @property

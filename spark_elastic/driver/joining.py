@@ -1,4 +1,4 @@
-"""When a running world is interrupted for newcomers, or for a host that drains."""
+"""When a running world is interrupted: for newcomers, for a host that drains, or for fewer workers to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def joins_at(seen: Situation, admission: Admission) -> float | None:
     if seen.world is None or seen.world.phase is not WorldPhase.RUNNING or not newcomers:
         return None
     members = seen.members
-    if len(members) >= seen.settings.max_np or any(worker.phase is WorkerPhase.VOTED for worker in members):
+    if len(members) >= seen.most or any(worker.phase is WorkerPhase.VOTED for worker in members):
         return None
     since = [max(worker.ready_at, admission.opens_at(worker.place)) for worker in newcomers]
     latest = min(since) + seen.settings.join_patience
@@ -37,5 +37,7 @@ def why_interrupt(seen: Situation, admission: Admission) -> str:
     staying = [worker for worker in members if worker.host not in draining]
     if len(staying) < len(members) and (staying or seen.newcomers):
         return "a host drains"
+    if len(members) > seen.most:
+        return f"{seen.most} workers are to train"
     due = joins_at(seen, admission)
     return "workers arrived" if due is not None and seen.now >= due else ""

@@ -116,6 +116,8 @@ class Narrator:
                 return [(logging.WARNING, f"the driver stood still for {seconds:g} s")]
             case records.WorkerTooSlow():
                 return [(logging.WARNING, record.describe())]
+            case records.WorldSized():
+                return [(logging.INFO, record.describe())]
             case records.HostDraining(host, name):
                 return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
         return []

@@ -42,7 +42,7 @@ class WorldChange(_Worded):
 
     CONNECTED = "all ranks have connected"
     BROKE = "a rank is lost or stuck, or cannot reach another"
-    INTERRUPTED = "newcomers are ready, or a host drains"
+    INTERRUPTED = "newcomers are ready, a host drains, or fewer workers are to train"
     VOTED = "all ranks have returned from the function"
     FOLLOWED = "all living ranks are ready, and the next world forms"
     LOST = "all its ranks are lost, or nobody holds the state any more"

@@ -54,6 +54,7 @@ def choose_members(
 ) -> list[Worker]:
     """Choose who is in the next world: the oldest that stay, at most ``max_np``, with holders of the newest commit.
 
+    Where ranks hold commits in slices, and more than ``max_np`` are needed to put the newest one together, all of these are.
     ``leaving`` are the workers whose host drains. One of them is kept only when without it nobody holds the newest commit, alone
     or together: it hands the state on, and leaves at the next planned change.
     """
@@ -66,5 +67,5 @@ def choose_members(
         if not holders:
             return []
         spare = [candidate for candidate in chosen if candidate not in holders]
-        chosen = sorted([*holders, *spare[: max_np - len(holders)]], key=lambda candidate: candidate.worker)
+        chosen = sorted([*holders, *spare[: max(0, max_np - len(holders))]], key=lambda candidate: candidate.worker)
     return chosen

@@ -196,6 +196,7 @@ def run(
             hang_timeout=hang_timeout,
             reset_limit=reset_limit,
             replace_slow=replace_slow,
+            adaptive_np=bool(timeouts.pop("adaptive_np", False)),  # which estimators give
             backend=backend,
             env=dict(env or {}),
             network_interface=network_interface,

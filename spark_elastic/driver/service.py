@@ -445,11 +445,10 @@ class SparkDriverService:
                 tasks = [self._tasks.get(self._job.workers[member.worker].host) for member in members]
                 backend = self._backend or choose_backend(tasks)
                 self._has_device_group = backend != HOST_BACKEND
+                is_timed = self.settings.replace_slow is not None or self.settings.adaptive_np
                 self._to_workers(
                     tuple(member.worker for member in members),
-                    m.FormWorld(
-                        generation, members, previous_size, backend, times_steps=self.settings.replace_slow is not None
-                    ),
+                    m.FormWorld(generation, members, previous_size, backend, times_steps=is_timed),
                 )
             case do.AbortWorld(generation, workers, reason):
                 self._store.close_generation(generation)

@@ -49,6 +49,8 @@ class JobSettings:
     # Newcomers are collected until none has arrived for ``join_window``, or the first has waited ``join_patience``.
     join_window: float = 0.25
     join_patience: float = 10.0
+    # Whether fewer workers than there are train where that is measured to be faster; estimators set it by ``adaptiveNp``.
+    adaptive_np: bool = False
     # A run that holds fewer than min_np slots gives them back after this time, so that another run can finish.
     yield_after: float = 30.0
 
@@ -76,6 +78,8 @@ class JobSettings:
                 raise ValueError(
                     "replace_slow needs a world that can go on without a worker, which elastic=False has not"
                 )
+        if self.adaptive_np and not self.elastic:
+            raise ValueError("adaptive_np needs a world that can go on with fewer workers, which elastic=False has not")
         if self.backend is not None and self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)} or None, not {self.backend!r}")
         object.__setattr__(self, "driver_port", whole_number("driver_port", self.driver_port, 0))

@@ -27,6 +27,8 @@ class Situation:
     generation: int
     # Whether any worker has trained the state that is held.
     has_trained: bool
+    # How many workers may be in a world: ``max_np``, or fewer where more have been found to be slower.
+    most: int
 
     @property
     def members(self) -> list[Worker]:

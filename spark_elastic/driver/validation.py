@@ -19,6 +19,12 @@ def validate(job: JobState) -> None:
     assert list(job.sizes) == list(range(1, job.generation + 1)), "generations are numbered one after the other"
     if job.world is not None:
         _validate_world(job.world, job)
+    settings, limit = job.settings, job.sizing.limit
+    if limit is not None:
+        assert settings.adaptive_np, "fewer workers train only where that was asked for"
+        assert settings.min_np <= limit < settings.max_np, (
+            "fewer workers are at least min_np, and fewer than there may be"
+        )
     for host in job.hosts:
         served = job.workers.get(host.worker) if host.worker is not None else None
         assert served is None or served.host == host.host, f"the worker of host {host.host} knows where it runs"

@@ -164,10 +164,18 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
 
 
 def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
-    """All ranks have timed their steps. A worker that is too slow leaves at the next commit, as one does whose host drains."""
+    """All ranks have timed their steps, which may show that a worker is too slow, or that fewer workers are faster."""
     world = job.world
     if world is None or event.generation != world.generation or not _is_credible(event, world):
         return
+    _replace_slow(job, world, event)
+    sized = job.sizing.measured(event.generation, event.rows, event.period, event.microseconds)
+    if sized is not None:
+        job.record(sized)
+
+
+def _replace_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
+    """Have a worker that is too slow leave at the next commit, as one does whose host drains."""
     slow = job.slowness.measured(event.generation, event.shares, event.microseconds)
     if slow is None or job.slowness.is_paused(job.now) or not may_replace(job.situation):
         return
@@ -191,6 +199,7 @@ def _is_credible(timed: ev.StepsTimed, world: Generation) -> bool:
         and len(timed.shares) == len(timed.microseconds) == len(world.members)
         and min(timed.shares) >= 0
         and min(timed.microseconds) > 0
+        and min(timed.period, timed.rows) >= 0
     )
 
 

@@ -45,6 +45,7 @@ from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
     Recipe,
     Sizes,
+    adapts_np,
     first_rows,
     given_batch,
     made_up_batch,
@@ -285,6 +286,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 driver=driver,
                 reset_limit=self.value("resetLimit"),
                 replace_slow=self.value("replaceSlow"),
+                adaptive_np=adapts_np(self, plan.data),
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
                 loggers=[copy.copy(each) for each in self.value("loggers") or ()],  # fits may run side by side
                 **checkpoint,

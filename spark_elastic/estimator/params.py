@@ -375,6 +375,11 @@ class FitParams(Parameterized, FitParamsAccessors):
     numProc = param("numProc", "workers to wait for at the start", whole(1))
     minNp = param("minNp", "the number of workers below which training waits", whole(1))
     maxNp = param("maxNp", "the largest number of workers to request from Spark", whole(1))
+    adaptiveNp = param(
+        "adaptiveNp",
+        "whether fewer workers train, down to minNp, where steps of a global batch are measured to be faster so; on CPUs",
+        boolean,
+    )
     resetLimit = param("resetLimit", "resets caused by failures after which fit fails", whole(0))
     startTimeout = param("startTimeout", "seconds to get workers", number(0, low_open=True))
     elasticTimeout = param("elasticTimeout", "seconds to get back to minNp workers", number(0, low_open=True))
@@ -454,6 +459,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
     defaults: ClassVar[dict[str, Json]] = {
         "transformBatchSize": 1024,
         "epochs": 1,
+        "adaptiveNp": True,
         "driver": "client",
         "validationFraction": 0.0,
         "deterministic": False,

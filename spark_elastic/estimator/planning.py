@@ -239,6 +239,15 @@ def settle_batch(
     return data, sizes
 
 
+def adapts_np(params: Parameterized, data: DataPlan) -> bool:
+    """Whether the fit may train with fewer workers where that is faster.
+
+    With a ``batchSize`` on each worker the rows of a step would follow the number of workers. With ``zeroRedundancy`` fewer
+    workers would have to hold larger parts of the optimizer's state.
+    """
+    return bool(params.value("adaptiveNp") and data.global_batch_size and not params.value("zeroRedundancy"))
+
+
 def _with_batch(params: Parameterized, data: DataPlan, batch: Mapping[str, int]) -> DataPlan:
     size = batch.get("batchSize")
     return replace(

@@ -21,6 +21,7 @@ from spark_elastic.estimator.store import Store
 # Params that may differ when a run continues: its length, its numbers of workers, and what happens around the training.
 FREE = frozenset(
     {
+        "adaptiveNp",
         "balance",
         "callbacks",
         "checkpointSteps",

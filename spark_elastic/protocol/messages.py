@@ -283,12 +283,15 @@ class StepsTimed(Message, frozen=True):
     """How long each rank needs for its part of a step, as all ranks have told each other at a commit. Lists are in rank order.
 
     ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` do not include the time that a rank waited for others.
-    Only rank 0 sends this, and only in a job that was started with ``replace_slow``.
+    ``period`` are the microseconds from one step to the next, which do; 0 if not known. ``rows`` are those of a full step.
+    Only rank 0 sends this, and only in a job that was started with ``replace_slow`` or ``adaptive_np``.
     """
 
     generation: int
     shares: tuple[int, ...]
     microseconds: tuple[int, ...]
+    period: int = 0
+    rows: int = 0
 
 
 class ResultFollows(Message, frozen=True):

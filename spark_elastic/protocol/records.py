@@ -291,6 +291,37 @@ class WorldFinished(_OfDriver, frozen=True):
     size: int
 
 
+class WorldSized(_OfDriver, frozen=True):
+    """Another number of workers trains from the next commit on, where ``adaptiveNp`` compares what fewer of them do.
+
+    size: of the next worlds, at most
+    tried: whether that is to be measured first; if not, it lasts
+    sizes: those that were measured, the largest first
+    rows_per_second: what worlds of these sizes have trained
+    """
+
+    size: int
+    tried: bool
+    sizes: list[int]
+    rows_per_second: list[float]
+
+    def describe(self) -> str:
+        """Say how many workers train, and why."""
+        rates = [f"{size} trained {rate:,.0f}" for size, rate in zip(self.sizes, self.rows_per_second, strict=True)]
+        measured = " rows/s, ".join(rates) + " rows/s"
+        most = self.sizes[0]
+        if self.tried:
+            return (
+                f"{self.size} of {most} workers are tried, because workers spend much of a step on waiting: {measured}"
+            )
+        if self.size == most:
+            return f"all {most} workers train again, because fewer are not faster: {measured}"
+        return (
+            f"{self.size} of {most} workers train from here on, because more are not faster: {measured}. With "
+            f"maxNp={self.size} the next fit leaves the other slots free, with adaptiveNp=False all train"
+        )
+
+
 class StateLost(_OfDriver, frozen=True):
     """No worker holds the state any more; the job goes on from its durable checkpoint."""
 
@@ -391,6 +422,7 @@ DriverRecord = (
     | WorldBroken
     | WorldInterrupted
     | WorldFinished
+    | WorldSized
     | StateLost
     | NewcomersPaused
     | RunAgain

@@ -139,6 +139,8 @@ class History:
     slow: list[SlowWorker] = field(default_factory=list)
     # What was found by ``replace_slow``.
     too_slow: list[records.WorkerTooSlow] = field(default_factory=list)
+    # What was decided on how many workers train.
+    sized: list[records.WorldSized] = field(default_factory=list)
 
     @property
     def trained_from(self) -> float:
@@ -200,6 +202,7 @@ def read_history(entries: Sequence[Entry], until: float = 0.0) -> History:
         texts=_texts(moved),
         slow=_slow_workers(moved, lines),
         too_slow=[entry.record for entry in moved if isinstance(entry.record, records.WorkerTooSlow)],
+        sized=[entry.record for entry in moved if isinstance(entry.record, records.WorldSized)],
     )
 
 

@@ -21,6 +21,7 @@ class Kind(Enum):
     LOSS = "loss"
     JOIN = "join"
     DRAIN = "drain"
+    SHRINK = "shrink"
 
 
 class Part(Enum):
@@ -121,7 +122,8 @@ class _Ending:
     def of(cls, time: float, record: records.WorldBroken | records.WorldInterrupted) -> _Ending:
         kind = Kind.LOSS
         if isinstance(record, records.WorldInterrupted):
-            kind = Kind.DRAIN if "drain" in record.reason else Kind.JOIN
+            is_shrinking = record.reason.endswith("are to train")
+            kind = Kind.DRAIN if "drain" in record.reason else Kind.SHRINK if is_shrinking else Kind.JOIN
         return cls(time, kind, record.generation, record.reason)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_elastic._json import Json
-from spark_elastic.protocol.records import WorkerTooSlow
+from spark_elastic.protocol.records import WorkerTooSlow, WorldSized
 from spark_elastic.timeline.follower import ALL_READ, Unread
 from spark_elastic.timeline.history import History, SlowWorker
 from spark_elastic.timeline.plain import plain
@@ -28,6 +28,7 @@ def summarize(history: History) -> dict[str, Json]:
         "workers_lost": sum(bool(line.cause) for line in history.workers),
         "slow_workers": [_slow_facts(slow) for slow in history.slow],
         "too_slow_workers": [_too_slow_facts(slow) for slow in history.too_slow],
+        "sizes": [_size_facts(sized) for sized in history.sized],
         "resets": [reset_facts(reset) for reset in history.resets],
     }
 
@@ -52,6 +53,14 @@ def _too_slow_facts(slow: WorkerTooSlow) -> dict[str, Json]:
         "host": slow.host,
         "times_as_long": slow.times,
         "replaced": replaced,
+    }
+
+
+def _size_facts(sized: WorldSized) -> dict[str, Json]:
+    return {
+        "size": sized.size,
+        "tried": sized.tried,
+        "rows_per_second": dict(zip(map(str, sized.sizes), sized.rows_per_second, strict=True)),
     }
 
 
@@ -84,6 +93,7 @@ def summary_text(history: History, unread: Unread = ALL_READ) -> str:
     ]
     lines += [f"  {slow}" for slow in history.slow]
     lines += [f"  {slow.describe()}" for slow in history.too_slow]
+    lines += [f"  {sized.describe()}" for sized in history.sized[-1:]]
     if history.resets:
         rows = [("at", "what", "workers", "seconds lost", "of which")]
         rows += [_reset_row(reset) for reset in history.resets]
@@ -102,19 +112,21 @@ def headline(history: History, present: str = "is not over in this log") -> str:
         _count(kinds.count(Kind.LOSS), "failure"),
         _count(kinds.count(Kind.JOIN), "arrival"),
         _count(kinds.count(Kind.DRAIN), "planned departure"),
+        _count(kinds.count(Kind.SHRINK), "change to fewer workers", "changes to fewer workers"),
     ]
     through = " and ".join(count for count in counts if count)
     trained = f" It trained {history.availability:.1%} of the time from its first step on" + (
         f", through {through}." if through else "."
     )
     told = [*map(str, history.slow), *(slow.describe() for slow in history.too_slow)]
-    slow = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
+    told += [sized.describe() for sized in history.sized[-1:]]
+    sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
     outcome = history.outcome if history.is_over else present
-    return f"The run {outcome.rstrip('.')}." + (trained if history.generations else "") + slow
+    return f"The run {outcome.rstrip('.')}." + (trained if history.generations else "") + sentences
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}" if number else ""
 
 
 def _reset_row(reset: Reset) -> tuple[str, str, str, str, str]:

@@ -146,9 +146,9 @@ class ControlClient:
         """Put a fact into the job's event log; never blocks."""
         self._send(m.Reported(self.generation, report))
 
-    def steps_timed(self, shares: Sequence[int], microseconds: Sequence[int]) -> None:
+    def steps_timed(self, shares: Sequence[int], microseconds: Sequence[int], period: int, rows: int) -> None:
         """Tell the driver how long each rank needs for its share of a step, in rank order; never blocks."""
-        self._send(m.StepsTimed(self.generation, tuple(shares), tuple(microseconds)))
+        self._send(m.StepsTimed(self.generation, tuple(shares), tuple(microseconds), period, rows))
 
     def claim_fault(self, fault: int) -> bool:
         """Ask the driver whether this injected fault is to strike here, or has struck as often as it should."""

@@ -93,7 +93,7 @@ def main(folder: str) -> None:
     (Path(folder) / "workers").mkdir()
     estimator = TorchEstimator(
         model=Net(), trainStep=step_and_report(folder), featureCols=["a", "b", "fee"], labelCols=["label"],
-        outputCols=["score"], learningRate=0.05, globalBatchSize=40, epochs=10_000, minNp=1, maxNp=MOST_WORKERS,
+        outputCols=["score"], learningRate=0.05, globalBatchSize=40, epochs=10_000, minNp=1, maxNp=MOST_WORKERS, adaptiveNp=False,
         store=Store.create(f"file://{folder}/store"), callbacks=UntilTold(f"{folder}/stop"), verbose=0,
     )  # fmt: skip
     fitted = estimator.fit(frame)

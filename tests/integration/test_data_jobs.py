@@ -119,6 +119,27 @@ def test_rows_of_a_fit_move_away_from_a_slow_rank_and_count_once(run: Any, datas
     assert sum(first["after"]) == 30
 
 
+def test_a_fit_goes_on_with_fewer_workers_where_they_are_faster_and_its_history_tells_it(
+    run: Any, dataset: str
+) -> None:
+    plan = TrainingPlan(
+        run_id="run", model=networks.RowCounter(ROWS), layout=Layout((Input(None, ("id",)),), (), None),
+        objective=Objective((), (), {}),
+        data=DataPlan(training_url=dataset, validation_url=None, global_batch_size=25, shuffle=True, seed=1),
+        steps=StepPlan(optimizer=torch.optim.SGD, optimizer_arguments={"lr": 25.0}, train_step=networks.mean_of_rows),
+        epochs=1000, steps_per_epoch=None, checkpoint_steps=None, seed=1,
+        callbacks=cloudpickle.dumps([networks.SlowExchange()]), callbacks_given="", log_url=None, use_gpu=None,
+    )  # fmt: skip
+    result = run(train, plan, num_proc=2, min_np=1, max_np=2, adaptive_np=True)
+    (trained,) = result.results
+    assert result.sizes == [2, 1]
+    assert trained.history[-1]["sizes"][-1] == 1
+    assert {size for entry in trained.history for size in entry["sizes"]} == {1, 2}
+    assert trained.weights["seen"].tolist() == pytest.approx([len(trained.history)] * ROWS)
+    history = read_history([read_event(event) for event in result.events])
+    assert "1 of 2 workers train from here on" in history.sized[-1].describe()
+
+
 def test_a_hopeless_rank_is_replaced_where_the_user_says_so_and_no_step_is_lost(run: Any) -> None:
     result = run(
         training.count_rows_beside_a_hopeless_rank, 120, 0, True, num_proc=3, min_np=2, max_np=3, replace_slow=0.3
@@ -142,6 +163,30 @@ def test_without_the_setting_a_hopeless_rank_stays(run: Any) -> None:
     result = run(training.count_rows_beside_a_hopeless_rank, 120, 40, False, num_proc=3, min_np=2, max_np=3)
     assert result.sizes == [3]
     assert result.of("worker_too_slow") == result.of("host_draining") == []
+
+
+@pytest.mark.parametrize(
+    ("a_row", "a_rank", "in_any_case", "sizes"),
+    [(0.001, 0.04, 0.0, [4, 2, 1]), (0.01, 0.0, 0.03, [4, 2, 4])],
+    ids=["more are slower", "more are faster"],
+)
+def test_as_many_workers_train_as_are_fastest_and_no_step_is_lost(
+    run: Any, a_row: float, a_rank: float, in_any_case: float, sizes: list[int]
+) -> None:
+    result = run(
+        training.count_rows_at_any_size, 120, a_row, a_rank, in_any_case, sizes[-1], num_proc=4, min_np=1, max_np=4,
+        adaptive_np=True,
+    )  # fmt: skip
+    assert result.sizes == sizes
+    told = result.of("world_sized")
+    assert [event["size"] for event in told[:2]] == sizes[1:]
+    assert result.of("world_broken") == result.of("worker_lost") == []
+    history = read_history([read_event(event) for event in result.events])
+    assert [reset.steps_lost for reset in history.resets] == [0, 0]
+    assert len(result.results) == sizes[-1]
+    for each in result.results:
+        assert each["sizes"] == sizes
+        assert each["seen"] == pytest.approx([each["epochs"]] * 120)
 
 
 def test_every_row_counts_once_over_randomized_schedules_of_kills_drains_and_joins() -> None:

@@ -52,6 +52,7 @@ def make(**params: Any) -> TorchEstimator:
         "minNp": 1,
         "numProc": 2,
         "maxNp": 2,
+        "adaptiveNp": False,  # or fits would not be equal where one takes long
         "verbose": 0,
         **params,
     }

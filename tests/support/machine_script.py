@@ -356,7 +356,9 @@ class Script:
         assert [member.rank for member in members] == list(range(len(members)))
         assert len(set(workers)) == len(workers)
         assert workers[0] == min(workers), "rank 0 is not the oldest"
-        assert self.settings.min_np <= len(members) <= self.settings.max_np
+        most = self.settings.max_np if self.job.sizing.limit is None else self.job.sizing.limit
+        is_whole = all(member.slices is None for member in members)
+        assert self.settings.min_np <= len(members) <= (most if is_whole else self.settings.max_np)
         assert self._world_is_over or not self._living_ranks(), "a second world beside one that is not over"
         for worker in workers:
             assert self.processes[worker].phase == "ready", f"worker {worker} is not ready"

@@ -33,6 +33,11 @@ def count_row(model: Any, batch: Any, ctx: Any) -> Any:
     return -model(batch["id"]).mean()
 
 
+def mean_of_rows(model: Any, batch: Any, ctx: Any) -> Any:
+    """A trainStep without a collective of its own, which counts rows where all steps have as many as the learning rate says."""
+    return -model(batch["id"]).mean()
+
+
 def count_row_beside_a_slow_rank(model: Any, batch: Any, ctx: Any) -> Any:
     """The same, where rank 1 takes three times as long for a row as the others."""
     import time
@@ -138,6 +143,25 @@ class Recorder:
         ctx.metrics["begun"], ctx.metrics["last_step"] = self.begun, self.steps[-1]
         ctx.metrics["seen_by_callback"] = len(self.epochs)
         if ctx.epoch == self.last:
+            ctx.stop()
+
+
+class SlowExchange:
+    """A callback that makes ranks wait for each other after each step, the longer the more there are, until one is left."""
+
+    def on_batch_end(self, ctx: Any) -> None:
+        import time
+
+        import spark_elastic as se
+        from spark_elastic.data import stopwatch
+
+        stopwatch.LEAST_SECONDS = 0.2
+        time.sleep(0.03 * se.size())
+
+    def on_epoch_end(self, ctx: Any) -> None:
+        import spark_elastic as se
+
+        if se.size() == 1:
             ctx.stop()
 
 

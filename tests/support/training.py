@@ -758,6 +758,57 @@ def count_rows_beside_a_hopeless_rank(rows: int, least_steps: int, until_replace
     return {"seen": model.module.seen.detach().tolist(), "epochs": state.epoch, "steps": state.steps}
 
 
+def count_rows_at_any_size(
+    rows: int, seconds_a_row: float, seconds_a_rank: float, seconds: float, last: int
+) -> dict[str, Any]:
+    """Count rows where a step takes so long for each row of a rank, and then so long for each rank, and in any case.
+
+    Epochs go on until worlds of other sizes have trained, and the present one has ``last`` ranks.
+    """
+    import time
+
+    import torch
+
+    import spark_elastic as se
+    from spark_elastic.data import stopwatch
+
+    stopwatch.LEAST_SECONDS = 0.2
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.nn.Parameter(torch.zeros(rows, dtype=torch.float64))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            time.sleep(len(ids) * seconds_a_row)
+            return self.seen[ids]
+
+    model = se.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader = se.data.ElasticDataLoader(range(rows), global_batch_size=12)
+    state = se.TorchState(model=model, optimizer=optimizer, loader=loader, epoch=0, sizes=[])
+
+    @se.elastic
+    def train(state: Any) -> None:
+        state.sizes = [*state.sizes, se.size()]
+        while True:
+            for batch in state.loader:
+                optimizer.param_groups[0]["lr"] = float(sum(state.loader.batch_rows))
+                optimizer.zero_grad()
+                (-state.model(batch).mean()).backward()
+                time.sleep(seconds + se.size() * seconds_a_rank)
+                optimizer.step()
+                state.commit()
+            state.epoch += 1
+            state.loader.set_epoch(state.epoch)
+            state.commit()
+            if len(state.sizes) >= 3 and se.size() == last:
+                return
+
+    train(state)
+    return {"seen": model.module.seen.detach().tolist(), "epochs": state.epoch, "sizes": state.sizes}
+
+
 def count_cases(cases: list[dict[str, Any]], epochs: int) -> dict[str, Any]:
     """Go through several datasets in one job, with a weight per row of them all that goes up by one when the row counts."""
     import collections

@@ -292,7 +292,7 @@ class Commits:
         if timing.after != timing.before:
             job.reporter.balanced(self.steps, timing)
         if world.times_steps:
-            job.control.steps_timed(timing.before, timing.microseconds)
+            job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
 
     def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
         """The state's loader, if it reports rows, and if its steps can be timed. It is asked only once, as that takes time."""

@@ -58,6 +58,20 @@ def test_a_few_steps_that_took_long_by_chance_do_not_count(stopwatch: Stopwatch,
     assert stopwatch.microseconds() == 500_000
 
 
+def test_a_period_is_the_mean_from_one_batch_to_the_next(stopwatch: Stopwatch, clock: Clock) -> None:
+    for _ in range(LEAST_STEPS):
+        step(stopwatch, clock, 0.02, waiting=0.48)
+    assert stopwatch.period() == 0, "the last step has not ended"
+    step(stopwatch, clock, 0.02, waiting=100.0)
+    assert stopwatch.period() == 500_000
+    stopwatch.drop()
+    step(stopwatch, clock, 0.02, waiting=1.38)
+    stopwatch.start()
+    assert stopwatch.period() == 600_000
+    stopwatch.clear()
+    assert stopwatch.period() == 0
+
+
 def test_nothing_is_known_before_some_steps_and_some_time(stopwatch: Stopwatch, clock: Clock) -> None:
     for _ in range(LEAST_STEPS):
         step(stopwatch, clock, 10.0)

@@ -84,7 +84,7 @@ class AnySchedule(RuleBasedStateMachine):
         super().__init__()
         self.script = Script(
             min_np=2, max_np=4, num_proc=2, start_timeout=60, elastic_timeout=60, hang_timeout=30, yield_after=20,
-            ready_timeout=15, form_timeout=15,
+            ready_timeout=15, form_timeout=15, adaptive_np=True,
         )  # fmt: skip
 
     def pick(self, number: int, phases: set[str]) -> int | None:
@@ -125,6 +125,14 @@ class AnySchedule(RuleBasedStateMachine):
         worker = self.pick(number, {"training"})
         if worker is not None:
             self.script.commit(worker)
+
+    @precondition(lambda self: self.script.generation > 0)
+    @rule(period=st.sampled_from([1000, 2000, 4000]), times=st.integers(1, 3))
+    def time_steps(self, period: int, times: int) -> None:
+        ranks = self.script.ranks
+        timed = ev.StepsTimed(ranks[0], self.script.generation, (1,) * len(ranks), (600,) * len(ranks), period, rows=12)
+        for _ in range(times):
+            self.script.send(timed)
 
     @rule(number=st.integers(0, 9), planned=st.booleans())
     def come_back(self, number: int, planned: bool) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from spark_elastic.estimator.batch_size import (
     width_of,
 )
 from spark_elastic.estimator.estimator import _tell_batch
-from spark_elastic.estimator.plan import DataPlan
+from spark_elastic.estimator.plan import DataPlan, Trained
 from spark_elastic.estimator.planning import (
     Recipe,
     Sizes,
@@ -188,6 +189,34 @@ def test_a_run_of_an_earlier_release_with_a_global_batch_is_the_same_run() -> No
     saved = make(globalBatchSize=64)
     saved._setDefault(batchSize=32)
     assert describe_params(saved) == params
+
+
+@pytest.mark.parametrize(
+    ("params", "adapts"),
+    [
+        ({"globalBatchSize": 64}, True),
+        ({"globalBatchSize": 64, "deterministic": True}, True),
+        ({"globalBatchSize": 64, "adaptiveNp": False}, False),
+        ({"globalBatchSize": 64, "zeroRedundancy": True}, False),
+        ({"batchSize": 64}, False),
+    ],
+)
+def test_fewer_workers_may_train_where_steps_do_not_depend_on_their_number_unless_the_param_says_no(
+    params: dict[str, Any], adapts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run(*_: Any, **settings: Any) -> list[Any]:
+        given.update(settings)
+        return [Trained({}, [])]
+
+    monkeypatch.setattr("spark_elastic.run", run)
+    monkeypatch.setattr("spark_elastic.estimator.estimator.parallelism", lambda session: 4)
+    estimator = make(verbose=0, **params)
+    plan: Any = SimpleNamespace(run_id="run", data=data_of(estimator))
+    session: Any = None
+    estimator._run(session, plan, Sizes(1, 4, 4), {})
+    assert given["adaptive_np"] is adapts
 
 
 def test_a_balance_is_refused_for_a_run_that_goes_on_with_the_batch_size_of_workers() -> None:

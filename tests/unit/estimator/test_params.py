@@ -126,7 +126,7 @@ SETTINGS = {
     "labelCol": "l", "predictionCol": "p", "rawPredictionCol": "r", "probabilityCol": "pr", "thresholds": [0.4, 0.6],
     "numClasses": 3, "classWeights": [1.0, 0.0, 2.5],
     "batchSize": 7, "globalBatchSize": 8, "deterministic": True, "shards": 4, "balance": "auto", "valBatchSize": 9,
-    "replaceSlow": 0.1, "transformBatchSize": 10, "epochs": 11,
+    "replaceSlow": 0.1, "adaptiveNp": False, "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
     "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "store": Store.create("/x"), "runId": "run",
     "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "zeroRedundancy": True, "callbacks": [EarlyStopping()],

@@ -320,6 +320,21 @@ def test_the_summary_names_the_host_of_a_worker_that_was_too_slow() -> None:
     ]
 
 
+def test_the_summary_tells_how_many_workers_train_and_why() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "world_interrupted")
+    sized = {"event": "world_sized", "size": 2, "tried": False, "sizes": [3, 2], "rows_per_second": [1000.0, 2000.0]}
+    interrupted = {**events[place], "reason": "2 workers are to train"}
+    told = [*events[:place], {**events[place], **sized}, interrupted, *events[place + 1 :]]
+    found = read_history(entries(told))
+    assert [reset.kind for reset in found.resets] == [Kind.LOSS, Kind.SHRINK]
+    sentence = "2 of 3 workers train from here on, because more are not faster: 3 trained 1,000 rows/s"
+    assert sentence in summary_text(found)
+    assert sentence in headline(found)
+    assert "through 1 failure and 1 change to fewer workers." in headline(found)
+    assert summarize(found)["sizes"] == [{"size": 2, "tried": False, "rows_per_second": {"3": 1000.0, "2": 2000.0}}]
+
+
 def test_nobody_is_slow_where_shares_have_not_changed(history: History) -> None:
     assert history.slow == []
     assert "slow" not in summary_text(history)
