@@ -228,7 +228,8 @@ def frame(session: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def classifier(store: Path | None, **params: Any) -> Any:
     from spark_elastic.estimator import TorchClassifier
 
-    given = {"learningRate": 0.1, "globalBatchSize": 32, "epochs": 2, "seed": 7, "verbose": 0, "minNp": 1, **params}
+    given = {"learningRate": 0.1, "globalBatchSize": 32, "epochs": 2, "seed": 7, "verbose": 0, "minNp": 1}
+    given |= {"adaptiveNp": False, **params}
     network = {"modelFn": networks.dense, "modelParams": {"width": 2, "outputs": 2}}
     return TorchClassifier(**network, **given, store=None if store is None else str(store))
 

@@ -55,7 +55,7 @@ def row_counter(rows: int, **params: Any) -> Any:
 
     return TorchEstimator(
         model=RowCounter(rows), featureCols=["id"], learningRate=1.0, optimizer=torch.optim.SGD, trainStep=count_row,
-        globalBatchSize=50, verbose=0, **params,
+        globalBatchSize=50, verbose=0, **{"adaptiveNp": False, **params},
     )  # fmt: skip
 
 
