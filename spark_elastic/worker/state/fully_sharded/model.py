@@ -134,6 +134,13 @@ class ShardedModel:
                 parameter = self._parameters[part.parameter]
                 self.optimizer.state[parameter][part.key] = torch.empty_like(parameter.detach(), dtype=part.dtype)
 
+    def forget_group(self) -> None:
+        """Let go of the process group, whose generation has ended.
+
+        Torch's caches keep the mesh for good, and that would keep the group: some threads and all of its descriptors.
+        """
+        getattr(self._mesh, "_pg_registry", {}).clear()
+
     # ------------------------------------------------------------------ inside
 
     def _check_parameter(self, name: str, parameter: torch.Tensor) -> None:

@@ -134,6 +134,8 @@ class ShardedState(TorchState):
         if self._commits.is_entered:
             raise SparkElasticError("a ShardedState goes back only when the world changes: a rank cannot do so alone")
         super().restore()
+        if self._sharded_keeper.model is not None:
+            self._sharded_keeper.model.forget_group()
         self._sharded_keeper.model = None
         gc.collect()  # torch's hooks and modules refer to each other, and there may be no room for two models
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,15 @@ def test_after_a_loss_everything_is_made_anew_as_of_the_last_commit(stage: Stage
     assert (begun.steps, begun.optimizer.param_groups[0]["lr"]) == (1, pytest.approx(0.01))
     train(begun)
     assert begun.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_torchs_caches_do_not_keep_the_process_group_of_a_generation_that_has_ended(begun: ShardedState) -> None:
+    nn.utils.clip_grad_norm_(begun.model.parameters(), 1.0)
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    begun.restore()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert group() is None
 
 
 def lose_at_the_meeting(stage: Stage, state: ShardedState) -> None:
