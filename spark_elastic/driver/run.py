@@ -225,7 +225,10 @@ def run(
 
 def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bytes:
     if not callable(fn):
-        raise TypeError(f"fn must be callable, not {fn!r}")
+        raise TypeError(
+            f"fn must be callable, not {fn!r}: give the function itself, as in run(train_fn, args=(3,)), and not what a call of "
+            "it has returned"
+        )
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a sequence of arguments for fn, not {args!r}")
     try:

@@ -9,15 +9,27 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The functions by which torch calls the ``forward`` of each module. They are the same in every traceback.
 _OF_TORCH = (("torch/nn/modules/module.py", "call_impl"), ("torch/nn/parallel/distributed.py", "forward"))
 
+# What to do about errors of torch's that do not say it, by a part of their messages.
+_ADVICE = {
+    "Default process group has not been initialized": (
+        "There is no process group above the elastic function, because no world has been formed yet: wrap models in "
+        "spark_elastic.DistributedDataParallel instead of torch's, and call torch.distributed inside the elastic function."
+    )
+}
+
 
 def format_for_user(error: BaseException) -> str:
-    """Format an exception and its causes. The innermost frames are kept, because the error arose there."""
+    """Format an exception and its causes. The innermost frames are kept, because the error arose there.
+
+    What some errors of torch's leave unsaid follows in a last line.
+    """
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part is not None:
         part.stack = _without_callers(part.stack)
         part = part.__cause__ or part.__context__
-    return "".join(report.format())
+    advice = "".join(f"{told}\n" for words, told in _ADVICE.items() if words in str(error))
+    return "".join(report.format()) + advice
 
 
 def find_line(error: BaseException) -> str:

@@ -323,7 +323,7 @@ def test_env_reaches_the_workers_and_large_arguments_and_results_travel(run: Any
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"fn": 3}, TypeError, "fn must be callable, not 3"),
+        ({"fn": 3}, TypeError, "fn must be callable, not 3: give the function itself"),
         ({"fn": lambda: None, "args": (1,)}, TypeError, "fn cannot be called with the given args"),
         ({"min_np": 3, "max_np": 2}, ValueError, "min_np=3, max_np=2"),
         ({"min_np": 0}, ValueError, "min_np must be a whole number from 1 on, not 0"),

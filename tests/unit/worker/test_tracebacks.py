@@ -62,3 +62,10 @@ def test_how_torch_calls_a_forward_is_left_out() -> None:
     assert text.count("container.py") == 1
     assert "in look" in text
     assert "linear.py" in text, "the error arose there"
+
+
+def test_torchs_wrapper_above_the_elastic_function_is_told_what_takes_its_place() -> None:
+    with pytest.raises(ValueError, match="process group") as caught:
+        torch.distributed.get_rank()  # as torch's wrapper does, whose import takes seconds
+    text = format_for_user(caught.value)
+    assert "wrap models in spark_elastic.DistributedDataParallel instead of torch's" in text.splitlines()[-1]
