@@ -50,9 +50,10 @@ test-clusters: java $(VENV)/spark.jsa
 wheel-test: java setup
 	$(BIN)/python tests/wheel/try_wheel.py $(LOWEST)
 
-# The documentation as a site in site/; broken links are errors. `mkdocs serve` shows it while you write.
+# The documentation as a site in site/; broken links are errors, and so are needs that its search does not find. `mkdocs serve` shows it while you write.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check_search.py site
 
 # Long runs of the randomized schedules: SEED=… for others, JOBS=… for more.
 schedules: setup
