@@ -13,11 +13,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 import spark_elastic as se
+from spark_elastic.lightning import LightningState
 
 # ---------------------------------------------------------------- as it was
 
@@ -53,85 +52,30 @@ class LitNet(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
-# ---------------------------------------------------------------- what makes it elastic
-
-
-class Processes(LightningEnvironment):
-    """Each worker is a node of Lightning's with one process, which is there already."""
-
-    creates_processes_externally = True
-
-    def node_rank(self) -> int:
-        return se.rank()
-
-    def local_rank(self) -> int:
-        return 0
-
-
-class Elastic(DDPStrategy):
-    """Lightning's strategy in the process group that is there, with the wrapper that outlives it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(cluster_environment=Processes())
-        self.wrapped = model
-
-    def _setup_model(self, model: nn.Module) -> nn.Module:
-        return self.wrapped
-
-
-class Commit(pl.Callback):
-    """Commits after each batch, and after each epoch, how far the Trainer is, and has a new Trainer go on from there."""
+class Numbers(pl.Callback):
+    """Notes what the script prints at its end."""
 
     def __init__(self, state: se.TorchState) -> None:
         self.state = state
 
-    def on_fit_start(self, trainer: pl.Trainer, lit: pl.LightningModule) -> None:
-        if self.state.progress is not None:
-            trainer.fit_loop.load_state_dict(self.state.progress)
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, lit: pl.LightningModule) -> None:
-        self.state.loader.set_epoch(trainer.current_epoch)
-        trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # as Lightning does after this hook
-        self.commit(trainer)
-
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.state.items += sum(self.state.loader.batch_rows)
         self.state.right = se.allreduce(trainer.callback_metrics["right"]).item()
-        if not trainer.is_last_batch:  # that one is committed when Lightning has ended the epoch
-            self.commit(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, lit: pl.LightningModule) -> None:
-        self.commit(trainer)
 
-    def commit(self, trainer: pl.Trainer) -> None:
-        self.state.progress = trainer.fit_loop.state_dict()
-        self.state.commit()
+# ---------------------------------------------------------------- what makes it elastic
 
 
 def train_fn(items: int, epochs: int) -> dict[str, Any]:
     torch.manual_seed(0)
     lit = LitNet()
-    configured = optimizers, schedulers = lit.configure_optimizers()
-    lit.configure_optimizers = lambda: configured  # every Trainer goes on with these
-    model = se.DistributedDataParallel(lit)
     loader = se.data.ElasticDataLoader(Digits(items), global_batch_size=64)
-    state = se.TorchState(
-        model=model, optimizers=optimizers, schedulers=schedulers, loader=loader, progress=None, items=0, right=0.0
-    )
+    state = LightningState(lit, loader=loader, items=0, right=0.0)
+    quiet = {"enable_progress_bar": False, "logger": False}
 
     @se.elastic  # entered again after each change of the world
-    def train(state: se.TorchState) -> None:
-        trainer = pl.Trainer(
-            max_epochs=epochs,
-            strategy=Elastic(model),
-            devices=1,
-            num_nodes=se.size(),
-            callbacks=[Commit(state)],
-            use_distributed_sampler=False,  # the loader shares the rows out
-            enable_checkpointing=False,  # run(checkpoint=) does it
-            enable_progress_bar=False,
-            logger=False,
-        )
+    def train(state: LightningState) -> None:
+        trainer = state.trainer(max_epochs=epochs, callbacks=Numbers(state), **quiet)
         trainer.fit(lit, loader)
 
     train(state)
@@ -139,7 +83,7 @@ def train_fn(items: int, epochs: int) -> dict[str, Any]:
     return {
         "items": state.items,
         "right": state.right,
-        "rate": optimizers[0].param_groups[0]["lr"],
+        "rate": state.optimizers[0].param_groups[0]["lr"],
         "weights": weights.double().abs().sum().item(),
     }
 

@@ -51,19 +51,32 @@ def public_objects() -> list[Any]:
     return found
 
 
-def keras_names() -> set[str]:
-    """Those of spark_elastic.keras, which costs seconds to import."""
-    tree = ast.parse((DOCS.parent / "spark_elastic" / "keras.py").read_text(encoding="utf-8"))
+def names_in(module: str) -> set[str]:
+    """The public names of a module that costs seconds to import."""
+    tree = ast.parse((DOCS.parent / "spark_elastic" / f"{module}.py").read_text(encoding="utf-8"))
     values = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
-    return {f"spark_elastic.keras.{name}" for name in ast.literal_eval(values[0])}
+    return {f"spark_elastic.{module}.{name}" for name in ast.literal_eval(values[0])}
 
 
 def test_every_public_name_has_one_place_in_the_api_reference_and_no_other_has() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
     places = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
-    assert sorted(places) == sorted({param.values[0] for param in public_objects()} | keras_names())
+    assert sorted(places) == sorted(
+        {param.values[0] for param in public_objects()} | names_in("keras") | names_in("lightning")
+    )
+
+
+def test_a_script_with_lightnings_trainer_is_ported_in_ten_lines() -> None:
+    page = (DOCS / "coming-from" / "lightning.md").read_text(encoding="utf-8")
+    script = (DOCS.parent / "examples" / "lightning_trainer.py").read_text(encoding="utf-8")
+    (difference, *_) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    added = [line[1:].strip() for line in difference.splitlines() if line.startswith("+") and line != "+"]
+    assert len(added) == 10
+    assert "ten lines are added or changed" in page
+    # The script, which the suite runs through kills, has each of them, with numbers of its own and what it prints beside.
+    assert [line for line in added if line.partition("(")[0] not in script] == []
 
 
 @pytest.mark.parametrize(("name", "value"), public_objects())

@@ -1,0 +1,156 @@
+"""Lightning's Trainer, elastic in the same process: a state that makes a Trainer for each world.
+
+::
+
+    lit = LitNet()
+    state = LightningState(lit, loader=se.data.ElasticDataLoader(dataset, global_batch_size=64))
+
+    @se.elastic
+    def train(state):
+        state.trainer(max_epochs=10).fit(lit, state.loader)
+
+A Trainer cannot change the number of its processes. After each change of the world a new one goes on where the last commit left
+off, with the same module and optimizers. ``pip install lightning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from spark_elastic.worker.context import rank, size
+from spark_elastic.worker.ddp import DistributedDataParallel
+from spark_elastic.worker.state.torch_state import TorchState
+
+__all__ = ["LightningState"]
+
+# What a Trainer has to be given in a world of workers with one process and one device each.
+_OURS = ("strategy", "devices", "num_nodes", "use_distributed_sampler")
+
+
+class LightningState(TorchState):
+    """The state of a LightningModule in training: its weights, optimizers and schedulers, a loader, and any objects.
+
+    ``module`` is wrapped, and its ``configure_optimizers`` is called once, here: every Trainer gets what it has returned.
+    ``loader`` is a loader of this package with ``global_batch_size=``. ``commit`` and ``local`` are as in ``TorchState``, and so
+    are ``objects``: callbacks with a state of their own, such as ``EarlyStopping``, belong to them. A callback commits after each
+    batch and each epoch. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        loader: object,
+        commit: str = "copy",
+        local: str | Iterable[str] | Mapping[str, object] | None = None,
+        **objects: Any,
+    ) -> None:
+        configured = module.configure_optimizers()
+        found = list(_with_state(configured))
+        optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+        if not optimizers:
+            raise ValueError(
+                f"{type(module).__name__}.configure_optimizers returns no optimizer, so nothing would train"
+            )
+        module.configure_optimizers = lambda: configured  # type: ignore[method-assign]
+        self._wrapped = DistributedDataParallel(module)
+        super().__init__(
+            model=self._wrapped,
+            loader=loader,
+            commit=commit,
+            local=local,
+            optimizers=optimizers,
+            schedulers=[each for each in found if not isinstance(each, torch.optim.Optimizer)],
+            progress=None,
+            **objects,
+        )
+
+    def trainer(self, **settings: Any) -> pl.Trainer:
+        """Return a Trainer for the present world, which goes on from the last commit. Call this inside the elastic function.
+
+        settings: those of ``Trainer``, but for ``strategy``, ``devices``, ``num_nodes`` and ``use_distributed_sampler``, which
+        the job decides: they raise ``TypeError``. Your callbacks run before the one that commits. Unless you give
+        ``enable_checkpointing``, the Trainer writes no checkpoints, which ``run(checkpoint=)`` does.
+        """
+        for name in _OURS:
+            if name in settings:
+                raise TypeError(
+                    f"{name} is decided by the job, which has one process and one device a worker: leave it out"
+                )
+        callbacks = settings.pop("callbacks", None) or []
+        callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks)
+        settings.setdefault("enable_checkpointing", False)
+        return pl.Trainer(
+            strategy=_Strategy(self._wrapped),
+            devices=1,
+            num_nodes=size(),
+            use_distributed_sampler=False,
+            callbacks=[*callbacks, _Commit(self)],
+            **settings,
+        )
+
+
+def _with_state(configured: object) -> Iterator[Any]:
+    """Yield the optimizers and schedulers in what ``configure_optimizers`` has returned, in whichever of its forms."""
+    if isinstance(configured, Mapping):
+        configured = list(configured.values())
+    if isinstance(configured, (list, tuple)):
+        for each in configured:
+            yield from _with_state(each)
+    elif hasattr(configured, "state_dict"):
+        yield configured
+
+
+class _Processes(LightningEnvironment):
+    """Each worker is a node of Lightning's with one process, which is there already."""
+
+    creates_processes_externally = True
+
+    def node_rank(self) -> int:
+        return rank()
+
+    def local_rank(self) -> int:
+        return 0
+
+
+class _Strategy(DDPStrategy):
+    """Lightning's strategy in the process group that is there, with the wrapper that outlives it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(cluster_environment=_Processes())
+        self._wrapped = model
+
+    def _setup_model(self, model: torch.nn.Module) -> Any:
+        return self._wrapped
+
+
+class _Commit(pl.Callback):
+    """Commits after each batch, and after each epoch, how far the Trainer is, and has a new Trainer go on from there."""
+
+    def __init__(self, state: LightningState) -> None:
+        self._state: Any = state
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._state.progress is not None:
+            trainer.fit_loop.load_state_dict(self._state.progress)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._state.loader.set_epoch(trainer.current_epoch)
+        trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # as Lightning does after this hook
+        self._commit(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not trainer.is_last_batch:  # that one is committed when Lightning has ended the epoch
+            self._commit(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._commit(trainer)
+
+    def _commit(self, trainer: pl.Trainer) -> None:
+        self._state.progress = trainer.fit_loop.state_dict()
+        self._state.commit()

@@ -1,0 +1,53 @@
+"""LightningState: what it takes from configure_optimizers, and what a Trainer may be given; test_frameworks.py has jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from spark_elastic.data import ElasticDataLoader
+from spark_elastic.lightning import LightningState
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Net(pl.LightningModule):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.net = form, torch.nn.Linear(1, 1)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {
+            "one": optimizer,
+            "lists": ([optimizer], [scheduler]),
+            "dict": {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}},
+            "none": None,
+        }[self.form]
+
+
+def state_of(form: str) -> LightningState:
+    return LightningState(Net(form), loader=ElasticDataLoader(range(8), global_batch_size=4))
+
+
+@pytest.mark.parametrize(("form", "schedulers"), [("one", 0), ("lists", 1), ("dict", 1)])
+def test_optimizers_and_schedulers_are_kept_in_each_form_that_lightning_knows(form: str, schedulers: int) -> None:
+    state: Any = state_of(form)
+    assert (len(state.optimizers), len(state.schedulers)) == (1, schedulers)
+    module = state.model.module
+    assert module.configure_optimizers() is module.configure_optimizers()
+
+
+def test_a_module_without_an_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Net\.configure_optimizers returns no optimizer"):
+        state_of("none")
+
+
+@pytest.mark.parametrize("name", ["strategy", "devices", "num_nodes", "use_distributed_sampler"])
+def test_what_the_job_decides_is_refused_by_name(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is decided by the job"):
+        state_of("one").trainer(**{name: 1})
