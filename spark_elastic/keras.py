@@ -107,6 +107,10 @@ class KerasState(TorchState):
             )
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
+        self._model = model
+        self._optimizer = optimizer
+        self._moving = _moving(model)
+        self._sharded: _ShardedSteps | None = None
         weights = {id(variable) for variable in model.weights}
         super().__init__(
             loader=loader,
@@ -120,10 +124,6 @@ class KerasState(TorchState):
             **objects,
         )
         self._local.add("seeds")
-        self._model = model
-        self._optimizer = optimizer
-        self._moving = _moving(model)
-        self._sharded: _ShardedSteps | None = None
         optimizer.apply = self._apply
         model.train_step = self._train_step
 

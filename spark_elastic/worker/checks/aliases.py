@@ -1,15 +1,18 @@
-"""Finds objects that are in a State twice: each place is kept by value, so that they are two objects after a reset."""
+"""Finds what is in a State twice, objects and memory: each place is kept by value, so that they are two after a reset."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy
 import torch
 
-from spark_elastic.worker.checks.training_code import depth_of_user
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.worker.checks.training_code import LENGTH, depth_of_user
+from spark_elastic.worker.checks.unsupported import why_unsupported
+from spark_elastic.worker.state.snapshot import find_objects
 
 # What user code changes in place. Other objects, such as functions and enums, are often the same on purpose.
 _CHANGED_IN_PLACE = (list, dict, OrderedDict, set, deque, defaultdict, Counter, numpy.ndarray, torch.Tensor)
@@ -49,3 +52,49 @@ def _entries(value: object) -> Iterable[tuple[object, object]]:
         assert isinstance(value, dict)
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple)) else ()
+
+
+def check_live(name: str, value: object, attributes: Mapping[str, object]) -> bool:
+    """Raise ``TrainingCodeError`` if a tensor in ``value`` shares its memory with a module or optimizer among the attributes.
+
+    Return whether there are tensors in it.
+    """
+    held = {address: place for address, place in _memory_in(value, f"state.{name}") if address}
+    if not held:
+        return False
+    public = {name: entry for name, entry in attributes.items() if not name.startswith("_")}
+    for owner, live in find_objects(public).items():
+        for part, tensor in _live_tensors(live):
+            if _address(tensor) in held:
+                raise TrainingCodeError(
+                    f"{held[_address(tensor)]} shares its memory with {part} of state.{owner}, as in module.state_dict(): it "
+                    "changes with every step, and is a copy on other ranks and after a reset. Copy it first: "
+                    f"state.{name} = copy.deepcopy(…)"
+                )
+    return True
+
+
+def _memory_in(value: object, place: str) -> Iterator[tuple[int, str]]:
+    """Yield the addresses of the tensors and arrays in a container, with their places."""
+    if isinstance(value, torch.Tensor):
+        yield _address(value), place
+    elif isinstance(value, numpy.ndarray):
+        yield value.ctypes.data, place
+    elif isinstance(value, (dict, list, tuple)) and len(value) <= LENGTH:
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, entry in entries:
+            yield from _memory_in(entry, f"{place}[{key!r}]")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 if it has none of its own."""
+    return 0 if why_unsupported(tensor) is not None else tensor.untyped_storage().data_ptr()
+
+
+def _live_tensors(live: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(live, torch.nn.Module):
+        yield from live.named_parameters()
+        yield from live.named_buffers()
+    elif isinstance(live, torch.optim.Optimizer):
+        for state in live.state.values():
+            yield from ((str(key), entry) for key, entry in state.items() if isinstance(entry, torch.Tensor))

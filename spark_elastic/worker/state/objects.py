@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from spark_elastic.checkpoint.skeleton import Lender, map_tree
+from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
-from spark_elastic.worker.checks.aliases import check_aliases
+from spark_elastic.worker.checks.aliases import check_aliases, check_live
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -21,14 +22,21 @@ from spark_elastic.worker.state.structure import Structure, follow, structure_of
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
 
+# How often it is looked at whether what an attribute is set to shares memory with a module: users set it in one place.
+LOOKS = 3
+
 
 class ObjectState(State):
     """Holds named objects as attributes: ``ObjectState(epoch=0, best=inf, ema=ema)``, then ``state.epoch += 1``.
 
     Objects with ``state_dict`` and ``load_state_dict``, by themselves or in lists, tuples and dicts, are saved and restored
     through these methods, in place. Everything else is copied by value; tensors that still fit, containers, and objects of plain
-    classes are restored in place, too. Public attributes that are set later also belong to the state. Objects named in ``local``
-    stay on their rank: they are saved and restored there and never sent. After a sync all others are the same on every rank.
+    classes are restored in place, too. Public attributes that are set later also belong to the state; names that begin with an
+    underscore are refused, and those that a subclass of yours sets are not kept. Objects named in ``local`` stay on their rank:
+    they are saved and restored there and never sent. After a sync all others are the same on every rank.
+
+    Raises ``TrainingCodeError`` for tensors, and for containers of tensors, that share their memory with a module or an optimizer
+    of the state, as those of ``module.state_dict()`` do: they go on changing here, and are copies on other ranks.
 
     A ``save`` that fails leaves the previous copy intact. If this worker is lost, its copy is lost with it; the other workers
     hold copies of their own.
@@ -40,6 +48,8 @@ class ObjectState(State):
 
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, object] | None = None, **objects: object) -> None:
         super().__init__()
+        # By the name of an attribute, how often it has been set to something that holds tensors.
+        self._looked_at: Counter[str] = Counter()
         self._keeper = self._keeper_class()
         self._commits = Commits(self._keeper)
         # The structure of the objects when the job begins, which is also that of newcomers; None outside a job.
@@ -55,6 +65,23 @@ class ObjectState(State):
             setattr(self, name, value)
         if current_job() is None:
             self._keep_first()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("_"):
+            self._check_private(name)
+        elif type(value) not in PLAIN and self._looked_at[name] < LOOKS:
+            self._looked_at[name] += check_live(name, value, vars(self))
+        super().__setattr__(name, value)
+
+    def _check_private(self, name: str) -> None:
+        """Refuse a name that commits leave out, unless a subclass of the user's own sets it."""
+        is_complete = "_local" in vars(self)
+        is_known = name in vars(self) or hasattr(type(self), name)
+        if is_complete and not is_known and type(self).__module__.partition(".")[0] == "spark_elastic":
+            raise ValueError(
+                f"{name!r} cannot be the name of an object of a {type(self).__name__}, because commits leave out names that "
+                "begin with an underscore; choose another"
+            )
 
     def save(self) -> None:
         """Copy all objects into the spare one of two buffers, then make it the current one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import deque
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from spark_elastic import TorchState
+from spark_elastic.errors import TrainingCodeError
 
 
 @pytest.mark.parametrize("shared", [[], {}, set(), deque(), np.zeros(2), torch.zeros(2)])
@@ -34,3 +36,52 @@ def test_a_container_that_contains_itself_is_refused() -> None:
     cyclic["inner"].append(cyclic)
     with pytest.raises(ValueError, match=r"state\.tree\['inner'\]\[0\] is a dict that contains itself"):
         TorchState(tree=cyclic)
+
+
+def trained() -> TorchState:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    return TorchState(model=model, optimizer=optimizer, best=None)
+
+
+@pytest.mark.parametrize(
+    ("live", "told"),
+    [
+        (
+            lambda state: state.model.state_dict(),
+            r"state\.best\['0\.weight'\] shares its memory with 0\.weight of state\.model",
+        ),
+        (
+            lambda state: {"epoch": 1, "of": [state.model.state_dict()]},
+            r"state\.best\['of'\]\[0\]\['0\.weight'\] shares",
+        ),
+        (lambda state: list(state.model.parameters()), r"state\.best\[0\] shares its memory with 0\.weight"),
+        (lambda state: state.model[1].running_mean, r"state\.best shares its memory with 1\.running_mean"),
+        (lambda state: state.model[0].weight.detach().numpy(), r"state\.best shares its memory with 0\.weight"),
+        (lambda state: state.model[0].weight.detach()[0, 1:], r"state\.best shares its memory with 0\.weight"),
+        (
+            lambda state: state.optimizer.state_dict(),
+            r"state\.best\['state'\].* shares its memory with .* of state\.optimizer",
+        ),
+    ],
+)
+def test_what_shares_its_memory_with_a_module_is_refused_where_it_is_set(live: Any, told: str) -> None:
+    state = trained()
+    with pytest.raises(TrainingCodeError, match=told + r".*copy\.deepcopy"):
+        state.best = live(state)
+    state.best = copy.deepcopy(live(state)) if not isinstance(live(state), list) else None
+    with pytest.raises(TrainingCodeError, match=told.replace("best", "other")):
+        TorchState(model=state.model, optimizer=state.optimizer, other=live(state))
+
+
+def test_copies_and_tensors_of_other_modules_may_be_set() -> None:
+    state = trained()
+    state.best = {name: value.clone() for name, value in state.model.state_dict().items()}
+    state.best = torch.nn.Linear(2, 1).state_dict()
+    state.total = torch.zeros(())
+    state.total = state.total + 1
+    state.teacher = torch.nn.Linear(2, 1)
+    state.sparse = torch.ones(2).to_sparse().to_dense()
+    state.parts = [state.model, state.optimizer, torch.empty(0), "text"]

@@ -109,3 +109,25 @@ def test_a_state_dict_of_the_users_own_freezes_nothing() -> None:
     loaded = torch.nn.Linear(2, 2)
     loaded.load_state_dict(model.state_dict())
     assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_a_name_that_commits_would_leave_out_is_refused_where_it_is_set() -> None:
+    state = ObjectState(epoch=0)
+    with pytest.raises(
+        ValueError, match="'_best' cannot be the name of an object of a ObjectState, because commits leave out"
+    ):
+        state._best = 0.5
+
+
+def test_a_subclass_may_set_names_of_its_own_that_are_not_kept() -> None:
+    class Mine(ObjectState):
+        def __init__(self) -> None:
+            super().__init__(epoch=0)
+            self._cache = 1
+
+    state = Mine()
+    state._cache = 2
+    state.commit()
+    state._cache = 3
+    state.restore()
+    assert (state._cache, state.epoch) == (3, 0)

@@ -262,7 +262,7 @@ def test_in_a_fixed_world_nothing_is_divided_so_each_rank_has_the_whole_to_save_
     [
         ("copy", 2, 'redundancy=2 is for commit="sharded"'),
         ("sharded", 3, "1 or 2, not 3"),
-        ("sharded", 0, "1 or 2, not 0"),
+        ("sharded", 0, "a whole number from 1 on, not 0"),
     ],
 )
 def test_a_redundancy_that_does_not_fit_is_refused(commit: str, redundancy: int, message: str) -> None:
