@@ -155,6 +155,11 @@ class Group:
         """Fill the tensor with what ``source`` sends. Blocks until that has arrived."""
         dist.recv(tensor, source)
 
+    @property
+    def collectives(self) -> int:
+        """How many collectives this rank has entered."""
+        return self._watch.count()[0]
+
     def activity(self) -> Activity:
         """Return what this rank has entered and waits for, and what its connections do."""
         # The collectives are counted before ``compared`` is read, because a rank notes a comparison before the collective that

@@ -58,6 +58,11 @@ class Job:
         self._models: list[weakref.ref[DistributedDataParallel]] = []
 
     @property
+    def worker(self) -> int:
+        """The number of this worker in the job."""
+        return self._worker
+
+    @property
     def clock(self) -> Callable[[], float]:
         """A clock in seconds that never goes back."""
         return self._runtime.clock

@@ -15,6 +15,7 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import WHOLE_JOB
 from spark_elastic.protocol.ticket import Payload, Ticket
 from spark_elastic.worker import faults
+from spark_elastic.worker.checks.lone_training import LoneTraining
 from spark_elastic.worker.control import ControlClient
 from spark_elastic.worker.fixed_world import call_in_fixed_world
 from spark_elastic.worker.job import Job, current_job, enter_job
@@ -56,7 +57,8 @@ def _call(control: ControlClient, payload: Payload) -> int:
 
     def call() -> object:
         function, args, kwargs = _unpickle(payload.call)
-        return function(*args, **kwargs)
+        with LoneTraining(job):
+            return function(*args, **kwargs)
 
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)

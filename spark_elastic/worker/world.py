@@ -175,6 +175,11 @@ class World:
         """Whether the user's thread may wait for a reduction on the GPU with a lost rank, which only an abort ends."""
         return self._is_waiting and self.group.is_broken()
 
+    @property
+    def collectives(self) -> int:
+        """How many collectives this rank has entered."""
+        return self.group.collectives
+
     def activity(self) -> Activity:
         """What this rank has entered and waits for."""
         return self.group.activity()
