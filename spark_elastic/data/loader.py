@@ -159,6 +159,8 @@ class PositionedLoader(Generic[T]):
         self.shards_strict, self._has_warned = shards_strict, False
         self._in_state = False
         self._restored = False
+        # The epoch at which the training function was entered, until it is left for a later one.
+        self._entered_at = 0
         self._empty_iterations = 0
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
         # Whether the driver wants to know how long steps take.
@@ -216,9 +218,20 @@ class PositionedLoader(Generic[T]):
         return self._tracker.plan.steps(self._tracker.total, self._tracker.size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch at row 0. For the current epoch do nothing, whatever its position."""
+        """Start an epoch at row 0. For the current epoch do nothing, whatever its position.
+
+        Warns, on rank 0, if this goes back from the epoch at which the training function was entered.
+        """
         epoch = whole_number("epoch", epoch, 0)
+        if epoch < self._entered_at and self._tracker.rank == 0:
+            warnings.warn(
+                f"set_epoch({epoch}) goes back from epoch {self._entered_at}, which the State had reached when the elastic "
+                "function was entered, after a loss or from a checkpoint: epochs are trained again. Count them in the State: "
+                "write while state.epoch < epochs, or for epoch in range(state.loader.epoch, epochs)",
+                stacklevel=2,
+            )
         if epoch != self._tracker.epoch:
+            self._entered_at = 0
             self._end_iteration()
             self._tracker.follow(self._own_spec)
             self._tracker.seek(epoch, 0)
@@ -229,6 +242,7 @@ class PositionedLoader(Generic[T]):
         """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
         self._end_iteration("the elastic function was entered")
         self._in_state = True
+        self._entered_at = self._tracker.epoch
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
         self._stopwatch.clear()

@@ -4,6 +4,7 @@ import collections
 import multiprocessing
 import pickle
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -161,3 +162,27 @@ def test_an_error_of_the_dataset_is_raised_as_it_is() -> None:
 
     with pytest.raises(KeyError):
         items(ElasticDataLoader(Broken(4), 2))
+
+
+def test_going_back_to_an_epoch_before_that_of_the_state_is_warned_of_once_on_rank_0() -> None:
+    loader: Any = ElasticDataLoader(range(8), global_batch_size=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.set_world(0, 2)
+        for epoch in (0, 1, 2, 0, 2):  # a first entry has nothing to go back from, and users may go round
+            loader.set_epoch(epoch)
+        for rank in (0, 1):
+            loader.set_world(rank, 2)
+            loader.set_epoch(2)
+            loader.set_epoch(3)
+            loader.set_epoch(2)
+        loader.set_world(1, 2)
+        loader.set_epoch(0)
+        loader.set_epoch(2)
+    loader.set_world(0, 2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+    assert [warning.filename for warning in told] == [__file__]
+    assert "set_epoch(0) goes back from epoch 2" in str(told[0].message)
