@@ -183,6 +183,10 @@ class Group:
 
     def entered(self, work: Any, name: str) -> None: ...
 
+    @property
+    def collectives(self) -> int:
+        return self._entered
+
     def activity(self) -> Activity:
         self._pending = [] if self.error else [work for work in self._pending if not work.is_done]
         cut_off = self._mesh.cut_off(self) if self._mesh is not None and self._pending else 0
