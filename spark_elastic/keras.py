@@ -343,7 +343,9 @@ class _StateCallback(keras.callbacks.Callback):
 class CommitStateCallback(_StateCallback):
     """Commits after every ``batches_per_commit`` batches, and at the end of ``fit``.
 
-    It may come before or after the other callbacks of this module. It also reports the running metrics of ``fit``.
+    The last batch of ``fit`` is committed at its end, with the epoch counted: a worker that joined in between would have no
+    batch to begin ``fit`` with. The callback may come before or after the others of this module. It also reports the running
+    metrics of ``fit``.
     """
 
     def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
@@ -352,7 +354,7 @@ class CommitStateCallback(_StateCallback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         self.state.report(**(logs or {}))
-        if (batch + 1) % self._every == 0:
+        if (batch + 1) % self._every == 0 and batch + 1 != self.params["steps"]:
             self.state.commit()
 
     def on_train_end(self, logs: Mapping[str, object] | None = None) -> None:

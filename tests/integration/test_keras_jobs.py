@@ -15,7 +15,7 @@ ROWS, BATCH, EPOCHS = 1000, 63, 2
 
 
 def test_a_keras_model_counts_every_row_once_and_ends_with_equal_weights_through_kills(run: Any, dataset: str) -> None:
-    # 63 rows are 32 and 31 on two ranks. 15 steps and the epoch's end make 16 commits.
+    # 63 rows are 32 and 31 on two ranks. The last of an epoch's 15 steps is committed at its end.
     faults = [kill(rank=1, step=5), kill(rank=0, step=20)]
     result = run(keras_training.count_rows, dataset, ROWS, EPOCHS, BATCH, faults=faults, min_np=2, max_np=2)
     assert (result.faults, result.sizes) == (2, [2, 2, 2])
