@@ -10,7 +10,8 @@ import pytest
 
 from simulation.faults.schedule import Schedule, make_schedule
 from simulation.job import TIMEOUTS
-from simulation.mutants import MUTANTS, applied, is_noticed_by_its_test, schedules_until_caught
+from simulation.mistakes import MUTANTS
+from simulation.mutants import applied, is_noticed_by_its_test, schedules_until_caught
 from simulation.running import minimize, play, play_many, replay_command
 from simulation.tally import Tally
 
