@@ -358,9 +358,22 @@ class PositionedLoader(Generic[T]):
                     f"epoch {self.epoch} has been iterated to its end already; "
                     f"was set_epoch({self.epoch + 1}) forgotten?"
                 )
+        if self._tracker.exhausted and self._tracker.total and not self._tracker.position:
+            self._explain_no_batch()
         iterator = Iteration(self._iterate())
         self._iterator = weakref.ref(iterator)
         return iterator
+
+    def _explain_no_batch(self) -> None:
+        """Refuse a batch that no world could fill, and warn of one that this world cannot: nothing would train."""
+        tracker, plan = self._tracker, self._tracker.plan
+        name = "batch_size" if plan.overall is None else "global_batch_size"
+        text = f"with drop_last=True, {tracker.total} rows do not make a single batch of {name}={plan.smallest}"
+        if plan.smallest > tracker.total:
+            raise ValueError(f"{text}: nothing would train. Make it smaller, or leave drop_last out")
+        if tracker.rank == 0:
+            text += f" a worker with {tracker.size} workers: epoch {self.epoch} trains nothing"
+            warnings.warn(f"{text}. global_batch_size= does not grow with the number of workers", stacklevel=3)
 
     def close(self) -> None:
         """End the iteration under way, stop reading ahead and close files. Iterating again opens them again."""

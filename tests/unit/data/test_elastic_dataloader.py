@@ -186,3 +186,25 @@ def test_going_back_to_an_epoch_before_that_of_the_state_is_warned_of_once_on_ra
             loader.set_epoch(epoch)
     assert [warning.filename for warning in told] == [__file__]
     assert "set_epoch(0) goes back from epoch 2" in str(told[0].message)
+
+
+def test_a_batch_that_the_whole_dataset_cannot_fill_is_refused_where_it_would_be_dropped() -> None:
+    loader = ElasticDataLoader(Numbers(10), global_batch_size=64, drop_last=True)
+    with pytest.raises(
+        ValueError, match="10 rows do not make a single batch of global_batch_size=64: nothing would train"
+    ):
+        iter(loader)
+    assert len(items(ElasticDataLoader(Numbers(10), global_batch_size=64))) == 10
+
+
+def test_a_world_that_is_too_large_for_a_single_batch_is_warned_of_once_a_world() -> None:
+    first, second = (ElasticDataLoader(Numbers(10), batch_size=4, drop_last=True) for _ in range(2))
+    for rank, loader in enumerate((first, second)):
+        loader.set_world(rank, 3)
+    with pytest.warns(UserWarning, match="batch_size=4 a worker with 3 workers: epoch 0 trains nothing"):
+        assert items(first) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert items(second) == []
+        first.set_world(0, 2)
+        assert len(items(first)) == 4
