@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # its share takes half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo browser test test-clusters wheel-test docs schedules simulate fuzz chaos bits gpu lint bench java clean
+.PHONY: setup demo browser test test-clusters wheel-test docs schedules simulate fuzz chaos bits memory gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -82,6 +82,10 @@ $(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
 # Ten networks on shards, bit for bit, in worlds of six sizes and through kills and joins on executors.
 bits: java setup
 	$(BIN)/python -m pytest -m long --timeout 900 tests/unit/worker/shards tests/integration/test_shards.py
+
+# A transformer that no worker's limit of memory would hold, through kills, joins and the driver's death.
+memory: setup
+	$(BIN)/python -m pytest -s -m long --timeout 900 tests/integration/test_little_memory.py
 
 # What only a GPU can show, within eight minutes: by PYTHON's own torch, without Java, Spark and a network, and without $(VENV).
 # DEVICE=cpu plays it on the CPU. WHEELS=… is a folder with what PYTHON lacks, REPORT=… a file for the figures.
