@@ -106,7 +106,10 @@ class Setbacks:
     def lost_state(self, what: str, story: Story) -> SparkElasticError | None:
         """Note that nobody holds the state any more: the next world begins from the newest durable checkpoint, if any."""
         if not self._settings.durable:
-            remedy = "there is no durable checkpoint (see checkpoint=)"
+            remedy = (
+                "run has no checkpoint to go on from (see checkpoint=; with a ShardedState run the job again, which goes on from "
+                "what the function has last written by torch.distributed.checkpoint, as docs/howto/fully-sharded.md shows)"
+            )
         elif self._lost == LOST_WORLDS_LIMIT:
             remedy = f"so were {self._lost} worlds before it, with no commit since the checkpoint"
         else:

@@ -214,10 +214,7 @@ class ObjectState(State):
         if saved is None:
             why = self._keeper.why_lost()
             if why:
-                raise StateLostError(
-                    f'commit="{self._keeper.name}": {why}, and there is no durable checkpoint (see checkpoint= of run, and '
-                    "commit= and redundancy= of TorchState)"
-                )
+                raise StateLostError(f'commit="{self._keeper.name}": {why}, and {self._keeper.remedy}')
             return 0
         try:
             self._load(saved.objects)

@@ -61,7 +61,9 @@ def test_stuck_worlds_in_a_row_end_the_job_later_where_connections_are_silent(ha
 
 
 def test_a_lost_state_ends_a_job_without_checkpoints_at_once_and_others_after_a_few() -> None:
-    assert isinstance(setbacks().lost_state("all were lost", ()), StateLostError)
+    lost = setbacks().lost_state("all were lost", ())
+    assert isinstance(lost, StateLostError)
+    assert "see checkpoint=; with a ShardedState run the job again" in str(lost)
     job = setbacks(durable=True)
     assert [job.lost_state("all were lost", ()) for _ in range(LOST_WORLDS_LIMIT)] == [None] * LOST_WORLDS_LIMIT
     assert isinstance(job.lost_state("all were lost", ()), StateLostError)

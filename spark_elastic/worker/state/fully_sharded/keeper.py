@@ -54,6 +54,10 @@ class FullySharded(Keeper):
     """Keeps this rank's shards and those of its neighbours. ``redundancy`` neighbours in the ring may be lost at once."""
 
     name = "fully sharded"
+    remedy = (
+        "a ShardedState has no checkpoint= (see redundancy=); run the job again, which goes on from what the function has last "
+        "written by torch.distributed.checkpoint, as docs/howto/fully-sharded.md shows"
+    )
     is_joint = True
 
     def __init__(self, make: Callable[[World], ShardedModel], redundancy: int = 1) -> None:

@@ -25,6 +25,8 @@ class Keeper(ABC):
 
     # The keeper's name in the table, which errors mention.
     name: str
+    # What to do against the loss of a commit that errors tell of.
+    remedy = "there is no durable checkpoint (see checkpoint= of run, and commit= and redundancy= of TorchState)"
     # Whether each commit is waited for before the next step, because there is no earlier one to go back to.
     is_waited_for = False
     # Whether ranks hold a commit only together. Then no rank begins a commit before all of them hold the last one.
