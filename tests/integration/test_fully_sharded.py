@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import fully_sharded_training
 import pytest
 from fully_sharded_training import train_fully_sharded
 
 import spark_elastic
 from spark_elastic.errors import StateLostError
-from spark_elastic.testing import Point, drain, give_back, inject, kill, local_cluster, take_away
+from spark_elastic.testing import Point, drain, give_back, inject, kill, kill_executor, local_cluster, take_away
+
+cloudpickle.register_pickle_by_value(fully_sharded_training)
 
 STEPS = 12
 
@@ -81,3 +85,13 @@ def test_a_loss_while_a_checkpoint_of_torchs_is_written_costs_nothing_and_anothe
     saved = str(tmp_path / "saved")
     train(cluster, struck=3, saved=saved, steps=7)
     check(train(cluster, num_proc=3, saved=saved), undisturbed, done=7)
+
+
+def test_on_spark_a_killed_worker_and_a_killed_executor_are_replaced_and_cost_nothing(
+    run_on_spark: Any, undisturbed: dict[str, Any]
+) -> None:
+    faults = [kill(rank=1, step=3), kill_executor(rank=2, step=8)]
+    result = run_on_spark(train_fully_sharded, STEPS, faults=faults, num_proc=4, min_np=4)
+    assert (result.faults, result.sizes) == (2, [4, 4, 4])
+    assert all(all(each["equal"]) for each in result.results)
+    check(result.results[0], undisturbed)
