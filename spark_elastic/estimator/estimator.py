@@ -26,6 +26,7 @@ from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.dataset import identity_of, written
+from spark_elastic.estimator.expectations import are_probabilities
 from spark_elastic.estimator.frame import (
     Facts,
     check_columns,
@@ -57,7 +58,7 @@ from spark_elastic.estimator.planning import (
     plan_split,
     settle_batch,
 )
-from spark_elastic.estimator.preflight import widths_of
+from spark_elastic.estimator.preflight import widths_of, with_extremes
 from spark_elastic.estimator.row_checks import FLOAT_INDEXES, merged_index, negative_weight, not_a_class, not_an_index
 from spark_elastic.estimator.runs import (
     VERSION,
@@ -117,7 +118,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         split = plan_split(self, self.value("validationIndicatorCol"), schema)
         made_up = made_up_batch(layout, schema)
         if made_up is not None:
-            recipe = recipe.checked_on(made_up)
+            recipe = recipe.checked_on(made_up, labels_known=False)
         with self._opened_store(session) as store:
             run_id, resumable = self._run_id(), self.value("runId") is not None
             # Data in a temporary store are never looked up again, so the rows need not be hashed.
@@ -201,7 +202,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
     ) -> ElasticModel:
         """Check the recipe on the first rows, train, and return the model."""
         sample, rows = first_rows(recipe.layout, data)
-        recipe = recipe.checked_on(sample)
+        recipe = recipe.checked_on(with_extremes(sample, recipe.layout.labels, facts))
         recipe.check_categories(sample, facts)
         layout, run_id = recipe.layout, record.run_id
         model = self._untrained(recipe, sample)
@@ -258,11 +259,12 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
         """Return the model with its Params and shapes, but without its network."""
         layout = recipe.layout
-        with own_randomness(0), torch.no_grad():
+        with own_randomness(0):
             outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
         model = self._make_model(layout)
         self._copyValues(model).describe(layout=layout, shapes=shapes, widths=widths_of(outputs))
+        model.is_probability = model.is_probability or are_probabilities(outputs)
         # The estimator's useGpu says where to train; where to score is decided by the model's own.
         model.clear(model.useGpu)
         model._resetUid(self.uid)  # Spark's own models have the uid of their estimator, too

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
-from spark_elastic.estimator.shapes import ClassificationLoss, meet, takes_classes
+from spark_elastic.estimator.shapes import ClassificationLoss, meet, name_of, takes_classes
 
 # Stands for a weight of zero, by which nothing can be divided.
 TINY = 1e-30
@@ -74,10 +74,17 @@ class Objective:
 
     def loss(self, pairs: Sequence[Pair], weight: torch.Tensor | None) -> torch.Tensor:
         """Return the weighted sum of the losses, each a mean over rows, weighted by ``weight`` [rows] if it is given."""
-        factors = self.weights if len(self.weights) == len(pairs) else (1.0,) * len(pairs)
+        if self.weights and len(self.weights) != len(pairs):
+            raise ValueError(
+                f"lossWeights={list(self.weights)} are for {len(self.weights)} losses, and the network has one output, whose one "
+                "loss takes all labels side by side: return an output for each label, or weigh within a loss of your own"
+            )
+        factors = self.weights or (1.0,) * len(pairs)
         total: torch.Tensor | float = 0.0
         for factor, (loss, output, label) in zip(factors, pairs, strict=True):
             value = loss(output, label) if weight is None else _weighted_mean(loss, output, label, weight)
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"a loss must return a tensor, and {name_of(loss)} returned {value!r}")
             total = total + factor * (value if value.dim() == 0 else value.mean())
         assert isinstance(total, torch.Tensor), "a network has at least one loss"
         return total
@@ -91,8 +98,18 @@ class Objective:
             _, output, label = pairs[place]
             if _has_state(metric):
                 metric.to(output.device).reset()
-            values[name] = float(metric(output.detach(), label))
+            values[name] = _number(name, metric(output.detach(), label))
         return values
+
+    def check_metrics(self, layout: Layout, pairs: Sequence[Pair]) -> None:
+        """Raise TypeError for a metric that returns no number. What a metric raises for a few rows is not told."""
+        for name, (metric, place) in self.metrics_of(layout).items():
+            _, output, label = pairs[place]
+            try:
+                value = metric(output.detach(), label)
+            except Exception:  # as one that needs rows of each class
+                continue
+            _number(name, value)
 
     def metrics_of(self, layout: Layout) -> dict[str, tuple[Metric, int]]:
         """Return each metric and the place of its label; the names begin with the label if there are several."""
@@ -169,6 +186,16 @@ def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight
         raise ValueError("weights need a loss for each row: one with reduction=, or a function that returns [rows]")
     values = values.reshape(len(weight), -1).mean(1)
     return (values * weight).sum() / weight.sum().clamp(min=TINY)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+        raise TypeError(
+            f"metrics: {name!r} must return one number for a batch, such as a mean over its rows, not {shown}"
+        ) from error
 
 
 def _takes_reduction(loss: Callable[..., object]) -> bool:

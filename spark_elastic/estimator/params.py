@@ -226,8 +226,16 @@ def keywords(value: object) -> dict[str, object]:
 def function(value: object) -> Function:
     """Convert a callable."""
     if not callable(value):
-        raise TypeError(f"must be callable, not {value!r}")
+        hint = f"; give the class {type(value).__name__}" if hasattr(value, "step") else ""
+        raise TypeError(f"must be callable, not {value!r}{hint}")
     return value
+
+
+def made(value: object) -> Function:
+    """Convert a function or a callable object, for which a class is often given by mistake."""
+    if isinstance(value, type) and any(hasattr(value, name) for name in ("forward", "update")):
+        raise TypeError(f"must be a function or an object, not the class {value.__name__}: write {value.__name__}()")
+    return function(value)
 
 
 def functions(value: object) -> Function | list[Function]:
@@ -235,16 +243,16 @@ def functions(value: object) -> Function | list[Function]:
     if isinstance(value, (list, tuple)):
         if not value:
             raise ValueError("must not be empty")
-        return [function(entry) for entry in value]
-    return function(value)
+        return [made(entry) for entry in value]
+    return made(value)
 
 
 def metrics(value: object) -> dict[str, Function]:
     """Convert metrics to a dict; metrics in a list are named after their function or class."""
     if isinstance(value, Mapping):
-        return {text(name): function(metric) for name, metric in value.items()}
+        return {text(name): made(metric) for name, metric in value.items()}
     found: dict[str, Function] = {}
-    for metric in map(function, value if isinstance(value, (list, tuple)) else [value]):
+    for metric in map(made, value if isinstance(value, (list, tuple)) else [value]):
         name = getattr(metric, "__name__", type(metric).__name__)
         if name in found:
             raise ValueError(f"two metrics are called {name}; give a dict of names and metrics")
@@ -308,7 +316,8 @@ def module(value: object) -> torch.nn.Module:
     import torch
 
     if not isinstance(value, torch.nn.Module):
-        raise TypeError(f"must be a torch.nn.Module, not {value!r}")
+        hint = f": write {value.__name__}(…)" if isinstance(value, type) and issubclass(value, torch.nn.Module) else ""
+        raise TypeError(f"must be a torch.nn.Module, not {value!r}{hint}")
     return value
 
 

@@ -57,16 +57,16 @@ class Recipe:
     on_cpu: bool
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
 
-    def checked_on(self, batch: dict[str, torch.Tensor]) -> Recipe:
+    def checked_on(self, batch: dict[str, torch.Tensor], *, labels_known: bool = True) -> Recipe:
         """Try one step on the driver's CPU, if it can run there, and return the recipe with what was learnt from it.
 
-        Raises ValueError if network, columns, labels and losses do not fit each other.
+        labels_known: the labels are not made up. Raises ValueError if network, columns, labels and losses do not fit each other.
         """
         if not self.on_cpu:
             return self
         with own_randomness(0):
             batch = self.transform(batch) if self.transform else batch
-            layout, objective = try_model(self.network, self.layout, self.objective, batch)
+            layout, objective = try_model(self.network, self.layout, self.objective, batch, labels_known=labels_known)
         return replace(self, layout=layout, objective=objective)
 
     def check_categories(self, batch: Mapping[str, torch.Tensor], facts: Facts) -> None:

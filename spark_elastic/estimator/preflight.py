@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from spark_elastic.estimator.expectations import check_labels, check_mean, check_output
+from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import StepPlan
@@ -28,31 +32,71 @@ def made_up(shapes: Mapping[str, tuple[int, ...]], whole: set[str]) -> dict[str,
 
 
 def check_steps(model: torch.nn.Module, steps: StepPlan) -> None:
-    """Create optimizer and scheduler as a trial. Raises ValueError if the optimizer's parameters are not the model's."""
+    """Create optimizer and scheduler as a trial.
+
+    Raises ValueError if the optimizer's parameters are not the model's, and if one of the two cannot step as a fit has it step.
+    """
     model, steps = copy.deepcopy((model, steps))
-    make_scheduler(steps, make_optimizer(steps, model), lambda: Course(epochs=1, steps_per_epoch=2))
+    optimizer = make_optimizer(steps, model)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} computes the loss several times in a step, which no fit does: take another optimizer"
+        )
+    scheduler = make_scheduler(steps, optimizer, lambda: Course(epochs=1, steps_per_epoch=2))
+    if isinstance(scheduler, ReduceLROnPlateau) and steps.scheduler_interval == "step":
+        raise ValueError("ReduceLROnPlateau follows the loss of an epoch: leave out schedulerInterval='step'")
+
+
+def with_extremes(batch: Mapping[str, torch.Tensor], names: Iterable[str], facts: Facts) -> dict[str, torch.Tensor]:
+    """Return the batch with the least and the largest value of all rows in its first and last row, in columns of numbers."""
+    found = dict(batch)
+    for name in names:
+        known = facts.get(name, {})
+        if known and not batch[name].is_nested and batch[name].dim() == 1:
+            found[name] = batch[name].clone()
+            found[name][0], found[name][-1] = known["min"], known["max"]
+    return found
 
 
 def try_model(
-    model: torch.nn.Module, layout: Layout, objective: Objective | None, batch: dict[str, torch.Tensor]
+    model: torch.nn.Module,
+    layout: Layout,
+    objective: Objective | None,
+    batch: dict[str, torch.Tensor],
+    *,
+    labels_known: bool,
 ) -> tuple[Layout, Objective | None]:
     """Call a copy of the model and its losses on a batch. Return a layout and an objective that fit each other.
 
-    A model that does not take scalars as [rows] gets them as [rows, 1]. Raises ValueError if the model cannot be called, or if
-    its outputs do not fit labels and losses.
+    A model that does not take scalars as [rows] gets them as [rows, 1]. labels_known: the labels are not made up. Raises
+    ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
     """
     outputs, layout = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
     if objective is None:
         return layout, None
+    trial = copy.deepcopy(objective)
     try:
-        pairs = objective.pairs(layout, outputs, batch)
-        objective.loss(pairs, batch[layout.weight].float() if layout.weight else None)
+        pairs = trial.pairs(layout, outputs, batch)
+        if labels_known:
+            for place, (loss, output, label) in enumerate(pairs):
+                check_labels(loss, output, label, _listed(layout.labels if len(pairs) == 1 else [layout.labels[place]]))
+        total = trial.loss(pairs, batch[layout.weight].float() if layout.weight else None)
     except Exception as error:
         raise ValueError(
             f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "
             f"outputs {', '.join(map(shown_shape, found))})"
         ) from error
+    for loss, output, label in pairs:
+        check_output(loss, output)
+        check_mean(loss, output.detach(), label)
+    if not total.requires_grad:
+        raise ValueError(
+            "nothing can be learnt, because the loss has no gradient: frozen parameters, detach(), argmax and torch.no_grad() "
+            "leave none"
+        )
+    replace(trial, count=len(pairs)).check_metrics(layout, pairs)
     return layout, replace(objective, count=len(pairs))
 
 
@@ -65,8 +109,7 @@ def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.T
     failure: Exception | None = None
     for candidate in dict.fromkeys((layout, replace(layout, inputs=scalar))):
         try:
-            with torch.no_grad():
-                return candidate.call(copy.deepcopy(model), batch), candidate
+            return candidate.call(copy.deepcopy(model), batch), candidate
         except Exception as error:
             failure = failure or error
     raise ValueError(
@@ -77,6 +120,10 @@ def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.T
 def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:
     """Return how many numbers a row of each output has; 0 for a single number that is not a vector."""
     return [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return f"column {columns[0]!r}" if len(columns) == 1 else f"columns {', '.join(map(repr, columns))}"
 
 
 def _of(batch: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:

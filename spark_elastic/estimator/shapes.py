@@ -69,10 +69,14 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
     return output, label
 
 
+def name_of(loss: object) -> str:
+    """Return what people call a loss or a metric, for messages."""
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
 def _misfit(output: torch.Tensor, label: torch.Tensor, loss: object, wanted: str) -> str:
-    name = getattr(loss, "__name__", type(loss).__name__)
     shapes = f"the label has shape {shown_shape(label)} and the output {shown_shape(output)}"
-    return f"the label's shape does not fit the loss: {shapes}; {name} takes {wanted}"
+    return f"the label's shape does not fit the loss: {shapes}; {name_of(loss)} takes {wanted}"
 
 
 def shown_shape(tensor: torch.Tensor) -> str:

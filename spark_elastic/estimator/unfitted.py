@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, BinaryType, IntegralType
 
+from spark_elastic.estimator.expectations import are_probabilities
 from spark_elastic.estimator.frame import as_list, check_columns, row_shape
 from spark_elastic.estimator.layout import Layout, outputs_of
 from spark_elastic.estimator.planning import own_randomness
@@ -30,11 +31,12 @@ def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     check_columns(frame.schema, layout.features, "features")
     sizes = _sizes(frame, layout.features)
     batch = {name: _zeros(frame, name, sizes[name]) for name in layout.features}
-    with own_randomness(0), torch.no_grad():
+    with own_randomness(0):
         network = copy.deepcopy(model.model).cpu().eval()
         outputs, layout = try_layouts(network, layout, batch)
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
-    model.describe(layout=layout, shapes=shapes, widths=widths_of(outputs_of(outputs, layout)))
+    found = outputs_of(outputs, layout)
+    model.describe(layout=layout, shapes=shapes, widths=widths_of(found), is_probability=are_probabilities(found))
 
 
 def _sizes(frame: DataFrame, names: Sequence[str]) -> dict[str, list[int]]:

@@ -1,0 +1,135 @@
+"""What losses expect of labels and outputs: torch computes on where that does not hold, and the network learns something else.
+
+Only torch's own losses are known here, and the default loss of the classifier; a loss of the user's may take what it likes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spark_elastic.estimator.shapes import ClassificationLoss, name_of, shown_shape
+
+# Steps of a graph that move values without changing them.
+_MOVING = re.compile(
+    r"(Alias|Clone|Permute|Select|Slice|Split|Squeeze|T|ToCopy|Transpose|Unbind|UnsafeView|Unsqueeze|View)Backward\d"
+)
+_ENDS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
+# How far the probabilities of a row may be from adding up to 1.
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """The labels that a loss takes: all numbers from 0 to 1, or only -1 and 1."""
+
+    text: str
+    hold: Callable[[torch.Tensor], torch.Tensor]
+
+
+_UNIT = _Labels("from 0 to 1", lambda label: (label >= 0) & (label <= 1))
+_SIGNS = _Labels("-1 and 1", lambda label: label.abs() == 1)
+_LABELS = {
+    "BCELoss": _UNIT,
+    "BCEWithLogitsLoss": _UNIT,
+    "HingeEmbeddingLoss": _SIGNS,
+    "MultiLabelSoftMarginLoss": _UNIT,
+    "SoftMarginLoss": _SIGNS,
+    "binary_cross_entropy": _UNIT,
+    "binary_cross_entropy_with_logits": _UNIT,
+    "hinge_embedding_loss": _SIGNS,
+    "multilabel_soft_margin_loss": _UNIT,
+    "soft_margin_loss": _SIGNS,
+}
+_TAKE_CLASSES = frozenset({"CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"})
+_TAKE_LOGITS = frozenset(
+    {
+        "BCEWithLogitsLoss",
+        "CrossEntropyLoss",
+        "MultiLabelSoftMarginLoss",
+        "SoftMarginLoss",
+        "binary_cross_entropy_with_logits",
+        "cross_entropy",
+        "multilabel_soft_margin_loss",
+        "soft_margin_loss",
+    }
+)
+_TAKE_LOGARITHMS = frozenset({"NLLLoss", "nll_loss"})
+
+
+def probabilities_by(output: torch.Tensor) -> str | None:
+    """Return what the network makes its output by, "sigmoid" or "softmax"; None if its last step is neither.
+
+    The output must have been computed with gradients.
+    """
+    node = output.grad_fn
+    while node is not None and _MOVING.fullmatch(node.name()):
+        node = node.next_functions[0][0]
+    return None if node is None else _ENDS.get(node.name())
+
+
+def are_probabilities(outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a classifier's one output consists of probabilities, of each class or of class 1."""
+    made = probabilities_by(outputs[0]) if len(outputs) == 1 else None
+    return made == "softmax" or (made == "sigmoid" and outputs[0][0].numel() == 1)
+
+
+def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, columns: str) -> None:
+    """Raise ValueError for labels that ``loss`` cannot take, naming their ``columns``."""
+    name = _name(loss, output)
+    least, most = (f"{float(value):g}" for value in torch.aminmax(label)) if label.numel() else ("", "")
+    found = f"{columns} has labels from {least} to {most}"
+    if name in _TAKE_CLASSES and output.dim() > 1 and not label.is_floating_point():
+        classes = output.shape[1]
+        counted = label[label != getattr(loss, "ignore_index", -100)]
+        if bool(((counted < 0) | (counted >= classes)).any()):
+            raise ValueError(f"{found}; with {classes} outputs a row, {name} takes the classes 0 to {classes - 1}")
+    elif (wanted := _LABELS.get(name)) is not None and not bool(wanted.hold(label).all()):
+        raise ValueError(f"{found}; {name} takes labels {wanted.text}, and makes no sense of others")
+
+
+def check_output(loss: object, output: torch.Tensor) -> None:
+    """Raise ValueError for an output that ``loss`` takes for something else. It must have been computed with gradients."""
+    name, made = _name(loss, output), probabilities_by(output)
+    if name in _TAKE_LOGITS and made is not None:
+        binary = name == "BCEWithLogitsLoss"
+        instead = " (or give the loss torch.nn.BCELoss())" if binary and made == "sigmoid" else ""
+        raise ValueError(
+            f"the network ends in a {made}, and {name} applies one itself, so that probabilities would be squashed twice: leave "
+            f"it out of the network{instead}"
+        )
+    if name in _TAKE_LOGARITHMS and output.dim() > 1:
+        sums = output.detach().exp().sum(1)
+        if bool(((sums - 1).abs() > _TOLERANCE).any()):
+            raise ValueError(
+                f"{name} takes logarithms of probabilities, and those of a row of the output {shown_shape(output)} do not add up "
+                "to 1: end the network in torch.nn.LogSoftmax(1), or give the loss torch.nn.CrossEntropyLoss()"
+            )
+
+
+def check_mean(loss: Callable[..., torch.Tensor], output: torch.Tensor, label: torch.Tensor) -> None:
+    """Raise ValueError for a loss that grows with the number of rows: the steps would depend on the number of workers."""
+    if output.is_nested or label.is_nested:
+        return
+    try:
+        with torch.no_grad():
+            once = float(loss(output, label).mean())
+            twice = float(loss(torch.cat([output, output]), torch.cat([label, label])).mean())
+    except Exception:  # it takes a certain number of rows, so it is no sum over any number of them
+        return
+    if once and abs(twice - 2 * once) < 1e-3 * abs(once):
+        raise ValueError(
+            f"the loss {name_of(loss)} is a sum over rows, so that steps would depend on how many rows each worker has: give a "
+            "mean over rows, such as reduction='mean'"
+        )
+
+
+def _name(loss: object, output: torch.Tensor) -> str:
+    """Return what torch calls a loss; nothing for one that is not torch's."""
+    if isinstance(loss, ClassificationLoss):
+        return "BCEWithLogitsLoss" if output.dim() == 1 else "CrossEntropyLoss"
+    named = loss if hasattr(loss, "__name__") else type(loss)
+    return str(named.__name__) if (named.__module__ or "").startswith("torch.") else ""

@@ -1,0 +1,238 @@
+"""What losses expect of labels and outputs; torch computes on where that does not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.sql.types import DoubleType, StructField, StructType
+from torch import nn
+
+from spark_elastic.estimator import TorchClassificationModel, TorchClassifier, TorchEstimator
+from spark_elastic.estimator.expectations import are_probabilities, probabilities_by
+from spark_elastic.estimator.planning import Recipe, plan_recipe
+from spark_elastic.estimator.preflight import with_extremes
+
+SCHEMA = StructType([StructField(name, DoubleType()) for name in ("x", "label", "other")])
+BATCH = {
+    "x": torch.linspace(-1, 1, 7),
+    "label": torch.tensor([0.0, 1, 0, 1, 0, 1, 0]),
+    "other": torch.linspace(0, 2, 7),
+}
+
+
+def ending(*last: nn.Module, outputs: int = 2) -> nn.Module:
+    return nn.Sequential(nn.Linear(1, outputs), *last)
+
+
+def recipe(estimator: Any, batch: dict[str, torch.Tensor] = BATCH, *, labels_known: bool = True) -> Recipe:
+    layout = estimator._layout(SCHEMA)
+    planned = plan_recipe(estimator, layout, estimator._default_loss())
+    return planned.checked_on(batch, labels_known=labels_known)
+
+
+def classifier(model: nn.Module, **params: Any) -> TorchClassifier:
+    return TorchClassifier(model=model, featuresCol="x", **params)
+
+
+def estimator(model: nn.Module, loss: Any, *, labels: list[str] | None = None, **params: Any) -> TorchEstimator:
+    return TorchEstimator(model=model, loss=loss, featureCols=["x"], labelCols=labels or ["label"], **params)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "error"),
+    [
+        (
+            ending(nn.Sigmoid(), outputs=1),
+            None,
+            r"ends in a sigmoid, and BCEWithLogitsLoss .* loss torch.nn.BCELoss\(\)",
+        ),
+        (ending(nn.Sigmoid(), nn.Flatten(0), outputs=1), None, "ends in a sigmoid"),
+        (ending(nn.Softmax(1)), None, "ends in a softmax, and CrossEntropyLoss applies one itself.* leave it out"),
+        (ending(nn.Softmax(1)), nn.CrossEntropyLoss(), "ends in a softmax"),
+        (ending(nn.Softmax(1)), nn.functional.cross_entropy, "ends in a softmax, and cross_entropy"),
+        (
+            ending(nn.Softmax(1)),
+            nn.NLLLoss(),
+            r"NLLLoss takes logarithms .* end the network in torch.nn.LogSoftmax\(1\)",
+        ),
+        (ending(), nn.NLLLoss(), "NLLLoss takes logarithms"),
+    ],
+)
+def test_an_output_that_the_loss_takes_for_something_else_is_an_error(model: nn.Module, loss: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        recipe(classifier(model, loss=loss))
+
+
+def own_cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return -output[torch.arange(len(output)), label.long()].log().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (ending(outputs=1), None),
+        (ending(), None),
+        (ending(nn.LogSoftmax(1)), None),
+        (ending(nn.LogSoftmax(1)), nn.NLLLoss()),
+        (ending(nn.Sigmoid(), outputs=1), nn.BCELoss()),
+        (ending(nn.Softmax(1)), own_cross_entropy),
+        (ending(nn.Softmax(1), nn.Linear(2, 2)), None),
+    ],
+)
+def test_an_output_that_fits_is_none(model: nn.Module, loss: Any) -> None:
+    recipe(classifier(model, loss=loss))
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels", "error"),
+    [
+        (nn.BCEWithLogitsLoss(), 1, (-1, 1), "column 'label' has labels from -1 to 1; .* takes labels from 0 to 1"),
+        (nn.functional.binary_cross_entropy_with_logits, 1, (0, 2), "takes labels from 0 to 1"),
+        (nn.SoftMarginLoss(), 1, (0, 1), "SoftMarginLoss takes labels -1 and 1"),
+        (nn.CrossEntropyLoss(), 3, (1, 3), "labels from 1 to 3; with 3 outputs a row, .* takes the classes 0 to 2"),
+        (nn.CrossEntropyLoss(), 3, (-1, 2), "labels from -1 to 2"),
+    ],
+)
+def test_labels_that_the_loss_makes_no_sense_of_are_an_error_wherever_they_are(
+    loss: Any, outputs: int, labels: tuple[int, int], error: str
+) -> None:
+    """The first rows may all have labels that would do."""
+    usual = {**BATCH, "label": torch.ones(7)}
+    given = estimator(ending(outputs=outputs), loss)
+    recipe(given, usual)
+    with pytest.raises(ValueError, match=error):
+        recipe(given, with_extremes(usual, ["label"], {"label": {"min": labels[0], "max": labels[1]}}))
+
+
+def test_labels_that_fit_and_those_that_are_made_up_are_none() -> None:
+    for loss, outputs, labels in (
+        (nn.BCEWithLogitsLoss(), 1, (0.25, 1)),
+        (nn.SoftMarginLoss(), 1, (-1, 1)),
+        (nn.CrossEntropyLoss(), 2, (-100, 1)),
+        (nn.CrossEntropyLoss(ignore_index=-1), 2, (-1, 1)),
+    ):
+        extremes = {"label": {"min": labels[0], "max": labels[1]}}
+        recipe(
+            estimator(ending(outputs=outputs), loss),
+            with_extremes({**BATCH, "label": torch.ones(7)}, ["label"], extremes),
+        )
+    recipe(estimator(ending(outputs=1), nn.SoftMarginLoss()), {**BATCH, "label": torch.zeros(7)}, labels_known=False)
+
+
+def summed(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output - label).abs().sum()
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), summed])
+def test_a_loss_that_is_a_sum_over_rows_is_an_error(loss: Any) -> None:
+    with pytest.raises(ValueError, match=r"is a sum over rows, so that steps would depend on .* give a mean"):
+        recipe(estimator(ending(outputs=1), loss))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.MSELoss(reduction="none"),
+        nn.HuberLoss(),
+        lambda output, label: (output - label).square().mean(),
+        lambda output, label: (output - label[:7]).square().mean(),
+    ],
+)
+def test_a_mean_over_rows_and_a_loss_for_each_row_are_none(loss: Any) -> None:
+    recipe(estimator(ending(outputs=1), loss))
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        (
+            {"loss": lambda output, label: float(output.detach().mean())},
+            "a loss must return a tensor, and <lambda> returned",
+        ),
+        (
+            {"loss": lambda output, label: output.detach().mean()},
+            "nothing can be learnt, because the loss has no gradient",
+        ),
+        ({"metrics": {"gap": lambda output, label: output - label}}, "'gap' must return one number.* tensor of shape"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times in a step"),
+        (
+            {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "schedulerInterval": "step"},
+            "ReduceLROnPlateau follows the loss of an epoch: leave out schedulerInterval",
+        ),
+        (
+            {"labels": ["label", "other"], "model": ending(), "lossWeights": [1.0, 9.0]},
+            r"lossWeights=\[1.0, 9.0\] are for 2 losses.* return an output for each label",
+        ),
+    ],
+)
+def test_what_would_fail_or_do_nothing_in_the_workers_is_an_error_before(params: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        recipe(estimator(**{"model": ending(outputs=1), "loss": nn.MSELoss(), **params}))
+
+
+def test_a_metric_that_fails_for_a_few_rows_is_left_to_the_workers_and_a_loss_keeps_its_state() -> None:
+    def fails(output: torch.Tensor, label: torch.Tensor) -> float:
+        raise ValueError("only one class")
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return (output - label).square().mean()
+
+    loss = Counting()
+    recipe(estimator(ending(outputs=1), loss, metrics={"fails": fails}))
+    assert loss.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "error"),
+    [
+        ({"loss": nn.MSELoss}, r"loss: .* not the class MSELoss: write MSELoss\(\)"),
+        ({"loss": [nn.MSELoss(), nn.L1Loss]}, r"write L1Loss\(\)"),
+        ({"metrics": {"gap": nn.L1Loss}}, r"metrics: .* write L1Loss\(\)"),
+        ({"model": nn.Linear}, r"model: must be a torch.nn.Module.* write Linear\(…\)"),
+        (
+            {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1)},
+            "scheduler: must be callable.* give the class StepLR",
+        ),
+    ],
+)
+def test_a_class_in_place_of_an_object_or_the_other_way_round_is_named(params: dict[str, Any], error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        TorchEstimator(**params)
+
+
+@pytest.mark.parametrize(
+    ("last", "outputs", "found", "both"),
+    [
+        ([nn.Sigmoid()], 1, "sigmoid", True),
+        ([nn.Sigmoid(), nn.Flatten(0)], 1, "sigmoid", True),
+        ([nn.Sigmoid()], 3, "sigmoid", False),
+        ([nn.Softmax(1)], 3, "softmax", True),
+        ([nn.LogSoftmax(1)], 3, None, False),
+        ([nn.Softmax(1), nn.Linear(3, 2)], 3, None, False),
+    ],
+)
+def test_probabilities_are_known_by_the_last_step(
+    last: list[nn.Module], outputs: int, found: str | None, both: bool
+) -> None:
+    output = ending(*last, outputs=outputs)(torch.ones(5, 1))
+    assert (probabilities_by(output), are_probabilities([output])) == (found, both)
+
+
+def test_a_sigmoid_under_a_loss_of_ones_own_is_a_probability_and_no_logit() -> None:
+    """Every probability is above 0, which as a logit means class 1."""
+    network = ending(nn.Sigmoid(), outputs=1)
+    given = classifier(network, loss=nn.functional.binary_cross_entropy)
+    model = given._untrained(recipe(given), {"x": BATCH["x"]}).describe(model=network)
+    assert isinstance(model, TorchClassificationModel)
+    probability = network(BATCH["x"].unsqueeze(1)).detach().numpy()
+    np.testing.assert_allclose(model.predictProbability(BATCH["x"].numpy())[:, 1:], probability, rtol=1e-6)
+    assert list(model.predict(BATCH["x"].numpy())) == list((probability[:, 0] > 0.5).astype(float))
