@@ -59,7 +59,14 @@ from spark_elastic.estimator.planning import (
     settle_batch,
 )
 from spark_elastic.estimator.preflight import widths_of, with_extremes
-from spark_elastic.estimator.row_checks import FLOAT_INDEXES, merged_index, negative_weight, not_a_class, not_an_index
+from spark_elastic.estimator.row_checks import (
+    FLOAT_INDEXES,
+    merged_index,
+    negative_weight,
+    not_a_class,
+    not_an_index,
+    not_whole,
+)
 from spark_elastic.estimator.runs import (
     VERSION,
     RunRecord,
@@ -237,6 +244,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             terminate_on_nan=self.value("terminateOnNaN"),
             commit_steps=self.value("commitSteps"),
             class_weights=self._class_weights(model, data),
+            has_unused=recipe.has_unused,
             fit_id=secrets.token_hex(6),
         )
         durable = self.value("runId") is not None or "checkpoints" in store.keep
@@ -258,7 +266,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:
         """Return the model with its Params and shapes, but without its network."""
-        layout = recipe.layout
+        layout = recipe.layout.settled(sample)
         with own_randomness(0):
             outputs = outputs_of(layout.call(copy.deepcopy(recipe.network).eval(), sample), layout)
         shapes = {name: None if sample[name].is_nested else tuple(sample[name].shape[1:]) for name in layout.features}
@@ -396,6 +404,11 @@ def _check_facts(schema: StructType, layout: Layout, facts: Facts) -> None:
             raise ValueError(not_an_index(name, least if least < 0 else fraction))
         if is_fractional(schema[name].dataType) and facts[name]["max"] >= FLOAT_INDEXES:
             raise ValueError(merged_index(name, facts[name]["max"]))
+    for name in layout.whole:
+        if facts[name].get("fraction") is not None:
+            raise ValueError(not_whole(name, facts[name]["fraction"]))
+        if is_fractional(schema[name].dataType) and facts[name]["max"] >= FLOAT_INDEXES:
+            raise ValueError(merged_index(name, facts[name]["max"], "inputs"))
     for name, found in facts.items():
         if is_vector(schema[name].dataType) and found["min"] != found["max"]:
             raise ValueError(f"column {name!r} has vectors of different sizes, from {found['min']} to {found['max']}")

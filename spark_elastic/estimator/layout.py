@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -67,6 +67,16 @@ class Layout:
     def columns(self) -> list[str]:
         """The columns that training needs, each once."""
         return unique([*self.features, *self.labels, *([self.weight] if self.weight else [])])
+
+    @property
+    def whole(self) -> list[str]:
+        """The columns of whole numbers that are no categories, each once."""
+        entries = [entry for entry in self.inputs if entry.dtype == "int64" and not entry.categorical]
+        return unique(column for entry in entries for column in entry.columns)
+
+    def settled(self, batch: Mapping[str, torch.Tensor]) -> Layout:
+        """Return the layout with the dtype that each argument has for this batch, for batches whose columns have other types."""
+        return replace(self, inputs=tuple(_settled(entry, batch) for entry in self.inputs))
 
     def arguments(self, batch: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Return the arguments for a batch: positional, and by keyword."""
@@ -163,6 +173,13 @@ def unique(names: Iterable[str]) -> list[str]:
 
 def _listed(names: Iterable[str], between: str = ", ") -> str:
     return between.join(map(repr, names)) or "none"
+
+
+def _settled(entry: Input, batch: Mapping[str, torch.Tensor]) -> Input:
+    if entry.dtype is not None:
+        return entry
+    is_whole = not any(plain(batch[column]).is_floating_point() for column in entry.columns)
+    return replace(entry, dtype="int64" if is_whole else "float32")
 
 
 def _side_by_side(entry: Input, parts: list[torch.Tensor]) -> torch.Tensor:

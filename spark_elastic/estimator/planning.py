@@ -48,7 +48,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings."""
+    """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings.
+
+    has_unused: whether the loss does not depend on some of the parameters that are trained.
+    """
 
     network: torch.nn.Module
     layout: Layout
@@ -56,6 +59,7 @@ class Recipe:
     objective: Objective | None
     on_cpu: bool
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    has_unused: bool = False
 
     def checked_on(self, batch: dict[str, torch.Tensor], *, labels_known: bool = True) -> Recipe:
         """Try one step on the driver's CPU, if it can run there, and return the recipe with what was learnt from it.
@@ -66,8 +70,10 @@ class Recipe:
             return self
         with own_randomness(0):
             batch = self.transform(batch) if self.transform else batch
-            layout, objective = try_model(self.network, self.layout, self.objective, batch, labels_known=labels_known)
-        return replace(self, layout=layout, objective=objective)
+            layout, objective, unused = try_model(
+                self.network, self.layout, self.objective, batch, labels_known=labels_known
+            )
+        return replace(self, layout=layout, objective=objective, has_unused=unused)
 
     def check_categories(self, batch: Mapping[str, torch.Tensor], facts: Facts) -> None:
         """Try the largest index of each column of categories. Raises ValueError, naming it, if the network cannot take it."""

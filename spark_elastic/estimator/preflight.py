@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,16 +67,18 @@ def try_model(
     batch: dict[str, torch.Tensor],
     *,
     labels_known: bool,
-) -> tuple[Layout, Objective | None]:
-    """Call a copy of the model and its losses on a batch. Return a layout and an objective that fit each other.
+) -> tuple[Layout, Objective | None, bool]:
+    """Call a copy of the model and its losses on a batch, and compute gradients.
+
+    Return a layout and an objective that fit each other, and whether parameters that are trained have got no gradient.
 
     A model that does not take scalars as [rows] gets them as [rows, 1]. labels_known: the labels are not made up. Raises
     ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
     """
-    outputs, layout = try_layouts(model, layout, batch)
+    outputs, layout, tried = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
     if objective is None:
-        return layout, None
+        return layout, None, False
     trial = copy.deepcopy(objective)
     try:
         pairs = trial.pairs(layout, outputs, batch)
@@ -97,24 +100,43 @@ def try_model(
             "leave none"
         )
     replace(trial, count=len(pairs)).check_metrics(layout, pairs)
-    return layout, replace(objective, count=len(pairs))
+    total.backward()
+    unused = any(parameter.requires_grad and parameter.grad is None for parameter in tried.parameters())
+    return layout, replace(objective, count=len(pairs)), unused
 
 
-def try_layouts(model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]) -> tuple[object, Layout]:
-    """Call a copy of the model. Return what it returns, and the layout with which the call succeeded."""
+def try_layouts(
+    model: torch.nn.Module, layout: Layout, batch: dict[str, torch.Tensor]
+) -> tuple[object, Layout, torch.nn.Module]:
+    """Call a copy of the model. Return what it returns, the layout with which the call succeeded, and the copy."""
     scalar = tuple(
         replace(entry, expand=entry.name is None and not entry.categorical and batch[entry.columns[0]].dim() == 1)
         for entry in layout.inputs
     )
+    candidates = list(dict.fromkeys((layout, replace(layout, inputs=scalar))))
     failure: Exception | None = None
-    for candidate in dict.fromkeys((layout, replace(layout, inputs=scalar))):
+    for candidate in candidates:
         try:
-            return candidate.call(copy.deepcopy(model), batch), candidate
+            tried = copy.deepcopy(model)
+            return candidate.call(tried, batch), candidate, tried
         except Exception as error:
             failure = failure or error
     raise ValueError(
         f"the model cannot be called with these columns: {failure} (columns {', '.join(_of(batch, layout.features))})"
+        f"{_hint(model, candidates, batch)}"
     ) from failure
+
+
+def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[str, torch.Tensor]) -> str:
+    """Say what to do where a network that cannot be called could be with fractional numbers."""
+    features = [name for name in candidates[0].features if name not in candidates[0].categories]
+    whole = [name for name in features if not batch[name].is_floating_point()]
+    fractional = {**batch, **{name: batch[name].float() for name in whole}}
+    for candidate in candidates if whole else ():
+        with contextlib.suppress(Exception):
+            candidate.call(copy.deepcopy(model), fractional)
+            return f"; it takes fractional numbers: cast {', '.join(map(repr, whole))} to double"
+    return ""
 
 
 def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:

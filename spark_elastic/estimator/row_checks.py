@@ -38,6 +38,14 @@ def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> No
             raise DataError(merged_index(name, float(values.max())))
 
 
+def check_whole(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``DataError`` for a fraction in columns that the network takes as whole numbers, naming column and value."""
+    for name in names:
+        values = batch[name].values() if batch[name].is_nested else batch[name]
+        if values.is_floating_point() and bool((found := values % 1 != 0).any()):
+            raise DataError(not_whole(name, float(values[found][0])))
+
+
 def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:
     """Raise ``DataError`` for a weight below 0, naming column and value."""
     if name is not None and bool((batch[name] < 0).any()):
@@ -57,10 +65,18 @@ def not_an_index(name: str, value: float) -> str:
     )
 
 
-def merged_index(name: str, value: float) -> str:
+def not_whole(name: str, value: float) -> str:
+    """Return the message for a fraction where the network takes whole numbers."""
+    return (
+        f"column {name!r} has the value {value:g}, and the network takes whole numbers there: inputs= says int64, or it was "
+        "trained on a column of whole numbers"
+    )
+
+
+def merged_index(name: str, value: float, role: str = "categoricalCols") -> str:
     """Return the message for an index of a fractional type that is too large to be told from its neighbours."""
     return (
-        f"categoricalCols: column {name!r} has the index {value:.0f} in a column of fractional numbers, which are kept as 32-bit "
+        f"{role}: column {name!r} has the index {value:.0f} in a column of fractional numbers, which are kept as 32-bit "
         f"floats: from {FLOAT_INDEXES} on these merge indexes; cast the column to long"
     )
 

@@ -24,7 +24,7 @@ from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import plain
 from spark_elastic.estimator.objective import TINY, Pair
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
-from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights
+from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,9 @@ class Trainer:
         self.device = torch.device("cpu") if plan.use_gpu is False else se.device()
         if plan.use_gpu and self.device.type != "cuda":
             raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
-        self.model = se.DistributedDataParallel(plan.model.to(self.device))
+        # Looking for parameters without a gradient takes time in each step; without that, several workers fail over them.
+        looking = {"find_unused_parameters": True} if plan.has_unused and plan.data.shards is None else {}
+        self.model = se.DistributedDataParallel(plan.model.to(self.device), **looking)
         self.optimizer = make_optimizer(plan.steps, self.model)
         half = plan.steps.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
@@ -319,6 +321,7 @@ class Trainer:
             check_weights(batch, self.plan.layout.weight)
             check_classes(batch, self.plan.class_labels)
             check_indexes(batch, self.plan.layout.categories)
+            check_whole(batch, self.plan.layout.whole)
         if self.device.type != "cpu":
             batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         batch = {name: plain(value) for name, value in batch.items()}

@@ -24,7 +24,7 @@ from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector
 from spark_elastic.estimator.layout import Layout, outputs_of
-from spark_elastic.estimator.row_checks import check_indexes
+from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
 from spark_elastic.estimator.sql_arguments import takes_sql_arguments
 
@@ -56,6 +56,7 @@ class Scorer:
         device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
         batch = {name: _tensor(values).to(device) for name, values in columns.items()}
         check_indexes(batch, self.layout.categories)
+        check_whole(batch, self.layout.whole)
         with in_evaluation(self.module), torch.inference_mode():
             outputs = outputs_of(self.layout.call(self.module, batch), self.layout)
         return self.finish(
@@ -260,7 +261,8 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
     Spark fails at such a row before Python sees it, and names neither.
     """
-    others = [field.name for field in frame.schema if not is_list(field.dataType)][:SHOWN]
+    numbered = [field.name for field in frame.schema if not is_list(field.dataType)]
+    others = [name for name in numbered if frame.columns.count(name) == 1][:SHOWN]
     row = f.to_json(f.struct(*map(column, others))) if others else f.lit("{}")
     message = f.concat(f.lit(f"column {name!r} is null in the row "), row, f.lit("; fill such values or drop the rows"))
     checked = f.when(column(name).isNull(), f.raise_error(message))

@@ -33,7 +33,7 @@ def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     batch = {name: _zeros(frame, name, sizes[name]) for name in layout.features}
     with own_randomness(0):
         network = copy.deepcopy(model.model).cpu().eval()
-        outputs, layout = try_layouts(network, layout, batch)
+        outputs, layout, _ = try_layouts(network, layout, batch)
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
     found = outputs_of(outputs, layout)
     model.describe(layout=layout, shapes=shapes, widths=widths_of(found), is_probability=are_probabilities(found))

@@ -225,6 +225,11 @@ def test_keyword_inputs_several_losses_weights_and_every_way_to_make_a_step(fram
     assert not list((tmp_path / "data").iterdir())
 
 
+def test_two_workers_train_a_network_of_which_a_part_gets_no_gradient(frame: Any) -> None:
+    model = make(model=networks.HalfUsed(3), epochs=2).fit(frame)
+    assert [entry["sizes"] for entry in model.history] == [[2], [2]]
+
+
 def test_a_learning_rate_is_found_and_leaves_only_the_data(frame: Any, tmp_path: Path) -> None:
     store = Store.create(tmp_path)
     found = make(store=store, numProc=1, maxNp=1, learningRate=None).find_learning_rate(

@@ -183,3 +183,14 @@ class AnyShapes(torch.nn.Module):
         u, v = total * self.factors[0], total * self.factors[1]
         forms = {"number": u, "matrix": u[:, None], "vector": torch.stack([u, v], 1), "dict of one": {"any": u}}
         return {**forms, "tuple": (u, v), "dict": {"v": v, "u": u}}[self.form]
+
+
+class HalfUsed(torch.nn.Module):
+    """One layer makes the output, and nothing depends on another."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(inputs, 1), torch.nn.Linear(inputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)

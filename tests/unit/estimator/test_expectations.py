@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
 import torch
@@ -189,6 +190,13 @@ def test_a_metric_that_fails_for_a_few_rows_is_left_to_the_workers_and_a_loss_ke
     loss = Counting()
     recipe(estimator(ending(outputs=1), loss, metrics={"fails": fails}))
     assert loss.calls == 0
+
+
+def test_parameters_without_a_gradient_are_found_unless_they_are_frozen() -> None:
+    model = networks.HalfUsed(1)
+    assert recipe(estimator(model, nn.MSELoss())).has_unused
+    model.unused.requires_grad_(False)
+    assert not recipe(estimator(model, nn.MSELoss())).has_unused
 
 
 @pytest.mark.parametrize(
