@@ -136,6 +136,8 @@ class _Monitor(Callback):
     def __init__(self, monitor: str | None = None, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"mode must be one of auto, min, max, not {mode!r}")
+        if monitor is not None:
+            _is_lower_better(monitor, mode)
         self.monitor, self.mode, self.min_delta = monitor, mode, float(min_delta)
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -146,14 +148,28 @@ class _Monitor(Callback):
         if name not in ctx.metrics:
             raise KeyError(f"monitor={name!r} is not among the metrics: {', '.join(ctx.metrics)}")
         value = float(ctx.metrics[name])
-        lower = self.mode == "min" or (
-            self.mode == "auto" and any(word in name.lower() for word in ("loss", "error", "mse", "mae"))
-        )
+        lower = _is_lower_better(name, self.mode)
         gain = math.inf if self.best is None else self.best - value if lower else value - self.best
         if math.isnan(value) or gain <= self.min_delta:
             return False
         self.best, self.best_epoch = value, ctx.epoch
         return True
+
+
+_BETTER_LOWER = ("loss", "error", "mse", "mae", "mape", "msle", "rmsle", "brier", "perplexity")
+_BETTER_HIGHER = ("acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score")
+
+
+def _is_lower_better(name: str, mode: str) -> bool:
+    """Whether smaller values are better. Raises ValueError where neither ``mode`` nor the name tells that."""
+    if mode != "auto":
+        return mode == "min"
+    for words, lower in ((_BETTER_LOWER, True), (_BETTER_HIGHER, False)):
+        if any(word in name.lower() for word in words):
+            return lower
+    raise ValueError(
+        f"monitor={name!r} does not tell whether smaller or larger values are better: give mode='min' or 'max'"
+    )
 
 
 @saved_as("spark_elastic.estimator")
@@ -164,7 +180,7 @@ class EarlyStopping(_Monitor):
         monitor: the number to watch; by default val_loss, or loss if there is no validation.
         patience: for how many epochs it need not improve.
         mode: whether smaller ("min") or larger ("max") values are better; "auto" means "min" for names of losses and errors,
-            and "max" for all others.
+            "max" for accuracy, AUC, F1, precision, recall, R² and scores, and has to be replaced for all others.
         min_delta: by how much it has to improve to count.
         restore_best: return the model of the best epoch.
     """

@@ -80,6 +80,10 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
             setattr(self, name, value)
         return self
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the UDF of this session, which cannot be pickled."""
+        return {**self.__dict__, "_udf": None}
+
     def copy(self, extra: ParamMap | None = None) -> Self:
         """Return a copy with Params of its own and the same network."""
         copied = super().copy(extra)
@@ -177,7 +181,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         rows = carry_vectors(dataset, self.layout.features)
         found = rows.withColumn(_STRUCT, self._prediction_udf(rows.sparkSession, outputs)(rows))
         made = [self._output(name, width) for name, width in outputs.items()]
-        return found.select(*(column(name) for name in dataset.columns), *made)
+        return found.select("*", *made).drop(_STRUCT)  # by "*", as columns that nobody uses may share a name
 
     def udf(self, name: str, spark: SparkSession | None = None) -> Callable[..., Column]:
         """Register the model as a function of SQL, as in ``SELECT name(a, b) FROM rows``, and return it.

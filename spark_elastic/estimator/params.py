@@ -52,6 +52,12 @@ class Parameterized(Params):
             self._setDefault(**{name: value})
         self.setParams(**params)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raise AttributeError for ``estimator.epochs = 5``, which would put a number in the place of the Param."""
+        if not isinstance(value, Param) and isinstance(inspect.getattr_static(type(self), name, None), Param):
+            raise AttributeError(f"{name} is a Param: write set{name[0].upper()}{name[1:]}({value!r})")
+        super().__setattr__(name, value)
+
     def setParams(self, **params: object) -> Self:
         """Set Params by keyword. Raises TypeError for unknown names and values of wrong types, ValueError for wrong values."""
         for name in params:

@@ -92,11 +92,18 @@ class PredictionModel(ElasticModel, HasPredictorCols):
                 "the shape of a row is not known yet: call transform first, or take the model that fit returns"
             )
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
-        shape = self.shapes[self.layout.features[0]] or ()
+        known = self.shapes[self.layout.features[0]]
+        shape = known or ()
+        is_row = features.ndim <= len(shape)
+        width, found_width = math.prod(shape), features.size if is_row else math.prod(features.shape[1:])
+        if known is not None and found_width != width:
+            raise ValueError(
+                f"the network takes {width} numbers a row, [{width}] or [rows, {width}], not those of {list(features.shape)}"
+            )
         rows = features.reshape(-1, *shape)
         columns = {self.layout.features[0]: rows, **self._columns_of(categories, len(rows))}
         (found,) = self._scorer(finish)(columns).values()
-        return found, features.ndim <= len(shape)
+        return found, is_row
 
     def _columns_of(self, categories: object, rows: int) -> dict[str, np.ndarray]:
         """Divide the indexes of ``rows`` rows by columns. Raises ValueError if they are not those that the network takes."""

@@ -115,6 +115,13 @@ def test_a_network_that_was_trained_elsewhere_is_scored(frame: Any, columns: str
     check(model.transform(labelled(frame, INPUTS[columns])), form)
 
 
+def test_columns_that_nobody_uses_may_share_a_name(frame: Any) -> None:
+    twice = frame.select("*", f.lit(1).alias("same"), f.lit(2).alias("same"))
+    model = TorchModel(torch.nn.Linear(3, 1), featureCols=["list"], outputCols=["u"])
+    assert model.transform(twice).columns == [*twice.columns, "u"]
+    assert list(model.transform(twice).first())[-3:-1] == [1, 2]
+
+
 def test_a_network_that_nobody_has_fitted_names_what_is_missing(frame: Any) -> None:
     network = networks.AnyShapes("tuple")
     for model, error in (

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
@@ -331,6 +332,20 @@ def test_labels_that_a_loss_takes_as_classes_have_no_fractions() -> None:
     _check_classes(("y",), {"y": {"fraction": None}})
     with pytest.raises(ValueError, match=r"column 'y' has the label 0.7; the loss takes class indexes"):
         _check_classes(("y",), {"y": {"fraction": 0.7}})
+
+
+def test_an_attribute_in_place_of_a_setter_is_an_error() -> None:
+    estimator = make()
+    with pytest.raises(AttributeError, match=r"epochs is a Param: write setEpochs\(5\)"):
+        estimator.epochs = 5
+    assert estimator.setEpochs(5).copy().getEpochs() == 5
+
+
+def test_a_model_is_pickled_without_the_udf_of_its_session() -> None:
+    model = TorchModel(torch.nn.Linear(1, 1))
+    model._udf = ((), threading.Lock())  # as little of it can be pickled as of Spark's
+    assert cloudpickle.loads(cloudpickle.dumps(model))._udf is None
+    assert model._udf is not None
 
 
 def test_both_batch_sizes_are_an_error() -> None:

@@ -476,6 +476,30 @@ def test_a_state_of_an_earlier_release_goes_on(dataset: str) -> None:
     assert [entry["epoch"] for entry in history_of(state)] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("val_loss", 1.0),
+        ("val_MeanSquaredError", 1.0),
+        ("val_mape", 1.0),
+        ("perplexity", 1.0),
+        ("val_accuracy", 2.0),
+        ("BinaryAUROC", 2.0),
+    ],
+)
+def test_names_tell_whether_smaller_or_larger_values_are_better(name: str, better: float) -> None:
+    callback = BestModel(name)
+    for epoch, value in enumerate((1.0, 2.0)):
+        callback.on_epoch_end(EpochContext(epoch, {name: value}, [], nn.Linear(1, 1), "run"))
+    assert callback.best == better
+
+
+def test_a_name_that_does_not_tell_needs_a_mode() -> None:
+    with pytest.raises(ValueError, match=r"monitor='val_gap' does not tell .* give mode='min' or 'max'"):
+        EarlyStopping("val_gap")
+    assert EarlyStopping("val_gap", mode="min").mode == "min"
+
+
 def test_a_monitor_that_is_missing_is_named() -> None:
     with pytest.raises(KeyError, match="monitor='auc' is not among the metrics: loss"):
         BestModel("auc").on_epoch_end(contexts(1.0)[0])
