@@ -9,7 +9,10 @@ import torch
 # Torch's classes that divide a model among ranks, so that no rank could give the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
 _DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
-_HOW_TO_DIVIDE = ". A model that fully_shard divides goes into a spark_elastic.ShardedState"
+_HOW_TO_DIVIDE = (
+    ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
+    "float(norm)"
+)
 
 
 def why_unsupported(value: object) -> str | None:

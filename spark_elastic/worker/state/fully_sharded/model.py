@@ -62,7 +62,13 @@ class ShardedModel:
             is_meta = _is_on_meta(self.module)
             if is_first and not is_meta:
                 broadcast_from_first(self.module)
+            names = _names(self.module)
             factories.shard(self.module, mesh)
+            if len(_names(self.module)) != len(names):
+                raise SparkElasticError(
+                    f"shard= has parted what was one parameter ({_tell_tied(names)}); give fully_shard the modules that share it "
+                    "in one call, fully_shard([one, other], mesh=mesh), or leave both to the last call"
+                )
             self._parameters = dict(self.module.named_parameters())
             for name, parameter in self._parameters.items():
                 self._check_parameter(name, parameter)
@@ -73,6 +79,7 @@ class ShardedModel:
                     self._initialise()
         self.optimizer = factories.optimizer(list(self._parameters.values()))
         self._check_optimizer()
+        self._groups = len(self.optimizer.param_groups)
         self.scheduler = None if factories.scheduler is None else factories.scheduler(self.optimizer)
         if not isinstance(self.scheduler, LRScheduler | None):
             raise TypeError(f"scheduler= has to return a scheduler of torch.optim, not {type(self.scheduler).__name__}")
@@ -93,7 +100,15 @@ class ShardedModel:
         return found
 
     def small(self) -> dict[str, Any]:
-        """Return what each rank keeps whole: buffers, the optimizer's settings and counters, and the scheduler's state."""
+        """Return what each rank keeps whole: buffers, the optimizer's settings and counters, and the scheduler's state.
+
+        Also which parameters are trained, and which parts of the module are in training mode.
+        """
+        if len(self.optimizer.param_groups) != self._groups:
+            raise SparkElasticError(
+                f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, and optimizer= has made {self._groups}; "
+                "make all of them there, as the optimizer of the next generation has no others"
+            )
         state: dict[str, dict[str, object]] = {}
         for name, parameter in self._parameters.items():
             kept = {
@@ -108,20 +123,36 @@ class ShardedModel:
                 state[name] = kept
         groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        return {"buffers": dict(self.module.named_buffers()), "groups": groups, "state": state, "scheduler": scheduler}
+        return {
+            "buffers": dict(self.module.named_buffers()),
+            "groups": groups,
+            "state": state,
+            "scheduler": scheduler,
+            "trained": {name: parameter.requires_grad for name, parameter in self._parameters.items()},
+            "training": {name: part.training for name, part in self.module.named_modules()},
+        }
 
     def prepare(self, small: Mapping[str, Any], divided: Sequence[Divided]) -> None:
         """Take what was kept whole, and make room for what is divided, whose rows have yet to come."""
         shapes = {name: (tuple(p.shape), p.dtype) for name, p in self._parameters.items()}
-        if shapes != {part.parameter: (part.shape, part.dtype) for part in divided if not part.key}:
+        buffers, parts = dict(self.module.named_buffers()), dict(self.module.named_modules())
+        if (
+            shapes != {part.parameter: (part.shape, part.dtype) for part in divided if not part.key}
+            or buffers.keys() != small["buffers"].keys()
+            or parts.keys() != small["training"].keys()
+        ):
             raise SparkElasticError(
-                "build= has made a model whose parameters have other names, shapes or dtypes than those of the last commit; it "
-                "has to make the same model in each generation"
+                "build= has made a model whose parts, parameters or buffers have other names, shapes or dtypes than those of the "
+                "last commit; it has to make the same model in each generation"
             )
         kept = cloned(small)
         with torch.no_grad():
-            for name, buffer in self.module.named_buffers():
+            for name, buffer in buffers.items():
                 buffer.copy_(kept["buffers"][name])
+        for name, parameter in self._parameters.items():
+            parameter.requires_grad_(kept["trained"][name])
+        for name, module in parts.items():
+            module.training = kept["training"][name]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(kept["scheduler"])
         # Last, because a scheduler that is made sets learning rates.
@@ -171,7 +202,7 @@ class ShardedModel:
         done: set[int] = set()  # a parameter of several modules gets the values of the first one
         for name, part in reversed(list(self.module.named_modules())):
             own = {key: p for key, p in part._parameters.items() if p is not None}
-            buffers = [buffer for buffer in part._buffers.values() if buffer is not None]
+            buffers = {key: (buffer, buffer._version) for key, buffer in part._buffers.items() if buffer is not None}
             if all(id(p) in done for p in own.values()) and not buffers:
                 continue
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
@@ -180,12 +211,25 @@ class ShardedModel:
                     f"build= has made {name or 'the module'} on the meta device, and it has no method reset_parameters that "
                     "gives its parameters and buffers values; write one, or build it on the CPU"
                 )
-            whole = {key: nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad) for key, p in own.items()}
+            whole = {
+                key: nn.Parameter(torch.full(p.shape, torch.nan, dtype=p.dtype), p.requires_grad)
+                for key, p in own.items()
+            }
             part._parameters.update(whole)
             try:
                 reset()
             finally:
                 part._parameters.update(own)
+            unset = [key for key, value in whole.items() if value.isnan().any()]
+            unset += [
+                key for key, (buffer, version) in buffers.items() if _is_untouched(part._buffers[key], buffer, version)
+            ]
+            if unset:
+                raise SparkElasticError(
+                    f"{reset.__name__} of {name or 'the module'} has given no values to {', '.join(unset)}, which build= has "
+                    "made on the meta device; have it set all parameters and buffers of its own in place, or build the module on "
+                    "the CPU"
+                )
             with torch.no_grad():
                 for key, parameter in own.items():
                     dist.broadcast(whole[key].detach(), 0)
@@ -194,8 +238,8 @@ class ShardedModel:
                         first, last = bounds(parameter.shape[0], self._mesh.get_local_rank(), self._mesh.size())
                         parameter.to_local().copy_(whole[key][first:last])
                     done.add(id(parameter))
-                for buffer in buffers:
-                    dist.broadcast(buffer, 0)
+                for key in buffers:
+                    dist.broadcast(part._buffers[key], 0)
 
 
 def _built(build: Callable[[], nn.Module]) -> nn.Module:
@@ -220,6 +264,23 @@ def _is_on_meta(module: nn.Module) -> bool:
             f"build= has made {name} with values and other tensors on the meta device; make all of them in one of the two ways"
         )
     return any(tensors.values())
+
+
+def _is_untouched(now: torch.Tensor | None, before: torch.Tensor, version: int) -> bool:
+    """Whether a buffer is the same as before, and nothing has been written into it."""
+    return now is before and before._version == version
+
+
+def _names(module: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter of a module; one that parts of the module share has several."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return list(found.values())
+
+
+def _tell_tied(names: list[list[str]]) -> str:
+    return "; ".join(" and ".join(of_one) for of_one in names if len(of_one) > 1)
 
 
 def _not_by_rows(optimizer: torch.optim.Optimizer, key: str, name: str) -> SparkElasticError:

@@ -65,8 +65,8 @@ class ShardedState(TorchState):
 
     A module that ``build`` makes on the meta device is never whole on a rank. The job then begins with the values that the
     ``reset_parameters`` of its parts draw on rank 0, one part after the other; with a module on the CPU, with those of rank 0.
-    Buffers, settings of the optimizer such as learning rates, and the scheduler's state are kept whole by each rank. What
-    ``requires_grad_`` and ``eval`` have changed is not kept: do it in ``build``, or where the elastic function begins.
+    Buffers, which each rank has of its own, what is frozen or in evaluation mode, settings of the optimizer such as learning
+    rates, and the scheduler's state are kept whole by each rank.
 
     ``commit`` copies this rank's rows, sends them to the next rank of the ring (the ``redundancy`` next ones, 1 or 2), and blocks
     until all ranks hold those of their neighbours. After a loss, and when workers join, rows go point to point to where they

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from forked_world import on_ranks, world
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from spark_elastic import DistributedDataParallel
@@ -42,7 +42,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits."""
-        result: torch.Tensor = self.out(self.frozen(self.norm(self.embedding(x))) * self.scale[0, :, 0] + self.places)
+        x = self.frozen(self.norm(self.embedding(x))) * self.scale[0, :, 0] + self.places
+        result: torch.Tensor = self.out(x.to(self.out.weight.dtype))
         return result
 
 
@@ -54,6 +55,14 @@ def on_meta() -> nn.Module:
 def shard(module: nn.Module, mesh: Any) -> None:
     fully_shard(module.frozen, mesh=mesh)  # type: ignore[arg-type]
     fully_shard(module, mesh=mesh)
+
+
+def in_half_precision(module: nn.Module, mesh: Any) -> None:
+    # BatchNorm's running means and variances stay in full precision, and on CPUs its weights have to, too.
+    full = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=torch.bfloat16)
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    fully_shard(module.norm, mesh=mesh, mp_policy=full)  # type: ignore[arg-type]
+    fully_shard(module, mesh=mesh, mp_policy=half)
 
 
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -77,16 +86,16 @@ def step(model: ShardedModel) -> None:
         model.scheduler.step()
 
 
-def _carried_over(folder: Path, rank: int, is_on_meta: bool) -> tuple[Any, ...]:
+def _carried_over(folder: Path, rank: int, is_on_meta: bool, shard: Callable[..., None]) -> tuple[Any, ...]:
     """Train, hand all that a commit keeps to a model made anew, train both on, and return what has become of them."""
     torch.manual_seed(rank)
     with world(folder, rank, SIZE, []):
-        first = made(on_meta if is_on_meta else Net, scheduler=step_lr)
+        first = made(on_meta if is_on_meta else Net, shard=shard, scheduler=step_lr)
         before = [value.full_tensor().tolist() for value in first.module.parameters()]  # type: ignore[attr-defined]
         drawn = float(torch.rand(()))
         step(first)
         torch.manual_seed(rank + SIZE)
-        second = made(on_meta, is_first=False, generation=2, scheduler=step_lr)
+        second = made(on_meta, is_first=False, generation=2, shard=shard, scheduler=step_lr)
         kept = first.divided()
         second.prepare(first.small(), list(kept))
         for name, room in second.divided().items():
@@ -111,9 +120,9 @@ def _carried_over(folder: Path, rank: int, is_on_meta: bool) -> tuple[Any, ...]:
         )
 
 
-@pytest.mark.parametrize("is_on_meta", [True, False])
-def test_a_model_that_is_made_anew_trains_on_with_the_same_bits(is_on_meta: bool) -> None:
-    results = on_ranks(SIZE, _carried_over, is_on_meta)
+@pytest.mark.parametrize(("is_on_meta", "shard"), [(True, shard), (False, shard), (True, in_half_precision)])
+def test_a_model_that_is_made_anew_trains_on_with_the_same_bits(is_on_meta: bool, shard: Callable[..., None]) -> None:
+    results = on_ranks(SIZE, _carried_over, is_on_meta, shard)
     for before, _, is_same, rates, names, is_tied in results:
         assert is_same
         assert is_tied
@@ -126,6 +135,42 @@ def test_a_model_that_is_made_anew_trains_on_with_the_same_bits(is_on_meta: bool
     torch.manual_seed(0)
     if not is_on_meta:
         assert results[0][0] == [value.tolist() for value in Net().parameters()], "those that it was built with"
+
+
+class Noisy(nn.Module):
+    """Its buffer is another tensor once ``reset_parameters`` has drawn its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("noise", torch.zeros(4))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        self.noise = torch.rand(4)
+
+
+def _drawn(folder: Path, rank: int) -> list[float]:
+    torch.manual_seed(rank)
+    with world(folder, rank, 2, []):
+        noise: torch.Tensor = made(lambda: Noisy().to("meta"), shard=whole).module.noise  # type: ignore[assignment]
+        return noise.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_buffer_that_is_made_anew_when_it_gets_its_values_has_those_of_rank_0() -> None:
+    first, second = on_ranks(2, _drawn)
+    assert first == second
+
+
+def test_what_was_frozen_or_in_evaluation_mode_at_the_commit_still_is(alone: None) -> None:
+    first, second = made(), made(is_first=False, generation=2)
+    first.module.frozen.requires_grad_(True)  # type: ignore[operator]
+    first.module.embedding.requires_grad_(False)  # type: ignore[operator]
+    first.module.norm.eval()  # type: ignore[operator]
+    second.prepare(first.small(), list(first.divided()))
+    trained = {name: parameter.requires_grad for name, parameter in second.module.named_parameters()}
+    assert trained == {name: name != "embedding.weight" for name in trained}
+    assert [part.training for part in (second.module, second.module.norm)] == [True, False]
 
 
 # ---------------------------------------------------------------- refusals
@@ -150,12 +195,32 @@ def over_another_mesh(module: nn.Module, mesh: Any) -> None:
     fully_shard(module, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("mine",)))
 
 
+def parted(module: nn.Module, mesh: Any) -> None:
+    fully_shard(module.embedding, mesh=mesh)  # type: ignore[arg-type]
+    fully_shard(module, mesh=mesh)
+
+
 class Unset(nn.Module):
     """A module without reset_parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+
+
+class Forgetful(Unset):
+    """A module whose reset_parameters forgets a buffer."""
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+
+class MoreForgetful(Unset):
+    """A module whose reset_parameters forgets a parameter."""
+
+    def reset_parameters(self) -> None:
+        self.mask.fill_(True)  # type: ignore[operator]
 
 
 def half_on_meta() -> nn.Module:
@@ -172,6 +237,21 @@ def half_on_meta() -> nn.Module:
             {"build": lambda: Unset().to("meta"), "shard": whole},
             SparkElasticError,
             "has made the module on the meta device, and it has no method reset_parameters",
+        ),
+        (
+            {"build": lambda: Forgetful().to("meta"), "shard": whole},
+            SparkElasticError,
+            "reset_parameters of the module has given no values to mask, which build= has made on the meta device",
+        ),
+        (
+            {"build": lambda: MoreForgetful().to("meta"), "shard": whole},
+            SparkElasticError,
+            "reset_parameters of the module has given no values to weight",
+        ),
+        (
+            {"shard": parted},
+            SparkElasticError,
+            r"has parted what was one parameter \(embedding\.weight and out\.weight\)",
         ),
         ({"shard": lambda module, mesh: None}, SparkElasticError, "has left scale whole; call fully_shard"),
         ({"shard": by_columns}, SparkElasticError, r"has divided scale as \(Shard\(dim=2\),\).*shard_placement_fn"),
@@ -205,4 +285,11 @@ def test_an_optimizer_whose_state_is_not_divided_as_the_parameters_are_is_refuse
     state = next(iter(model.optimizer.state.values()))
     state[key] = {"table": torch.ones(3), "history": [1]}[key]
     with pytest.raises(SparkElasticError, match=f"Adam keeps {key} of scale, which is not divided by rows"):
+        model.small()
+
+
+def test_parameter_groups_that_the_next_optimizer_would_lack_are_refused(alone: None) -> None:
+    model = made()
+    model.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(SparkElasticError, match="has 2 parameter groups, and optimizer= has made 1; make all of them"):
         model.small()

@@ -249,6 +249,15 @@ def test_an_optimizer_of_ones_own_is_refused_at_its_first_step(begun: ShardedSta
         other.step()
 
 
+def test_a_norm_of_divided_gradients_is_kept_as_a_number(begun: ShardedState) -> None:
+    norm = nn.utils.clip_grad_norm_(begun.model.parameters(), 1.0)
+    begun.norm = norm
+    with pytest.raises(TypeError, match=r"float\(norm\)"):
+        begun.commit()
+    begun.norm = float(norm)
+    begun.commit()
+
+
 def test_each_rank_may_train_what_is_its_own(stage: Stage) -> None:
     probe = nn.Linear(1, 1)
     state = made(local={"probe": probe, "inner": torch.optim.SGD(probe.parameters(), lr=0.1)})
