@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How long executors may take: where all cores are busy, the tasks that look for the processes do not start.
-EXECUTORS_SECONDS = 10.0
+# How long executors may take: where all cores are busy, the tasks that look for the processes do not start, and on a busy machine
+# the first SQL query of a session alone takes ten seconds.
+EXECUTORS_SECONDS = 30.0
 
 
 def shutdown() -> None:
@@ -30,7 +31,7 @@ def shutdown() -> None:
     with the Python process of Spark's that started it, which Spark ends after an idle minute.
 
     Jobs that run are not disturbed, and a run after this call starts as the first one did. On executors a short Spark job, with
-    as many tasks as the cluster has cores, looks for the processes. Where no core becomes free within ten seconds, the call
+    as many tasks as the cluster has cores, looks for the processes. Where no core becomes free within 30 seconds, the call
     returns without having ended them.
     """
     KEPT.end()
