@@ -25,6 +25,7 @@ from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
 from spark_elastic.estimator.row_checks import check_rows
 from spark_elastic.estimator.schedules import wants_course
+from spark_elastic.estimator.shapes import name_of
 from spark_elastic.estimator.store import full_url
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.launchers.session import default_sizes
@@ -354,8 +355,7 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
     if weighting and params.value("trainStep") is None:
         for one in losses:
             if not can_weight(one):
-                name = getattr(one, "__name__", type(one).__name__)
-                raise ValueError(f"{weighting} needs a loss for each row: {name} takes no reduction=")
+                raise ValueError(f"{weighting} needs a loss for each row: {name_of(one)} takes no reduction=")
     return Objective(losses, weights, params.value("metrics") or {}, labels)
 
 
@@ -363,7 +363,7 @@ def _check_course(params: Parameterized, steps: StepPlan) -> None:
     """Refuse a scheduler by steps whose number of steps is not known, or that would be stepped once an epoch."""
     if not wants_course(steps):
         return
-    name = getattr(steps.scheduler, "__name__", type(steps.scheduler).__name__)
+    name = name_of(steps.scheduler)
     if steps.scheduler_interval != "step":
         raise ValueError(f"{name} counts steps: give schedulerInterval='step'")
     if "batchSize" in given_batch(params) and params.value("stepsPerEpoch") is None:

@@ -69,9 +69,9 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
     return output, label
 
 
-def name_of(loss: object) -> str:
-    """Return what people call a loss or a metric, for messages."""
-    return str(getattr(loss, "__name__", type(loss).__name__))
+def name_of(named: object) -> str:
+    """Return what people call a loss, a metric or a scheduler, for messages."""
+    return str(getattr(named, "__name__", type(named).__name__))
 
 
 def _misfit(output: torch.Tensor, label: torch.Tensor, loss: object, wanted: str) -> str:

@@ -79,8 +79,8 @@ class Trainer:
         if plan.use_gpu and self.device.type != "cuda":
             raise SparkElasticError("useGpu=True, but Spark has assigned no GPU: set spark.task.resource.gpu.amount=1")
         # Looking for parameters without a gradient takes time in each step; without that, several workers fail over them.
-        looking = {"find_unused_parameters": True} if plan.has_unused and plan.data.shards is None else {}
-        self.model = se.DistributedDataParallel(plan.model.to(self.device), **looking)
+        has_unused = plan.has_unused and plan.data.shards is None
+        self.model = se.DistributedDataParallel(plan.model.to(self.device), find_unused_parameters=has_unused)
         self.optimizer = make_optimizer(plan.steps, self.model)
         half = plan.steps.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None

@@ -53,7 +53,7 @@ class LoneTraining:
             self._settle()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if self._is_settled or self._job.state is not None:
+        if self._is_settled:
             return
         if not self._steps:
             self._collectives = self._entered()
