@@ -37,6 +37,10 @@ class LocalCluster:
     """
 
     def __init__(self, slots: int, gpus: tuple[str, ...] = (), kept: KeptParent | None = None) -> None:
+        """Make the seats; no process is started before a job needs one.
+
+        Raises ``ValueError`` unless ``slots`` is a whole number from 1 on.
+        """
         slots = whole_number("slots", slots, 1)
         self._lock = threading.Lock()
         # In the order of their numbers: the lowest free seat is taken first.

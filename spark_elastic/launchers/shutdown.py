@@ -10,7 +10,7 @@ from spark_elastic.launchers.kept import KEPT
 from spark_elastic.launchers.queries import Queries
 from spark_elastic.launchers.session import is_connect, parallelism, used_sessions
 from spark_elastic.launchers.spark import is_gone
-from spark_elastic.task.kept import end_idle_parents
+from spark_elastic.task.importer import end_idle_importers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +27,7 @@ def shutdown() -> None:
     """End the processes that runs have left for the next one, on this machine and on executors, and wait for that.
 
     Such a process has imported torch, so that the next run need not. It ends by itself when it has not been used for ten
-    minutes; after ``run(local=True)`` it also ends with this process, and on an executor with the session, with the executor, or
-    with the Python process of Spark's that started it, which Spark ends after an idle minute.
+    minutes; after ``run(local=True)`` it also ends with this process, and on an executor with the executor or the session.
 
     Jobs that run are not disturbed, and a run after this call starts as the first one did. On executors a short Spark job, with
     as many tasks as the cluster has cores, looks for the processes. Where no core becomes free within 30 seconds, the call
@@ -43,7 +42,7 @@ def shutdown() -> None:
 def _end_on_executors(session: SparkSession | ConnectSession) -> None:
     with Queries(session, secrets.token_hex(4)) as queries:
         try:
-            ended = queries.submit(end_idle_parents, "spark_elastic.shutdown()", tasks=parallelism(session))
+            ended = queries.submit(end_idle_importers, "spark_elastic.shutdown()", tasks=parallelism(session))
             ended.result(EXECUTORS_SECONDS)
         except Exception as error:
             logger.info("processes that wait for a job on executors end by themselves: %s", error or "no core was free")

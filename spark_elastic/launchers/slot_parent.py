@@ -48,12 +48,9 @@ def main(descriptor: int, driver: int) -> None:
     if os.getppid() != driver:
         return
     from spark_elastic.launchers import local_slot  # noqa: F401
-    from spark_elastic.worker.warm_parent import import_everything
+    from spark_elastic.worker.warm_parent import try_to_import_everything
 
-    try:
-        import_everything()
-    except Exception:
-        pass  # each slot's warm parent fails in the same way, and its workers tell the driver
+    try_to_import_everything()  # what fails here fails in each slot's warm parent, whose workers tell the driver
     with socket.socket(fileno=descriptor) as orders:
         _Parent(orders, gone).serve()
 

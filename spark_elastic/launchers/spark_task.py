@@ -48,7 +48,7 @@ class ArrowTask:
 def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
     from pyspark import TaskContext
 
-    from spark_elastic.task.kept import KEPT
+    from spark_elastic.task.importer import ask_importer
     from spark_elastic.task.service import REAL_RUNTIME, TaskPlace, run_task
     from spark_elastic.task.supervisor import WorkerSupervisor
 
@@ -69,7 +69,7 @@ def _run(ticket: Ticket, slot: int, given: Iterable[object]) -> None:
         raise SlotConfigurationError(str(error)) from None
     runtime = REAL_RUNTIME
     if os.environ.get("SPARK_REUSE_WORKER"):  # else Spark ends this process after the task
-        runtime = replace(runtime, supervisor=partial(WorkerSupervisor, kept=KEPT))
+        runtime = replace(runtime, supervisor=partial(WorkerSupervisor, start=ask_importer))
     run_task(ticket, TaskPlace(slot, context.attemptNumber(), gpus, max(int(context.cpus()), 1)), runtime)
 
 

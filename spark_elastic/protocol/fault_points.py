@@ -6,8 +6,9 @@ from enum import Enum
 
 import msgspec
 
-# The variable that tells workers which process KILL_EXECUTOR kills.
+# The variables that tell workers which processes KILL_EXECUTOR and KILL_TASK kill.
 EXECUTOR_VARIABLE = "SPARK_ELASTIC_EXECUTOR_PID"
+TASK_VARIABLE = "SPARK_ELASTIC_TASK_PID"
 
 
 class Point(Enum):

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 import psutil
 
 from spark_elastic.protocol.messages import HostFacts
-from spark_elastic.protocol.ticket import DEVICE_VARIABLE
+from spark_elastic.protocol.ticket import DEVICE_VARIABLE, THREADS_VARIABLE
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def gather_facts(
@@ -68,9 +70,15 @@ def worker_environment(
     """Build the environment of the worker from the task's, defaults of ours for what is unset, and the user's ``env``."""
     environment = dict(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in import_path)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    if _THREADS[0] in settings and environment.pop(THREADS_VARIABLE, ""):
+        for name in _THREADS:  # these are defaults that a process above this one has set
+            environment.pop(name, None)
+    threads = settings.get(_THREADS[0], environment.get(_THREADS[0]))
+    if threads is None:
         # In some set-ups pyspark's daemon does not set OMP_NUM_THREADS to spark.task.cpus, and torch would use every core.
-        environment.setdefault(name, str(cpus))
+        environment[THREADS_VARIABLE] = threads = str(cpus)
+    for name in _THREADS:  # torch takes MKL's number where the two differ
+        environment.setdefault(name, threads)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[0]
         environment[DEVICE_VARIABLE] = "cuda:0"

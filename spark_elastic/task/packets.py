@@ -1,8 +1,8 @@
-"""The messages between a task and its warm parent, on a SOCK_SEQPACKET pair: one JSON object per packet.
+"""The messages between a task and its warm parent, on a connection of SOCK_SEQPACKET: one JSON object per packet.
 
 A task sends its ticket once, then ``Start`` with two descriptors (stdout, stderr), and ``Kill``. The warm parent answers with
-``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone. ``Rest``, answered with ``Resting``, is
-the last that a task sends to a warm parent that is kept for another one.
+``Started`` and a pidfd, and with ``Exited`` once the worker's whole process tree is gone. Where an importer forks the warm
+parent, the first packet is ``Fork``, and the first answer ``Forked`` with a pidfd of the warm parent's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,14 @@ class Kill(Packet, frozen=True):
     worker: int
 
 
-class Rest(Packet, frozen=True):
-    """Forget the ticket, and wait for that of another job."""
+class Fork(Packet, frozen=True):
+    """Fork a warm parent that serves this connection, with these variables in its environment. For an importer."""
+
+    variables: dict[str, str]
+
+
+class End(Packet, frozen=True):
+    """End if no task is served. For an importer, which answers with ``Ending`` if it does."""
 
 
 class Started(Packet, frozen=True):
@@ -58,14 +64,22 @@ class Exited(Packet, frozen=True):
     code: int
 
 
-class Resting(Packet, frozen=True):
-    """The ticket is forgotten."""
+class Forked(Packet, frozen=True):
+    """The warm parent runs as the process with this pid."""
+
+    pid: int
 
 
-Order = Begin | Start | Kill | Rest
-Answer = Started | Exited | Resting
+class Ending(Packet, frozen=True):
+    """The importer, whose pidfd comes along, is about to end."""
+
+
+Order = Begin | Start | Kill
+Request = Fork | End
+Answer = Started | Exited | Forked | Ending
 
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
@@ -81,6 +95,12 @@ def receive_order(connection: socket.socket) -> tuple[Order | None, list[int]]:
     """Return the task's next packet and its descriptors; None if the task is gone."""
     data, descriptors = _receive(connection)
     return (_orders.decode(data) if data else None), descriptors
+
+
+def receive_request(connection: socket.socket) -> Request | None:
+    """Return what a task wants of the importer; None if the task is gone."""
+    data, _ = _receive(connection)
+    return _requests.decode(data) if data else None
 
 
 def receive_answer(connection: socket.socket) -> tuple[Answer | None, list[int]]:

@@ -109,6 +109,14 @@ def usage_of(pid: int) -> tuple[float, int] | None:
         return None
 
 
+def signal_open(pidfd: int, signal_number: int) -> None:
+    """Send a signal to the process of an open descriptor, if it has not ended."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal_number)
+    except ProcessLookupError:
+        pass
+
+
 def kill_descendants(spare: Collection[psutil.Process] = ()) -> None:
     """SIGKILL every descendant of this process and wait until they have ended. Call ``adopt_orphans`` first.
 

@@ -13,7 +13,7 @@ import psutil
 
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, connect
-from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
+from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE, TASK_VARIABLE
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.decommission import executor_leaves
 from spark_elastic.task.facts import gather_facts, worker_environment
@@ -124,7 +124,7 @@ async def serve(ticket: Ticket, place: TaskPlace, runtime: TaskRuntime = REAL_RU
         if not isinstance(welcome, m.Welcome):
             return
         environment = runtime.environment(os.environ, welcome.env, place.gpus, place.cpus, sys.path)
-        environment[EXECUTOR_VARIABLE] = str(facts.executor_pid)
+        environment[EXECUTOR_VARIABLE], environment[TASK_VARIABLE] = str(facts.executor_pid), str(facts.pid)
         await _Host(ticket, driver, environment, facts.executor_pid, runtime).serve()
     finally:
         await driver.close()
@@ -178,7 +178,6 @@ class _Host:
                     raise TaskRestartError(reason)
                 case m.ReleaseTask():
                     await _within(supervisor.idle.wait(), GRACE_SECONDS)
-                    await supervisor.rest()
                     return
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -25,9 +22,9 @@ from spark_elastic.protocol.messages import (
 )
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets, processes
-from spark_elastic.task.kept import IdleParent, KeptParent, WarmParent
+from spark_elastic.task.importer import RequestedParent
 from spark_elastic.task.output import LAST_LINES, OutputForwarder
-from spark_elastic.task.process_setting import ProcessSetting
+from spark_elastic.task.warm import StartedParent, WarmParent
 
 # How often the process table is checked for a dying worker, because the pidfd reports its end only once its memory is freed.
 # Each look takes 0.15 ms, most of it for waking up, altogether less than a hundredth of a core.
@@ -42,8 +39,6 @@ SAMPLED_CHARACTERS = 200
 END_SECONDS = 10.0
 # A warm parent that is stopped (SIGSTOP, a debugger) and owes an answer is given up after this time.
 HELD_SECONDS = 10.0
-# How long a warm parent may take to forget a job, before it is ended instead of kept. It only has to answer.
-REST_SECONDS = 1.0
 # How long to wait for output that is still in the pipes when a worker has exited.
 LAST_WORDS_SECONDS = 0.5
 
@@ -52,22 +47,8 @@ class HostFaultError(RuntimeError):
     """Raised when this host cannot run workers, so that its task has to fail."""
 
 
-def start_warm_parent(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the warm parent in a fresh interpreter, with its end of the connection to this task."""
-    code = "from spark_elastic.worker.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(descriptor), str(os.getpid())],
-        pass_fds=[descriptor],
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-
-
 class WorkerSupervisor:
     """Owns the warm parent from ``__aenter__`` to ``__aexit__``, after which neither it nor any descendant of it is left.
-
-    With ``kept``, the warm parent is taken from there if one fits, and put back there if it can serve another job.
 
     It runs on the task's event loop, on the thread that started it, because the kernel ties the warm parent's life to that
     thread.
@@ -78,18 +59,13 @@ class WorkerSupervisor:
         ticket: Ticket,
         connection: Connection,
         environment: dict[str, str],
-        start: Callable[[int, Mapping[str, str]], WarmParent] = start_warm_parent,
-        kept: KeptParent | None = None,
+        start: Callable[[Mapping[str, str]], WarmParent] = StartedParent,
     ) -> None:
         self._start_parent = start
         self._ticket = ticket
         self._driver = connection
         self._environment = environment
-        self._process: WarmParent | None = None
-        self._kept = kept
-        self._setting: ProcessSetting | None = None
-        self._has_imported = False
-        self._resting = asyncio.Event()
+        self._parent: WarmParent | None = None
         self._spared: list[psutil.Process] = []
         self._worker: int | None = None
         self._pid = 0
@@ -109,15 +85,11 @@ class WorkerSupervisor:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> WorkerSupervisor:
-        # If the warm parent is killed, for example when memory runs out, this process adopts its descendants.
-        processes.adopt_orphans()
-        idle = self._take_idle_parent()
-        if idle is not None:
-            self._process, self._socket, self._has_imported = idle.process, idle.connection, True
-        else:
-            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._process = self._start_parent(theirs.fileno(), self._environment)
+        self._parent = self._start_parent(self._environment)
+        self._socket = self._parent.connection
+        if self._parent.is_child:
+            # If it is killed, for example when memory runs out, this process adopts its descendants.
+            processes.adopt_orphans()
         self._spared = psutil.Process().children()
         self._send(packets.Begin(self._ticket))
         asyncio.get_running_loop().add_reader(self._socket, self._parent_said)
@@ -126,43 +98,26 @@ class WorkerSupervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
         self._stop_watching()
         self._expect_nothing()
         for output in self._outputs:
             output.close()
-        if self._resting.is_set() and not self.broken.done():
-            assert self._kept is not None
-            assert self._setting is not None
-            self._kept.keep(IdleParent(self._process, self._socket, self._setting))
-        else:
-            await self._end_parent()
-        await loop.run_in_executor(None, processes.kill_descendants, self._spared)
-        processes.adopt_orphans(False)
+        await loop.run_in_executor(None, self._end_parent)
+        assert self._parent is not None
+        if self._parent.is_child:
+            await loop.run_in_executor(None, processes.kill_descendants, self._spared)
+            processes.adopt_orphans(False)
 
-    def _take_idle_parent(self) -> IdleParent | None:
-        if self._kept is None:
-            return None
-        try:
-            self._setting = ProcessSetting.of_a_child(self._environment)
-        except OSError:  # the working directory is gone
-            self._kept = None
-            return None
-        return self._kept.take(self._setting)
-
-    async def _end_parent(self) -> None:
-        assert self._process is not None
-        loop = asyncio.get_running_loop()
+    def _end_parent(self) -> None:
+        assert self._parent is not None
         self._socket.close()  # then the warm parent ends, with all its descendants
         if self._parent_is_held():
-            self._process.kill()
-        try:
-            await asyncio.wait_for(loop.run_in_executor(None, self._process.wait), END_SECONDS)
-        except asyncio.TimeoutError:
-            self._process.kill()
-            self._process.wait()
+            self._parent.kill()
+        if not self._parent.wait(END_SECONDS):
+            self._parent.kill()
+            self._parent.wait()
 
     def start(self, worker: int, token: str) -> None:
         """Have a worker forked as soon as the worker before it is gone, with everything that it started."""
@@ -184,16 +139,6 @@ class WorkerSupervisor:
         self._send(packets.Kill(worker))
         self._expect_answer()
 
-    async def rest(self) -> None:
-        """Have the warm parent forget the job if it can be kept for another one, which it cannot while it has a worker."""
-        # A warm parent that has never forked may still be importing, and would have to be waited for.
-        if self._kept is not None and self._has_imported and self.idle.is_set() and not self.broken.done():
-            self._send(packets.Rest())
-            try:
-                await asyncio.wait_for(self._resting.wait(), REST_SECONDS)
-            except asyncio.TimeoutError:
-                pass  # the warm parent is ended with the job
-
     # ------------------------------------------------------------------ what the warm parent says
 
     def _parent_said(self) -> None:
@@ -204,10 +149,12 @@ class WorkerSupervisor:
             case None:
                 loop.remove_reader(self._socket)
                 self._break("ended; see this executor's stderr")
-            case packets.Resting():
-                self._resting.set()
+            case packets.Forked(pid):
+                assert isinstance(self._parent, RequestedParent)
+                self._parent.is_forked(pid, descriptors[0])
+                if not self.idle.is_set():
+                    self._expect_answer()  # to the order that waits there
             case packets.Started(worker, pid):
-                self._has_imported = True
                 self._worker, self._pidfd = worker, descriptors[0]
                 self._quiet.clear()
                 self._driver.send(WorkerStarted(worker, pid))
@@ -267,17 +214,17 @@ class WorkerSupervisor:
             self._expect_answer()  # the kernel may take long to end a large worker
 
     def _parent_is_held(self) -> bool:
-        assert self._process is not None
-        sign = processes.ExitSign(self._process.pid)
+        assert self._parent is not None
+        sign = processes.ExitSign(self._parent.pid)
         try:
             return sign.is_stopped()
         finally:
             sign.close()
 
     def _break(self, what: str) -> None:
-        assert self._process is not None
+        assert self._parent is not None
         if not self.broken.done():
-            self.broken.set_exception(HostFaultError(f"the warm parent process {self._process.pid} {what}"))
+            self.broken.set_exception(HostFaultError(f"the warm parent process {self._parent.pid} {what}"))
 
     def _stop_watching(self) -> None:
         if self._glance is not None:

@@ -1,10 +1,9 @@
 """The warm parent: a process that has imported torch, forks training workers on request, and is their guardian.
 
 Its fork is ready to train in milliseconds, where a fresh interpreter takes seconds. The parent runs no thread and does not
-touch CUDA, so forking is safe. It adopts whatever a worker leaves behind. When the process that started it ends, so does the
-parent, with everything below it: it notices the end of its socket or, should another process hold that open, gets a signal from
-the kernel. Between two jobs for which that process runs tasks the parent stays idle: it has done its imports, and knows nothing
-of either job. ``task/packets.py`` defines the messages between the two processes.
+touch CUDA, so forking is safe. It adopts whatever a worker leaves behind. It serves one task of one job; when that process ends,
+so does the parent, with everything below it. A parent in an interpreter of its own is a child of the task; on an executor most
+are forked from its importer (``worker/importer.py``). ``task/packets.py`` defines the messages between the processes.
 """
 
 from __future__ import annotations
@@ -24,22 +23,32 @@ from spark_elastic.task import packets, processes
 from spark_elastic.worker.control import ControlClient
 
 
-def main(descriptor: int, task_pid: int) -> None:
+def main(descriptor: int, task_pid: int) -> NoReturn:
     """Serve the task until it is gone. Called in a fresh interpreter."""
-    signal.signal(signal.SIGTERM, lambda *_: _end())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    processes.adopt_orphans()
+    # The kernel's signal comes, too, when another process holds the connection open.
+    signal.signal(signal.SIGTERM, lambda *_: end())
     processes.die_with_parent(signal.SIGTERM, task_pid)
-    connection = socket.socket(fileno=descriptor)
-    failure = None
+    guard(socket.socket(fileno=descriptor), os.pidfd_open(task_pid), try_to_import_everything())
+
+
+def guard(connection: socket.socket, task: int, failure: Exception | None) -> NoReturn:
+    """Serve a task, of which ``task`` is an open descriptor. Workers raise ``failure``, the error of the imports."""
+    signal.signal(signal.SIGTERM, lambda *_: end())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.adopt_orphans()
+    _Guardian(connection, task, failure).serve()
+
+
+def try_to_import_everything() -> Exception | None:
+    """Import what every worker needs, and return the error for which that failed.
+
+    The workers raise it, because they are connected to the driver and this process is not.
+    """
     try:
         import_everything()
     except Exception as error:
-        failure = error  # the workers raise it, because they are connected to the driver and this process is not
-    guardian = _Guardian(connection, failure)
-    signal.signal(signal.SIGUSR1, lambda *_: guardian.end_if_idle())  # see ``task.kept.ask_to_end``
-    guardian.serve()
+        return error
+    return None
 
 
 def import_everything() -> None:
@@ -69,8 +78,9 @@ def import_everything() -> None:
 class _Guardian:
     """Owns at most one worker at a time."""
 
-    def __init__(self, connection: socket.socket, failure: Exception | None) -> None:
+    def __init__(self, connection: socket.socket, task: int, failure: Exception | None) -> None:
         self._connection = connection
+        self._task = task
         self._failure = failure
         self._ticket: Ticket | None = None
         self._worker: int | None = None
@@ -79,27 +89,20 @@ class _Guardian:
         # The workers to start when the present one is gone, each with the descriptors for its output.
         self._pending: list[tuple[packets.Start, list[int]]] = []
 
-    def serve(self) -> None:
+    def serve(self) -> NoReturn:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
+        poll.register(self._task, select.POLLIN)
         while True:
             if self._worker is None and self._pending:
                 self._start(*self._pending.pop(0))
                 poll.register(self._pidfd, select.POLLIN)
-            ready = poll.poll(processes.IDLE_SECONDS * 1000 if self._ticket is None else None)
-            if not ready:
-                _end()
-            for descriptor, _ in ready:
+            for descriptor, _ in poll.poll():
                 if descriptor == self._pidfd:
                     poll.unregister(self._pidfd)
                     self._reap()
-                elif not self._obey():
-                    _end()
-
-    def end_if_idle(self) -> None:
-        """End this process if it serves no job. A signal handler calls this."""
-        if self._ticket is None:
-            _end()
+                elif descriptor == self._task or not self._obey():
+                    end()
 
     def _obey(self) -> bool:
         """Carry out the task's next order. Return False if there is none because the task is gone."""
@@ -113,11 +116,6 @@ class _Guardian:
                 self._pending.append((order, descriptors))
             case packets.Kill():
                 self._kill(order.worker)
-            case packets.Rest():
-                if self._failure is not None:
-                    return False  # a new process may be able to import it
-                self._ticket = None
-                packets.send(self._connection, packets.Resting())
         return True
 
     def _kill(self, worker: int) -> None:
@@ -144,13 +142,13 @@ class _Guardian:
         processes.die_with_parent(signal.SIGKILL, parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         atexit._clear()
         os.dup2(output[0], 1)
         os.dup2(output[1], 2)
         for descriptor in output:
             os.close(descriptor)
         self._connection.close()
+        os.close(self._task)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         assert self._ticket is not None
         if self._failure is None:
@@ -181,7 +179,7 @@ def _tell(ticket: Ticket, worker: int, token: str, failure: Exception) -> int:
     return 1
 
 
-def _end() -> NoReturn:
+def end() -> NoReturn:
     """End this process and everything below it. The signal handler calls this, too, so it must not need the main loop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes.kill_descendants()

@@ -61,16 +61,26 @@ def assert_gone(pids: list[int]) -> None:
 
 
 @pytest.fixture
-def job(spark: Any, tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
-    """A job of two workers with children of every kind; the call gives the pids of the present world's rank 1."""
+def job(spark: Any, tmp_path: Path) -> Iterator[Callable[[], tuple[Any, list[int]]]]:
+    """A job of two workers with children of every kind; the call tells of the host of the present rank 1, and gives pids."""
+
+    facts: dict[int, Any] = {}
+    hosts: dict[int, Any] = {}
+
+    def note(event: dict[str, Any]) -> None:
+        print(event)  # pytest shows it if the test fails
+        if event["event"] == "host_facts":
+            facts[event["host"]] = event["facts"]
+        elif event["event"] == "worker_started":
+            hosts[event["pid"]] = facts[event["host"]]
 
     def train() -> None:
-        spark_elastic.run(training.die_quietly, args=(str(tmp_path),), spark=spark, min_np=2, max_np=2)
+        spark_elastic.run(training.die_quietly, args=(str(tmp_path),), spark=spark, min_np=2, max_np=2, on_event=note)
 
-    def next_pids() -> list[int]:
+    def next_pids() -> tuple[Any, list[int]]:
         pids = wait_for(tmp_path / "1")
         (tmp_path / "1").unlink()  # only the next world writes it again
-        return pids
+        return hosts[pids[0]], pids
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -81,29 +91,29 @@ def job(spark: Any, tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
 
 
 def test_whichever_process_dies_what_it_started_goes_with_it_and_the_job_goes_on(
-    job: Callable[[], list[int]],
+    job: Callable[[], tuple[Any, list[int]]],
 ) -> None:
     # A killed worker leaves its warm parent, which forks the replacement.
-    worker, parent, *rest = job()
+    _, (worker, parent, *rest) = job()
     assert len(rest) == 3
     os.kill(worker, signal.SIGKILL)
     assert_gone([worker, *rest])
     assert alive([parent])
 
     # A killed warm parent takes its worker along; the task raises, and Spark starts it anew.
-    pids = job()
+    _, pids = job()
     os.kill(pids[1], signal.SIGKILL)
     assert_gone(pids)
 
     # So does a killed task, also when the worker is stopped and cannot notice.
-    pids = job()
+    host, pids = job()
     os.kill(pids[0], signal.SIGSTOP)
-    os.kill(psutil.Process(pids[1]).ppid(), signal.SIGKILL)
+    os.kill(host["pid"], signal.SIGKILL)
     assert_gone(pids)
 
     # And an executor.
-    pids = job()
-    next(process for process in psutil.Process(pids[1]).parents() if process.name().startswith("java")).kill()
+    host, pids = job()
+    os.kill(host["executor_pid"], signal.SIGKILL)
     assert_gone(pids)
     job()
 
@@ -131,13 +141,20 @@ def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: 
     assert_gone(pids)
 
 
-def test_warm_parents_that_are_kept_for_the_next_job_end_with_what_they_belong_to(script: Any, tmp_path: Path) -> None:
+def test_importers_that_are_kept_for_the_next_job_end_with_what_they_belong_to(script: Any, tmp_path: Path) -> None:
     process = script("local-cluster[2,1,1024]", "kept")
-    wait_until((tmp_path / "kept" / "parents").exists, "two jobs were to run", process, 120)
-    one, other = wait_for(tmp_path / "kept" / "parents")
+    wait_until((tmp_path / "kept" / "importers").exists, "two jobs were to run", process, 120)
+    one, other = wait_for(tmp_path / "kept" / "importers")
+    task = psutil.Process(one).parent()
+    assert task is not None
+    daemon = task.parent()
+    assert daemon is not None
+    # Not to the Python process of Spark's that has started it.
+    task.kill()
+    assert_gone([task.pid])
     assert len(alive([one, other])) == 2
-    # To a Python process of Spark's.
-    os.kill(psutil.Process(one).ppid(), signal.SIGKILL)
+    # To the process that Spark forks these from.
+    daemon.kill()
     assert_gone([one])
     assert alive([other])
     # And to an executor, which ends with the driver.
@@ -145,7 +162,7 @@ def test_warm_parents_that_are_kept_for_the_next_job_end_with_what_they_belong_t
     assert_gone([other])
 
 
-def test_shutdown_ends_the_warm_parents_on_executors_and_leaves_a_running_job_alone(script: Any) -> None:
+def test_shutdown_ends_the_importers_on_executors_and_leaves_a_running_job_alone(script: Any) -> None:
     assert "shut down" in finish(script("local-cluster[2,2,1024]", "shut down"))
 
 

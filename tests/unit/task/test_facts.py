@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from spark_elastic.protocol.ticket import THREADS_VARIABLE
 from spark_elastic.task.facts import interface_address, worker_environment
 
 
@@ -18,6 +19,25 @@ def test_a_worker_inherits_the_tasks_environment_and_the_users_env_comes_last() 
 def test_threads_default_to_the_tasks_cpus_where_the_task_says_nothing() -> None:
     assert worker_environment({}, {}, (), 3, [])["OMP_NUM_THREADS"] == "3"
     assert worker_environment({"OMP_NUM_THREADS": "7"}, {}, (), 3, [])["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_number_of_threads_that_somebody_has_chosen_holds_for_all_libraries() -> None:
+    """Torch takes MKL's number where the two differ."""
+
+    def threads(inherited: dict[str, str], given: dict[str, str]) -> list[str | None]:
+        environment = worker_environment(inherited, given, (), 3, [])
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", THREADS_VARIABLE)
+        return [environment.get(name) for name in names]
+
+    assert threads({}, {}) == ["3", "3", "3", "3"]
+    assert threads({"OMP_NUM_THREADS": "7"}, {}) == ["7", "7", "7", None]
+    assert threads({}, {"OMP_NUM_THREADS": "1"}) == ["1", "1", "1", None]
+    assert threads({"MKL_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "1"}) == ["1", "5", "1", None]
+    # What the process that slots are forked from has as a default.
+    above = worker_environment({}, {}, (), 3, [])
+    assert threads(above, {}) == ["3", "3", "3", "3"]
+    assert threads(above, {"OMP_NUM_THREADS": "1"}) == ["1", "1", "1", None]
+    assert threads(above, {"MKL_NUM_THREADS": "1"}) == ["3", "1", "3", "3"]
 
 
 def test_the_gpu_that_spark_assigned_is_the_only_one_a_worker_sees() -> None:

@@ -13,8 +13,8 @@ from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task import packets
 
 TICKET = Ticket("run", (("node1", 1), ("node2", 2)), Credentials(b"certificate \xff", b"key"), "eth0")
-ORDERS = [packets.Begin(TICKET), packets.Start(3, "token"), packets.Kill(3), packets.Rest()]
-ANSWERS = [packets.Started(3, 4711), packets.Exited(3, -9), packets.Resting()]
+ORDERS = [packets.Begin(TICKET), packets.Start(3, "token"), packets.Kill(3)]
+ANSWERS = [packets.Started(3, 4711), packets.Exited(3, -9), packets.Forked(4711), packets.Ending()]
 
 
 @pytest.fixture
@@ -34,6 +34,14 @@ def test_orders_arrive_as_they_were_sent(pair: tuple[socket.socket, socket.socke
 def test_answers_arrive_as_they_were_sent(pair: tuple[socket.socket, socket.socket], answer: packets.Answer) -> None:
     packets.send(pair[0], answer)
     assert packets.receive_answer(pair[1]) == (answer, [])
+
+
+@pytest.mark.parametrize("request_", [packets.Fork({"NAME": "value"}), packets.End()], ids=["Fork", "End"])
+def test_requests_arrive_as_they_were_sent(
+    pair: tuple[socket.socket, socket.socket], request_: packets.Request
+) -> None:
+    packets.send(pair[0], request_)
+    assert packets.receive_request(pair[1]) == request_
 
 
 def test_open_files_come_along(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,8 +22,11 @@ class Driver:
         pass
 
 
-def never_answer(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "1000"], pass_fds=[descriptor])
+@pytest.fixture
+def never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is started as a warm parent does not answer."""
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **of: start(["sleep", "1000"], **of))
 
 
 def hold(pid: int) -> None:
@@ -32,6 +34,7 @@ def hold(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
+@pytest.mark.usefixtures("never_answer")
 @pytest.mark.parametrize("is_held_first", [True, False], ids=["before the order", "after the order"])
 def test_a_warm_parent_that_is_held_and_owes_an_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch, is_held_first: bool
@@ -40,9 +43,9 @@ def test_a_warm_parent_that_is_held_and_owes_an_answer_is_given_up(
 
     async def scenario() -> None:
         ticket = Ticket("run", (), b"")
-        async with WorkerSupervisor(ticket, Driver(), {}, never_answer) as watched:  # type: ignore[arg-type]
-            assert watched._process is not None
-            pid = watched._process.pid
+        async with WorkerSupervisor(ticket, Driver(), {"PATH": os.environ["PATH"]}) as watched:  # type: ignore[arg-type]
+            assert watched._parent is not None
+            pid = watched._parent.pid
             if is_held_first:
                 hold(pid)
             watched.start(0, "token")

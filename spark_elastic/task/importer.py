@@ -1,0 +1,242 @@
+"""The task's side of the importer: the process of an executor that imports torch once for all slots there.
+
+The importer listens at a socket whose name begins with the number of the executor and ends with a digest of all that a process
+inherits. The first task that finds nobody there starts it; tasks that come while it imports wait in the queue of the socket.
+From a connection that asks for it, the importer forks a warm parent, which then serves the task over this same connection.
+
+Linux keeps such names in memory, for each network namespace, and a name is free again when the importer is gone, however it has
+ended. Every process of the machine can connect. Therefore both ends ask the kernel for the other one's user, and speak with
+processes of their own user only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from spark_elastic.protocol.fault_points import TASK_VARIABLE
+from spark_elastic.protocol.ticket import DEVICE_VARIABLE
+from spark_elastic.task import packets, processes
+from spark_elastic.task.facts import find_executor_pid
+from spark_elastic.task.process_setting import ProcessSetting
+from spark_elastic.task.warm import StartedParent, WarmParent
+
+# What differs between the tasks of an executor. CUDA reads it when a worker uses it first, so the forked warm parent can set it.
+SLOT_VARIABLES = ("CUDA_VISIBLE_DEVICES", DEVICE_VARIABLE, TASK_VARIABLE)
+# What Spark tells its Python processes of each other, and without its daemon each of them something else. Workers do not need it.
+SPARKS_OWN = "PYTHON_WORKER_FACTORY_"
+# How many tasks may wait for an importer that still imports: more than any machine has cores.
+BACKLOG = 1024
+# How long to try where another task has taken the name and does not listen yet, or an importer gives the name up: microseconds.
+TURN_SECONDS = 1.0
+# How long an importer that is asked to end may take.
+END_SECONDS = 2.0
+# What the interpreter of an importer runs. Its first argument, the address, says which importer it is.
+_CODE = "from spark_elastic.worker.importer import main; import sys; main(*map(int, sys.argv[2:]))"
+# The importers that this process has started and not seen end.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+class RequestedParent:
+    """A warm parent that the importer forks, as soon as it has imported everything."""
+
+    # The importer takes care of what is left of it.
+    is_child = False
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection = connection
+        self._address = address
+        self._pid = 0
+        self._pidfd = -1
+
+    @property
+    def pid(self) -> int:
+        """The number of the warm parent, or of the importer as long as that has not forked it. 0 if there is neither."""
+        return self._pid or _importer_at(self._address)
+
+    def is_forked(self, pid: int, pidfd: int) -> None:
+        """Take note of the process, of which ``pidfd`` is an open descriptor."""
+        self._pid, self._pidfd = pid, pidfd
+
+    def kill(self) -> None:
+        """SIGKILL the warm parent, or the importer as long as that has not forked it."""
+        if self._pidfd >= 0:
+            processes.signal_open(self._pidfd, signal.SIGKILL)
+        elif pid := self.pid:
+            os.kill(pid, signal.SIGKILL)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the warm parent has ended, if it has been forked. Return False if it has not within this time."""
+        if self._pidfd < 0:
+            return True
+        if not select.select([self._pidfd], [], [], seconds)[0]:
+            return False
+        os.close(self._pidfd)
+        self._pidfd = -1
+        return True
+
+
+def ask_importer(environment: Mapping[str, str]) -> WarmParent:
+    """Have the executor's importer fork a warm parent, and start the importer where there is none.
+
+    Returns before it has been forked. Where no importer can be had, a warm parent is started for this task alone.
+    """
+    shared = {
+        name: value
+        for name, value in environment.items()
+        if name not in SLOT_VARIABLES and not name.startswith(SPARKS_OWN)
+    }
+    try:
+        address = _prefix(find_executor_pid()) + _digest(ProcessSetting.of_a_child(shared))
+        connection = _connect(address, shared)
+    except OSError:  # the working directory is gone, or the name is taken by another user
+        return StartedParent(environment)
+    own = {name: value for name, value in environment.items() if name in SLOT_VARIABLES}
+    packets.send(connection, packets.Fork(own))
+    return RequestedParent(connection, address)
+
+
+def end_idle_importers(_: Iterable[object] = ()) -> Iterable[bytes]:
+    """End the importers of this task's executor that serve no job, and wait for that."""
+    for address in _addresses(_prefix(find_executor_pid())):
+        _ask_to_end(address)
+    return ()
+
+
+def is_peer_mine(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to the user of this one."""
+    return _peer(connection)[1] == os.getuid()
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Return the number of the process that has connected."""
+    return _peer(connection)[0]
+
+
+def _connect(address: str, environment: Mapping[str, str]) -> socket.socket:
+    end = time.monotonic() + TURN_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect("\0" + address)
+            if not is_peer_mine(connection):
+                raise PermissionError(f"{address} is a socket of another user")
+            return connection
+        except OSError as error:
+            connection.close()
+            if not isinstance(error, ConnectionRefusedError):
+                raise
+        if not _start(address, environment):
+            if time.monotonic() > end:
+                raise TimeoutError(f"nobody listens at {address}")
+            time.sleep(0.001)  # the kernel has nothing to wait for here
+
+
+def _start(address: str, environment: Mapping[str, str]) -> bool:
+    """Start an importer that listens at the address. Return False if another process has the address."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        try:
+            listening.bind("\0" + address)
+        except OSError:
+            return False
+        listening.listen(BACKLOG)
+        for other in _addresses(_prefix(find_executor_pid())):
+            if other != address:
+                _ask_to_end(other, wait=False)  # what it was started with is out of date
+        above = [os.pidfd_open(pid) for pid in _above()]
+        _started[:] = [process for process in _started if process.poll() is None]
+        try:
+            importer = subprocess.Popen(
+                [sys.executable, "-c", _CODE, address, *map(str, (listening.fileno(), *above))],
+                pass_fds=[listening.fileno(), *above],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+            _started.append(importer)
+        finally:
+            for descriptor in above:
+                os.close(descriptor)
+    return True
+
+
+def _above() -> Iterator[int]:
+    """Yield the numbers of the processes that this one is below: pyspark's daemon, if there is one, and the executor."""
+    executor = find_executor_pid()
+    for ancestor in psutil.Process().parents():
+        yield ancestor.pid
+        if ancestor.pid == executor:
+            return
+
+
+def _ask_to_end(address: str, wait: bool = True) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(END_SECONDS if wait else 0)
+        try:
+            connection.connect("\0" + address)
+            if not is_peer_mine(connection):
+                return
+            packets.send(connection, packets.End())
+            _, descriptors = packets.receive_answer(connection) if wait else (None, [])
+        except OSError:
+            return  # it has just ended, imports, or is stopped
+    for pidfd in descriptors:
+        select.select([pidfd], [], [], END_SECONDS)
+        os.close(pidfd)
+
+
+def _addresses(prefix: str) -> set[str]:
+    """Return the names at which importers of an executor listen."""
+    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines())
+    return {name[1:] for name in names if name.startswith(f"@{prefix}")}
+
+
+def _prefix(executor: int) -> str:
+    # Containers of one network namespace may have processes of the same number.
+    return f"spark_elastic-{os.stat('/proc/self/ns/pid').st_ino}-{executor}-"
+
+
+def _digest(setting: ProcessSetting) -> str:
+    ancestors = [(pid, psutil.Process(pid).create_time()) for pid in _above()]
+    files = os.stat("/proc/self/ns/mnt").st_ino
+    known = (sorted(setting.environment.items()), sorted(setting.cores), sorted(setting.limits.items()))
+    everything = (ancestors, files, setting.interpreter, setting.folder, setting.packages, known)
+    return hashlib.sha256(repr(everything).encode()).hexdigest()[:32]
+
+
+def _importer_at(address: str) -> int:
+    """Return the number of the importer that was started for an address, 0 if there is none."""
+    # What it has forked has the same command.
+    found = {process.pid for process in psutil.process_iter() if address in _command(process)}
+    return next((pid for pid in found if _parent_of(pid) not in found), 0)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).ppid())
+    except psutil.Error:
+        return 0
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    size = struct.calcsize("3i")
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, user

@@ -1,0 +1,67 @@
+"""The warm parent as its task sees it: a process, and the connection to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class WarmParent(Protocol):
+    """The process from which a task's worker is forked."""
+
+    @property
+    def is_child(self) -> bool:
+        """Whether the process is a child of this one, which has to take care of what is left of it."""
+
+    @property
+    def connection(self) -> socket.socket:
+        """This end of the connection to the process, which ends with everything below it when this is closed."""
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+
+    def kill(self) -> None:
+        """SIGKILL the process."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the process has ended. Return False if it has not within this time."""
+
+
+class StartedParent:
+    """A warm parent in a fresh interpreter."""
+
+    is_child = True
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = "from spark_elastic.worker.warm_parent import main; import sys; main(int(sys.argv[1]), int(sys.argv[2]))"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL the process."""
+        self._process.kill()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the process has ended. Return False if it has not within this time."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
