@@ -142,7 +142,6 @@ class Group:
         self.rank = rank
         self.size = size
         self.condition = Condition()
-        self.gloo = SimpleNamespace(allgather=self._allgather)
         self.runs_ahead = find_backend(backend).runs_ahead
         self.error = ""
         # What the abort of the device's group sets free.
@@ -180,8 +179,6 @@ class Group:
             self.abort()
 
     def register(self) -> None: ...
-
-    def entered(self, work: Any, name: str) -> None: ...
 
     @property
     def collectives(self) -> int:
@@ -240,14 +237,14 @@ class Group:
                 self._mesh.enter(number, self, work, value, source)
         return work
 
-    def _allgather(self, outputs: list[list[Any]], inputs: list[Any]) -> Any:
+    def allgather(self, tensors: list[Any], mine: Any, name: str) -> Any:
         if self.error:
             raise RuntimeError(self.error)
-        work = self.collective(inputs[0].clone())
+        work = self.collective(mine.clone())
 
         def wait() -> None:
             for rank, value in work.wait().items():
-                outputs[0][rank].copy_(value)
+                tensors[rank].copy_(value)
 
         return SimpleNamespace(wait=wait)
 

@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import functools
 import inspect
+import math
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -121,10 +123,18 @@ class _Call:
         model._keep(_pass=task)
 
 
+# All wrappers that this process has made and that are still there.
+wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
 class DistributedDataParallel(nn.Module):
     """Wraps ``module`` so that backward leaves the gradient of the global batch on every rank.
 
-    ``ddp_kwargs`` are torch's. The wrapped parameters stay the same objects in every generation, so optimizers survive
+    Args:
+        module: the module to train.
+        ddp_kwargs: torch's own, such as ``find_unused_parameters=True``.
+
+    The wrapped parameters stay the same objects in every generation, so optimizers survive
     resets; buckets and hooks are torch's and overlap with backward. Outside a job, before the first generation and in a world
     of one, it just calls the module. ``state_dict`` keys begin with ``module.``, as torch's do. The wrapper and the module can
     both be given to ``torch.compile``, and are compiled once for all generations.
@@ -160,6 +170,12 @@ class DistributedDataParallel(nn.Module):
     rows_given: set[int]
 
     def __init__(self, module: nn.Module, **ddp_kwargs: object) -> None:
+        """Keep the module itself, not a copy, and enter it in the job, if there is one.
+
+        Under ``run(elastic=False)`` this is a collective, which gives all ranks the parameters of rank 0 and blocks until they
+        have them. Raises ``TypeError`` for what is no module and for an unknown argument, ``ValueError`` for an argument of
+        torch's that is not the user's to choose, and ``SparkElasticError`` inside the elastic function.
+        """
         super().__init__()
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
@@ -172,6 +188,7 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self._keep(_ddp_kwargs=ddp_kwargs, _row_source=None, _comm_hook=None, _syncs=True)
         self._leave()
+        wrappers.add(self)
         job = current_job()
         if job is not None:
             _leave_out_of_graphs()  # this import takes time once per process, and at this point no rank waits for another
@@ -246,7 +263,11 @@ class DistributedDataParallel(nn.Module):
         next commit, and to one before it that has had no call of its own and no ``backward`` yet. Zero is allowed unless all
         ranks give it.
         """
-        if rows < 0:
+        try:
+            weight = float(rows)
+        except (TypeError, ValueError):
+            weight = math.nan
+        if not 0 <= weight < math.inf:
             raise ValueError(f"rows must be a number from 0 on, not {rows!r}")
         if self._sharding is not None:
             raise SparkElasticError(
@@ -254,10 +275,21 @@ class DistributedDataParallel(nn.Module):
             )
         world = self._world
         if world is not None and world.size > 1:
-            self._keep(_by_hand=_RowsByHand(float(rows), world))
+            self._keep(_by_hand=_RowsByHand(weight, world))
 
     def forget_rows(self) -> None:
-        """Forget what ``set_rows`` was given, because a step is over. The State calls this at each commit."""
+        """Forget what ``set_rows`` was given, because a step is over. The State calls this at each commit.
+
+        Warns if no backward pass has used it.
+        """
+        if self._by_hand is not None and not self._by_hand.was_used:
+            from spark_elastic.worker.checks.training_code import depth_of_user
+
+            warnings.warn(
+                f"set_rows({self._by_hand.rows:g}) had no effect, as no backward() came between it and the commit: call it "
+                "before the backward() of the batch that it is about",
+                stacklevel=depth_of_user(),
+            )
         self._keep(_by_hand=None)
         weighting.forget()
 

@@ -10,9 +10,14 @@ import signal
 import threading
 from collections.abc import Callable
 
-import psutil
-
-from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE, Action, Fault, InjectedFaultError, Point
+from spark_elastic.protocol.fault_points import (
+    EXECUTOR_VARIABLE,
+    TASK_VARIABLE,
+    Action,
+    Fault,
+    InjectedFaultError,
+    Point,
+)
 
 
 class Injector:
@@ -68,7 +73,7 @@ def _strike(fault: Fault) -> None:
         case Action.HANG:
             threading.Event().wait()
         case Action.KILL_TASK:
-            psutil.Process().parents()[1].kill()
+            os.kill(int(os.environ[TASK_VARIABLE]), signal.SIGKILL)
             threading.Event().wait()
         case Action.DRAIN | Action.GIVE_BACK:
             pass  # the driver drains the host of the worker that claims this, or has the cluster give a seat back

@@ -66,11 +66,6 @@ class Group:
         # The group that is registered as torch's default group.
         self.watched: WatchedGroup | None = None
 
-    @property
-    def gloo(self) -> Any:  # Any, because torch's stubs leave out the collectives of a backend
-        """The group of all ranks for tensors of the host."""
-        return self._host.group
-
     def build(self) -> None:
         """Connect to all ranks. Raises what torch raises when a peer does not answer in time."""
         for backend in self._backends.values():
@@ -116,12 +111,18 @@ class Group:
     def _watched(
         self, store: dist.Store, rank: int, size: int, groups: Mapping[str, CollectiveGroup], watch: Watch
     ) -> WatchedGroup:
-        backends = {device: (self._backends[name].kind, groups[name]) for device, name in self._devices.items()}
+        backends = {
+            device: (self._backends[name].kind, groups[name], self._backends[name].guard)
+            for device, name in self._devices.items()
+        }
         return WatchedGroup(store, rank, size, backends, watch)
 
-    def entered(self, work: dist.Work, name: str) -> None:
-        """Note a collective that was not entered through torch's default group."""
+    def allgather(self, tensors: list[torch.Tensor], mine: torch.Tensor, name: str) -> dist.Work:
+        """Begin to fill ``tensors`` with those of all ranks, apart from torch's default group. ``name`` is how it is noted."""
+        group: Any = self._host.group  # Any, because torch's stubs leave out the collectives of a backend
+        work = self._host.guard(group.allgather([tensors], [mine]))
         self._watch.entered(work, name)
+        return work
 
     def take_reduction(self) -> dist.Work | None:
         """Return the first reduction that was entered through torch's default group since the last call; None if none was."""

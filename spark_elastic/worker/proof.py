@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 CODE_BYTES = 32
 
 
-def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
+def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str, guard: Callable[[dist.Work], dist.Work]) -> str:
     """Exchange codes with every other rank, over the connection to that rank. This is a collective of all ranks.
 
-    ``gloo`` is a ``ProcessGroupGloo``, whose collectives torch's stubs leave out.
+    ``gloo`` is a ``ProcessGroupGloo``, whose collectives torch's stubs leave out. ``guard`` returns what to wait for.
 
     Returns what is wrong; an empty string if nothing is. Does not raise, because an error's frames would keep the group alive.
     """
@@ -28,7 +30,7 @@ def prove(gloo: Any, rank: int, size: int, secret: bytes, group: str) -> str:
     mine = torch.frombuffer(bytearray(codes(secret, group, size, sender=rank)), dtype=torch.uint8)
     theirs = torch.empty_like(mine)
     try:
-        gloo.alltoall_base(theirs, mine, [], []).wait()
+        guard(gloo.alltoall_base(theirs, mine, [], [])).wait()
     except RuntimeError as error:
         return f"the ranks of {group} could not prove to each other who they are: {error}"
     return check(theirs.numpy().tobytes(), rank, size, secret, group)

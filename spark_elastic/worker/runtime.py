@@ -11,7 +11,7 @@ import random
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy
 
@@ -24,6 +24,11 @@ from spark_elastic.worker.gpu import use_of_gpu
 from spark_elastic.worker.group import Group
 from spark_elastic.worker.system import System
 
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler  # it takes no parameter before Python 3.11
+
 logger = logging.getLogger("spark_elastic")
 
 
@@ -34,7 +39,7 @@ def prepare_process() -> None:
     _name_our_warnings()
 
 
-class _UntilConfigured(logging.StreamHandler[TextIO]):
+class _UntilConfigured(_Handler):
     """Writes to stderr until user code configures logging; from then on the package's records go where all others do."""
 
     def handle(self, record: logging.LogRecord) -> bool:

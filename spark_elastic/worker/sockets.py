@@ -100,27 +100,32 @@ class GroupSockets:
                     silent += max(resent, probed) >= SILENT_TRIES
         return moved, silent
 
-    def shut(self) -> None:
+    def shut(self) -> bool:
         """Have Gloo read the end of every connection of the group, so that its pending collectives fail at once on this rank.
 
         The peers learn nothing of it: our duplicates keep the connections open until ``close``. Connections that were made
         after ``capture`` (``new_group`` in user code) are found, too. A peer that saw a connection end before the driver has
-        said that the world is broken would take that for an error in user code.
+        said that the world is broken would take that for an error in user code. May be repeated. Returns whether all connections
+        have been found.
         """
         with self._lock:
-            self._shut = True
+            is_first, self._shut = not self._shut, True
             self._shut_kept()
             try:
                 self._keep_new()
             except OSError as error:  # no descriptor is left to look for further connections
-                logger.warning("connections of groups that user code has made may stay open: %s", error)
+                if is_first:
+                    logger.warning("connections of groups that user code has made may stay open: %s", error)
+                return False
             self._shut_kept()
+            return True
 
     def close(self) -> None:
         """End the connections for good, after the group has been dropped."""
         with self._lock:
             self._shut = True
             self._poll = select.poll()
+            self.addresses.clear()  # so that nothing is found any more
             for duplicate in self._kept:
                 duplicate.close()
             self._kept.clear()

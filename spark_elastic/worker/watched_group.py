@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,10 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend as CollectiveGroup
 
+# Options of a call that give no timeout have this one or less.
+_NO_TIMEOUT = timedelta(0)
+# Returns what to wait for in place of a work.
+Guard = Callable[[dist.Work], dist.Work]
 # The calls that all ranks have to make in the same order. TRANSFERS involve only some ranks, and are therefore not counted.
 COLLECTIVES = (
     "allreduce",
@@ -117,7 +122,8 @@ def _incomplete(works: list[dist.Work]) -> list[dist.Work]:
 class WatchedGroup(dist.ProcessGroup):
     """Passes all calls on to ``backends``, by the device of their tensors, including calls from torch's C++ (DDP's reducer).
 
-    ``backends`` maps each device to the kind of library for which torch takes the group, and to the group.
+    ``backends`` maps each device to the kind of library for which torch takes the group, to the group, and to the function that
+    returns what to wait for in place of one of its works.
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class WatchedGroup(dist.ProcessGroup):
         store: dist.Store,
         rank: int,
         size: int,
-        backends: Mapping[str, tuple[dist.ProcessGroup.BackendType, CollectiveGroup]],
+        backends: Mapping[str, tuple[dist.ProcessGroup.BackendType, CollectiveGroup, Guard]],
         watch: Watch,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs do not
@@ -134,13 +140,36 @@ class WatchedGroup(dist.ProcessGroup):
         # Calls that this class does not override reach the backends from here, and are not watched.
         for group in (self._inner, self):
             group._set_default_backend(backends["cpu"][0])
-            for device, (kind, backend) in backends.items():
+            for device, (kind, backend, _) in backends.items():
                 group._register_backend(torch.device(device), kind, backend)
+        self._guards = {device: guard for device, (_, _, guard) in backends.items()}
+
+    def _guard(self, arguments: tuple[object, ...], work: dist.Work) -> dist.Work:
+        if any(getattr(argument, "timeout", _NO_TIMEOUT) > _NO_TIMEOUT for argument in arguments):
+            return work  # the library ends it at the caller's own timeout, and nobody else may
+        tensor = _first_tensor(arguments)
+        device = _device_of_barrier(arguments) if tensor is None else tensor.device
+        return self._guards[device.type](work)
+
+
+def _device_of_barrier(arguments: tuple[object, ...]) -> torch.device:
+    """The device on which ranks meet: that of the call's options, or torch's choice."""
+    devices = (getattr(argument, "device", None) for argument in arguments)
+    return next((device for device in devices if device is not None), torch.device("cpu"))
+
+
+def _first_tensor(arguments: object) -> torch.Tensor | None:
+    if isinstance(arguments, torch.Tensor):
+        return arguments
+    nested = arguments if isinstance(arguments, (list, tuple)) else ()
+    return next((tensor for tensor in map(_first_tensor, nested) if tensor is not None), None)
 
 
 def _handing_on(name: str, is_collective: bool) -> Callable[..., dist.Work | None]:
     def call(self: WatchedGroup, *args: Any, **kwargs: object) -> dist.Work | None:
         work: dist.Work | None = getattr(self._inner, name)(*args, **kwargs)
+        if work is not None:
+            work = self._guard((*args, *kwargs.values()), work)
         self._watch.entered(work, name, is_collective)
         if (
             name == REDUCTION and args and any(tensor.numel() for tensor in args[0])

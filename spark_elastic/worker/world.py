@@ -111,10 +111,9 @@ class World:
             return
         everybody = torch.empty(self.size, len(values), dtype=torch.int64)
         try:
-            work = self.group.gloo.allgather([list(everybody.unbind())], [mine])
+            work = self.group.allgather(list(everybody.unbind()), mine, COMMIT)
         except RuntimeError as error:
             raise self.lost(error) from error
-        self.group.entered(work, COMMIT)
         self._pending = (work, everybody)
 
     def finish_exchange(self) -> list[list[int]] | None:
@@ -136,9 +135,7 @@ class World:
             return
         here, everybody = torch.zeros(1), torch.empty(self.size, 1)
         try:
-            work = self.group.gloo.allgather([list(everybody.unbind())], [here])
-            self.group.entered(work, COMMIT)
-            work.wait()
+            self.group.allgather(list(everybody.unbind()), here, COMMIT).wait()
         except RuntimeError as error:
             raise self.lost(error) from error
 

@@ -67,7 +67,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         optimizer = se.ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
         state = se.TorchState(model, optimizer)
 
-    ``optimizer_class`` may also be a function of the parameters that makes an optimizer. Of N ranks each keeps about 2/N of the
+    Args:
+        params: the parameters, or groups of them, as any optimizer takes them.
+        optimizer_class: a class of optimizers, or a function of the parameters that makes one.
+        defaults: keyword arguments of ``optimizer_class``, such as ``lr=1e-3``.
+
+    Of N ranks each keeps about 2/N of the
     optimizer state (3/N with ``redundancy=2``), and no rank's loss takes any with it. The weights after each step have the same
     bits as with the plain optimizer. ``step`` ends with broadcasts of the new weights, and blocks until all ranks have stepped;
     it raises ``WorkerLostError`` when one is lost. Parameter groups, schedulers, GradScaler and ``clip_grad_norm_`` work as with
@@ -88,6 +93,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         optimizer_class: Callable[..., torch.optim.Optimizer],
         **defaults: Any,
     ) -> None:
+        """Make the plain optimizer, which keeps its whole state until the elastic function divides it. Does not block.
+
+        Raises ``TypeError`` if ``optimizer_class`` makes no optimizer, ``ValueError`` if it makes one that does not update each
+        parameter by itself, such as LBFGS, and what ``optimizer_class`` raises.
+        """
         if not callable(optimizer_class):
             raise TypeError(
                 f"optimizer_class must be a class of optimizers, or a function that makes one, not {optimizer_class!r}"

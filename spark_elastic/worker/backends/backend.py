@@ -47,6 +47,10 @@ class Backend(Protocol):
     def subgroup(self, store: dist.Store, rank: int, size: int) -> CollectiveGroup:
         """Make a group of some of the ranks, which ``abort`` reaches, too."""
 
+    def guard(self, work: dist.Work) -> dist.Work:
+        """Return what user code and torch wait for in place of a work of one of these groups: the work, if an abort ends it."""
+        return work
+
     def abort(self) -> list[threading.Thread]:
         """End all pending and later collectives. Return the threads that are still working on the abort."""
 

@@ -1,9 +1,8 @@
-"""What an elastic function that is called outside a job is told of what a job would refuse at its first step."""
+"""What is refused in an elastic function that is called outside a job, because a job would refuse it at its first step."""
 
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from spark_elastic.worker.checks.training_code import depth_of_user
+from spark_elastic.worker.checks.training_code import module_of, not_wrapped
 from spark_elastic.worker.registered import stepped
 
 if TYPE_CHECKING:
@@ -21,24 +20,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def checked_outside(state: TorchState) -> Iterator[None]:
-    """Warn once, at an optimizer's first step, if it trains a module of the State that is not wrapped."""
+    """Raise ``TrainingCodeError`` at an optimizer's first step if it trains a module of the State that is not wrapped."""
     looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-    warned: list[str] = []
 
     def look(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if optimizer in looked_at or warned:
+        if optimizer in looked_at:
             return
         looked_at.add(optimizer)
         name = _trains_unwrapped(state, optimizer)
         if name is not None:
-            warned.append(name)
-            module = name.split(".")[1].split("[")[0]
-            warnings.warn(
-                f"{name} trains and its module is not wrapped, which is an error in a job: each rank would train on its own rows "
-                f"alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give that to the "
-                "State",
-                stacklevel=depth_of_user(),
-            )
+            raise not_wrapped(name, module_of(name))
 
     hook = register_optimizer_step_pre_hook(look)
     try:
@@ -53,10 +44,10 @@ def _trains_unwrapped(state: TorchState, optimizer: torch.optim.Optimizer) -> st
     trained = [p for p in stepped(optimizer) if p.grad is not None]
     if not any(id(p) in names for p in trained):
         return None
-    from spark_elastic.worker.ddp import DistributedDataParallel
+    from spark_elastic.worker.ddp import DistributedDataParallel, wrappers
 
     kinds = (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
-    # Also a wrapper whose module alone is in the State.
-    wrappers = [value for value in gc.get_objects() if type(value) in kinds]
-    wrapped = {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
+    # Also a wrapper whose module alone is in the State. The garbage collector does not list what was frozen.
+    found = [*wrappers, *(value for value in gc.get_objects() if type(value) in kinds)]
+    wrapped = {id(parameter) for wrapper in found for parameter in wrapper.parameters()}
     return next((names[id(p)] for p in trained if id(p) in names and id(p) not in wrapped), None)

@@ -163,13 +163,8 @@ class TrainingChecks:
         if _averaged_by_torch(bare):
             return
         what = name or f"a parameter of shape {list(bare[0].shape)}"
-        module = "model" if name is None else name.split(".")[1].split("[")[0]
-        raise TrainingCodeError(
-            f"{what} trains and its gradients are not averaged: its module is not wrapped, so each rank would train on its "
-            f"own rows alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
-            "that to the State. Code that averages gradients by hand calls backward under no_sync() of the wrapped model; a "
-            f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
-        )
+        module = "model" if name is None else module_of(name)
+        raise not_wrapped(what, module)
 
     def _check_beside(self, optimizer: torch.optim.Optimizer, shared: Sequence[object]) -> None:
         """Check for a scaler or a scheduler that steps along with an optimizer of the State and is not in the State."""
@@ -361,6 +356,21 @@ def _calling_scaler() -> torch.amp.GradScaler | None:
             return None
         frame = frame.f_back
     return None
+
+
+def module_of(name: str) -> str:
+    """Return the attribute of the State that a parameter's name begins with."""
+    return name.split(".")[1].split("[")[0]
+
+
+def not_wrapped(what: str, module: str) -> TrainingCodeError:
+    """Return the error of a parameter that trains although nothing averages its gradients."""
+    return TrainingCodeError(
+        f"{what} trains and its gradients are not averaged: its module is not wrapped, so each rank would train on its "
+        f"own rows alone. Write {module} = se.DistributedDataParallel({module}) above the elastic function and give "
+        "that to the State. Code that averages gradients by hand calls backward under no_sync() of the wrapped model; a "
+        f'module that is each rank\'s own goes into se.TorchState(local={{"{module}": {module}}})'
+    )
 
 
 def depth_of_user() -> int:

@@ -36,6 +36,7 @@ class State(ABC):
     _checks: TrainingChecks | None = None
 
     def __init__(self) -> None:
+        """Begin without a commit and without reset callbacks. Reads nothing, does not block, and raises nothing."""
         self._commits = Commits(None)
         self._reset_callbacks: list[ResetCallback] = []
 
@@ -100,6 +101,10 @@ class State(ABC):
         a durable checkpoint, it is the size of the world that wrote it. Callbacks are not called where a job starts from
         nothing.
         """
+        if callable(callbacks):
+            raise TypeError(
+                f"callbacks must be a list of functions, not one: write [{getattr(callbacks, '__name__', 'callback')}]"
+            )
         given = list(callbacks)
         for callback in given:
             if not callable(callback):
@@ -192,7 +197,7 @@ class State(ABC):
         """Take this rank's share of the data."""
 
     def _checked_outside(self) -> AbstractContextManager[None]:
-        """Warn, while the elastic function runs outside a job, of what a job would refuse."""
+        """Refuse, while the elastic function runs outside a job, what a job would refuse."""
         return nullcontext()
 
     def _check_models(self, job: Job) -> None:

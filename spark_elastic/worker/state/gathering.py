@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import cloudpickle
 import torch
 
-from spark_elastic.checkpoint.skeleton import TensorSpec
+from spark_elastic.checkpoint.skeleton import TensorSpec, pickled
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId, Member
 from spark_elastic.worker import faults
@@ -112,7 +111,7 @@ def _going(
     if receivers:
         assert mine is not None
         content = (mine.skeleton, mine.sliced, mine.specs, mine.small.specs, mine.told)
-        packed = announce(world, world.newest_commit, cloudpickle.dumps(content))
+        packed = announce(world, world.newest_commit, pickled(content, mine.skeleton, "sent to another worker"))
         flats = [flat.cpu() for flat in mine.small.flats]
         for receiver in receivers:
             for tensor in (packed, *flats):

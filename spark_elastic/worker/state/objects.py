@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
+from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live
 from spark_elastic.worker.checks.unsupported import check_supported
@@ -17,7 +18,7 @@ from spark_elastic.worker.state.base import State
 from spark_elastic.worker.state.commits import Commits
 from spark_elastic.worker.state.keepers import Keeper, OnDevice, dividing_keeper
 from spark_elastic.worker.state.loading import load_tree
-from spark_elastic.worker.state.snapshot import Snapshot, Stateful, find_objects
+from spark_elastic.worker.state.snapshot import CannotCopyError, Snapshot, Stateful, find_objects
 from spark_elastic.worker.state.structure import Structure, follow, structure_of, tell
 from spark_elastic.worker.world import World
 from spark_elastic.worker.zero import divides, find_divisible
@@ -32,8 +33,16 @@ class ObjectState(State):
     Objects with ``state_dict`` and ``load_state_dict``, by themselves or in lists, tuples and dicts, are saved and restored
     through these methods, in place. Everything else is copied by value; tensors that still fit, containers, and objects of plain
     classes are restored in place, too. Public attributes that are set later also belong to the state; names that begin with an
-    underscore are refused, and those that a subclass of yours sets are not kept. Objects named in ``local`` stay on their rank:
-    they are saved and restored there and never sent. After a sync all others are the same on every rank.
+    underscore are refused, and those that a subclass of yours sets are not kept. After a sync all objects that are not ``local``
+    are the same on every rank.
+
+    Args:
+        local: the name or names of objects that stay on their rank, or a dict of such objects; they are saved and restored
+            there and never sent.
+        objects: the objects, by the names that become attributes.
+
+    A loader of ``spark_elastic.data`` that is given as ``loader`` goes on from the last commit, and each rank gets its share of
+    the rows.
 
     Raises ``TrainingCodeError`` for tensors, and for containers of tensors, that share their memory with a module or an optimizer
     of the state, as those of ``module.state_dict()`` do: they go on changing here, and are copies on other ranks.
@@ -47,6 +56,12 @@ class ObjectState(State):
     _redundancy = 1
 
     def __init__(self, *, local: str | Iterable[str] | Mapping[str, object] | None = None, **objects: object) -> None:
+        """Set the objects as attributes; outside a job, copy them as well, so that ``restore`` has something to go back to.
+
+        Raises ``ValueError`` for a name that is taken or begins with an underscore and for a container that contains itself,
+        ``TypeError`` for tensors and models that no State can hold, such as sparse ones, and ``TrainingCodeError`` for tensors
+        that share memory with a module or an optimizer of the state.
+        """
         super().__init__()
         # By the name of an attribute, how often it has been set to something that holds tensors.
         self._looked_at: Counter[str] = Counter()
@@ -159,7 +174,11 @@ class ObjectState(State):
 
     def _prepare(self) -> None:
         self._prepare_to_divide()
-        self._keeper.prepare(self._values(shared=True))
+        shared = self._values(shared=True)
+        try:
+            self._keeper.prepare(shared)
+        except CannotCopyError as error:
+            raise error.named(shared) from error.reason
         self._first_structure = structure_of(find_objects(self._values(shared=True)))
 
     def _prepare_to_divide(self) -> None:
@@ -228,7 +247,11 @@ class ObjectState(State):
 
     def _take(self, steps: int, size: int) -> None:
         """Begin a commit of the present values, made by a world of this size."""
-        if self._keeper.take(steps, size, self._values(shared=True), self._own_part()):
+        try:
+            has_changed = self._keeper.take(steps, size, self._values(shared=True), self._own_part())
+        except CannotCopyError as error:
+            raise error.named({**self._values(shared=True), **self._values(shared=False)}) from error.reason
+        if has_changed:
             self._tell()  # a change that cannot be described to a newcomer raises now, on every rank
 
     def _take_next(self) -> None:
@@ -247,6 +270,15 @@ class ObjectState(State):
             for name, value in vars(self).items()
             if not name.startswith("_") and (name not in self._local) == shared
         }
+
+    def _enter_world(self, rank: int, size: int) -> None:
+        objects = find_objects(self._values(shared=True) | self._values(shared=False))
+        for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
+            if has_part(value, TakesWorld):
+                value.set_world(rank, size)
+
+    def _loader_in_use(self) -> object:
+        return vars(self).get("loader")
 
     def _own_part(self) -> object:
         """Copy what belongs to this rank alone; ``_load_own`` takes the copy back."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import cloudpickle
 import msgspec
 import torch
 
+from spark_elastic.checkpoint.skeleton import pickled
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId
@@ -142,7 +142,8 @@ def receive_announced(
 
 
 def _send(world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int]) -> None:
-    packed = announce(world, plan.newest, cloudpickle.dumps((snapshot.skeleton, snapshot.buffer.specs, snapshot.told)))
+    content = (snapshot.skeleton, snapshot.buffer.specs, snapshot.told)
+    packed = announce(world, plan.newest, pickled(content, snapshot.skeleton, "sent to another worker"))
     for piece in (packed, *snapshot.buffer.flats):
         way.send(piece.cpu(), receivers)
 

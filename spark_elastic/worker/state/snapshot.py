@@ -69,6 +69,28 @@ class Remembered(Protocol):
         """Note that the commit has visited all objects."""
 
 
+class CannotCopyError(TypeError):
+    """A commit cannot copy ``value``, which lies in the tree itself or, if ``owner`` is given, in what is kept of that object."""
+
+    def __init__(self, value: object, owner: Stateful | None, reason: Exception) -> None:
+        super().__init__(f"a {type(value).__name__} in the State cannot be copied: {reason}")
+        self.value, self.owner, self.reason = value, owner, reason
+
+    def named(self, values: Mapping[str, object]) -> TypeError:
+        """Return the error that users get: it says in which of a State's attributes the value is, and what to do about it."""
+        kind = type(self.value).__name__
+        sought = self.value if self.owner is None else self.owner
+        place = next((f"state.{name}" for name, each in _leaves(values) if each is sought), "what is in the State")
+        what = f"{place} is" if self.owner is None else f"the state_dict of {place} has"
+        advice = (
+            "keep it outside the State, also outside local=, of which commits copy the objects, too. An object of a class of "
+            "yours may stay if it has state_dict and load_state_dict, which leave out what cannot be copied"
+            if self.owner is None
+            else "leave it out of the state_dict, or keep the object outside the State"
+        )
+        return TypeError(f"{what} a {kind}, which a commit cannot copy ({self.reason}): {advice}")
+
+
 def has_state_dict(value: object) -> TypeGuard[Stateful]:
     """Whether an object is saved and restored through a state dict."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
@@ -121,9 +143,11 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
 
     Objects with a state dict, wherever they are in the tree, are added to ``found``, too, and what ``keep`` returns for each is
     copied; with ``remembered``, ``keep`` is called only for those that have changed. Other mutable objects are deep-copied.
-    Raises ``TypeError`` for an object that cannot be copied.
+    Raises ``CannotCopyError``, which is a ``TypeError``, for an object that cannot be copied.
     """
     holders: list[tuple[object, set[int]]] = []
+    # The object with a state dict of which parts are taken at the moment.
+    owner: Stateful | None = None
 
     def take(value: object) -> object:
         if isinstance(value, torch.Tensor):
@@ -133,17 +157,22 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
                 found.constants.append(len(found.tensors))
             found.tensors.append(value.detach() if value.requires_grad else value)
             return Leaf(len(found.tensors) - 1)
-        return value if type(value) in PLAIN else _deep_copy(value, holders)
+        return value if type(value) in PLAIN else _deep_copy(value, holders, owner)
 
     def take_or_keep(value: object) -> object:
+        nonlocal owner
         if type(value) in PLAIN or isinstance(value, torch.Tensor) or not has_state_dict(value):
             return take(value)
         if why_unsupported(value) is not None:
             check_supported(value, "what has been put into the State")
         found.objects.append(value)
+        owner = value
         if remembered is None:
-            return map_tree(take, keep(value))
-        return remembered.part_of(found, take, lambda: map_tree(take, keep(value)))
+            kept = map_tree(take, keep(value))
+        else:
+            kept = remembered.part_of(found, take, lambda: map_tree(take, keep(value)))
+        owner = None
+        return kept
 
     skeleton = map_tree(take_or_keep, tree)
     if remembered is not None:
@@ -153,13 +182,18 @@ def flatten(tree: object, found: Found, keep: Keep = as_state_dict, remembered: 
     return skeleton
 
 
-def _deep_copy(value: object, holders: list[tuple[object, set[int]]]) -> object:
+def _deep_copy(value: object, holders: list[tuple[object, set[int]]], owner: Stateful | None) -> object:
     """Copy an object that has no state dict. If it holds parameters, add it to ``holders``, with their ids.
 
     An object that holds an optimizer is refused: training would continue with the original and not with the copy.
     """
     seen: dict[int, object] = {}
-    copied = copy.deepcopy(value, seen)
+    try:
+        copied = copy.deepcopy(value, seen)
+    except (MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise CannotCopyError(value, owner, error) from error
     held = next((entry for entry in seen.values() if isinstance(entry, torch.optim.Optimizer)), None)
     if held is not None:
         raise TypeError(

@@ -35,11 +35,18 @@ _PARTS_OF_LOADERS = (TakesWorld, RowSource, Accountable, Countable)
 class TorchState(ObjectState):
     """The state of a training job: models, optimizers, schedulers, a loader, random number generators, and any objects.
 
-    ``model``, ``optimizer`` and ``scheduler`` are ordinary objects with a state dict; more of them may be given under other
-    names. After a reset the ``loader`` continues from the last commit, with this rank's new share of the rows, and tells the
-    wrapped models how many rows each rank has. Of a loader of another library, such as torchdata's ``StatefulDataLoader``, the
-    position is kept; a warning tells what that loader has to see to. Objects named in ``local`` are each rank's own and never
-    travel. Random number generators (Python, NumPy, torch, CUDA) are each rank's own: they are saved with commits and never
+    Args:
+        model, optimizer, scheduler: ordinary objects with a state dict; more of them may be given under other names.
+        loader: continues from the last commit after a reset, with this rank's new share of the rows, and tells the wrapped
+            models how many rows each rank has. Of a loader of another library, such as torchdata's ``StatefulDataLoader``, the
+            position is kept; a warning tells what that loader has to see to.
+        commit: where commits are kept: "copy" on the device, "host" in pinned memory of the host, "in_place" without copies of
+            weights and optimizer state, "sharded" in slices on all ranks.
+        local: the name or names of objects that are each rank's own and never travel, or a dict of such objects.
+        redundancy: with slices, how many neighbours in the ring of ranks may be lost at once, 1 or 2.
+        objects: all else that belongs to the state, by names that become attributes, such as ``epoch=0``.
+
+    Random number generators (Python, NumPy, torch, CUDA) are each rank's own: they are saved with commits and never
     sent; those of a newcomer, and those of a job that resumes from a durable checkpoint, are derived from
     (``torch.initial_seed()``, attempt, generation, rank).
 
@@ -74,6 +81,12 @@ class TorchState(ObjectState):
         redundancy: int = 1,
         **objects: object,
     ) -> None:
+        """Choose how commits are kept, then set the objects as ``ObjectState`` does.
+
+        Raises ``TypeError`` for a ``model`` that is no module, for an ``optimizer`` or ``scheduler`` without a state dict and
+        for a ``loader`` without a position, ``ValueError`` for a ``commit`` or ``redundancy`` that there is not, and what
+        ``ObjectState`` raises.
+        """
         self._keeper_class, self._redundancy = self._keeper_maker(commit, redundancy), redundancy
         self._generators = Generators()
         if model is not None and not isinstance(model, torch.nn.Module):
@@ -158,10 +171,8 @@ class TorchState(ObjectState):
         return names
 
     def _enter_world(self, rank: int, size: int) -> None:
+        super()._enter_world(rank, size)
         objects = find_objects(self._values(shared=True) | self._values(shared=False))
-        for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
-            if has_part(value, TakesWorld):
-                value.set_world(rank, size)
         # The models, wherever they are in the State, work on the batches of its one loader.
         loader = self._loader_in_use()
         job = current_job()
@@ -200,9 +211,6 @@ class TorchState(ObjectState):
                     f"a DistributedDataParallel around {type(model.module).__name__} is not in the State, so its weights would "
                     "not be kept equal on all ranks, nor given to newcomers; put it there"
                 )
-
-    def _loader_in_use(self) -> object:
-        return vars(self).get("loader")
 
     def _own_part(self) -> object:
         return super()._own_part(), self._generators.states()

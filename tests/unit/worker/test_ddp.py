@@ -68,9 +68,10 @@ def test_what_is_no_module_is_refused() -> None:
         DistributedDataParallel(lambda x: x)
 
 
-def test_rows_are_not_negative() -> None:
-    with pytest.raises(ValueError, match="-1"):
-        wrapped().set_rows(-1)
+@pytest.mark.parametrize("rows", [-1, float("nan"), float("inf"), "a", None])
+def test_rows_are_a_number_from_0_on(rows: object) -> None:
+    with pytest.raises(ValueError, match=f"rows must be a number from 0 on, not {rows!r}"):
+        wrapped().set_rows(rows)
 
 
 def test_rows_may_be_set_and_forgotten_outside_a_job() -> None:

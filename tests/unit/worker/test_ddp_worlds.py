@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,6 +185,29 @@ def keep_a_loss(folder: Path, rank: int) -> bool:
 def test_a_loss_that_is_kept_does_not_keep_torchs_wrapper_of_a_world_that_is_over() -> None:
     """It would reduce the gradients of later passes, too, in a group that is gone."""
     assert on_ranks(2, keep_a_loss) == [True] * 2
+
+
+def set_rows_late_and_in_time(folder: Path, rank: int) -> list[list[str]]:
+    model, told = DistributedDataParallel(net()), []
+    with world(folder, rank, 2, [model]):
+        for is_late in (False, True):
+            if not is_late:
+                model.set_rows(3)
+            loss = model(torch.ones(4, 8)).sum()
+            loss.backward()
+            if is_late:
+                model.set_rows(3)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                model.forget_rows()
+            told.append([str(warning.message) for warning in found])
+    return told
+
+
+def test_rows_that_are_set_behind_the_backward_pass_are_warned_of() -> None:
+    for in_time, late in on_ranks(2, set_rows_late_and_in_time):
+        assert in_time == []
+        assert ["set_rows(3) had no effect" in text for text in late] == [True]
 
 
 def register_late_and_within(folder: Path, rank: int) -> None:

@@ -112,7 +112,7 @@ def test_torch_tells_libraries_apart_by_their_kinds() -> None:
 
 def test_the_driver_is_told_what_was_entered_last_and_that_a_model_is_frozen(group: Group) -> None:
     for name in ("allreduce", COMMIT):
-        group.entered(None, name)
+        group._watch.entered(None, name)
     group.froze("Net")
     activity = group.activity()
     assert (activity.collectives, activity.recent, activity.frozen) == (2, ("allreduce", COMMIT), "Net")

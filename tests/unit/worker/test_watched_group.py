@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -11,41 +10,27 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gloo_pair import gloo_pair
 
 from spark_elastic.errors import WorkerLostError
-from spark_elastic.worker.sockets import GroupSockets, listening_addresses
+from spark_elastic.worker.backends.works import Works
 from spark_elastic.worker.watched_group import COLLECTIVES, TRANSFERS, Watch, WatchedGroup
 from spark_elastic.worker.world import World
-
-SECONDS = 30
 
 
 @pytest.fixture
 def pair() -> Iterator[list[tuple[WatchedGroup, Watch]]]:
     """Two ranks of one group."""
-    store, made, sockets = dist.HashStore(), {}, GroupSockets()
-    before = listening_addresses()
+    store = dist.HashStore()
 
-    def build(rank: int) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=SECONDS)
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, options)
-        backend = (dist.ProcessGroup.BackendType.GLOO, gloo)
+    def watched(rank: int, gloo: Any) -> tuple[WatchedGroup, Watch]:
+        backend = (dist.ProcessGroup.BackendType.GLOO, gloo, Works().guard)
         watch = Watch(in_order=False)
-        group = WatchedGroup(dist.PrefixStore("mine", store), rank, 2, {"cpu": backend, "cuda": backend}, watch)
-        made[rank] = (group, watch)
+        devices = {"cpu": backend, "cuda": backend}
+        return WatchedGroup(dist.PrefixStore("mine", store), rank, 2, devices, watch), watch
 
-    threads = [threading.Thread(target=build, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    sockets.addresses.update(address for inode, address in listening_addresses().items() if inode not in before)
-    sockets.capture()
-    yield [made[0], made[1]]
-    sockets.shut()  # or Gloo would wait for what is pending
-    sockets.close()
+    with gloo_pair(store) as made:
+        yield [watched(rank, gloo) for rank, gloo in enumerate(made)]
 
 
 def test_who_is_alone_in_a_collective_waits_until_the_other_has_come(pair: Any) -> None:
@@ -163,3 +148,17 @@ def test_a_rank_has_met_the_others_once_the_reduction_has_ended(error: RuntimeEr
     assert not World.has_met(world)
     group.runs_ahead, work = False, None
     assert not World.has_met(world)
+
+
+def test_a_work_is_guarded_by_the_library_of_its_device_unless_it_has_a_timeout_of_its_own() -> None:
+    group: Any = SimpleNamespace(_guards={"cpu": lambda work: ("gloo", work), "cuda": lambda work: ("nccl", work)})
+
+    def guard(*arguments: object) -> Any:
+        return WatchedGroup._guard(group, arguments, "work")  # type: ignore[arg-type]
+
+    gpu = SimpleNamespace(device=torch.device("cuda", 0), timeout=timedelta(seconds=-1))
+    host = SimpleNamespace(device=None, timeout=timedelta(seconds=-1))
+    assert guard([[torch.ones(1)]], [torch.ones(1)]) == ("gloo", "work")
+    assert guard(gpu) == ("nccl", "work")
+    assert guard(host) == ("gloo", "work")
+    assert guard([torch.ones(1)], SimpleNamespace(timeout=timedelta(seconds=1))) == "work"

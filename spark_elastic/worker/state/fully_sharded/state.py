@@ -95,6 +95,12 @@ class ShardedState(TorchState):
         redundancy: int = 1,
         **values: object,
     ) -> None:
+        """Keep the functions without calling them: the model is made when the elastic function is entered.
+
+        Raises ``TypeError`` for what is no function, for ``model=`` and ``commit=``, and for modules, optimizers and schedulers
+        among the other values, and ``ValueError`` for a ``redundancy`` other than 1 and 2. What a job has to be is checked when
+        the elastic function is entered.
+        """
         factories = {"build": build, "shard": shard, "optimizer": optimizer}
         for name, factory in (factories if scheduler is None else {**factories, "scheduler": scheduler}).items():
             if not callable(factory) or isinstance(factory, _MADE_ANEW):

@@ -22,6 +22,8 @@ def test_what_is_no_function_is_refused() -> None:
         elastic(3)
     with pytest.raises(TypeError, match="callbacks must be callable, not 3"):
         ObjectState().register_reset_callbacks([print, 3])
+    with pytest.raises(TypeError, match=r"a list of functions, not one: write \[print\]"):
+        ObjectState().register_reset_callbacks(print)  # type: ignore[arg-type]
 
 
 def test_an_elastic_function_is_simply_called_outside_a_job() -> None:

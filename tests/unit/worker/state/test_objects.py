@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import pytest
 import torch
 from worker_stage import on_stage
 
+from spark_elastic.checkpoint.content import encode
+from spark_elastic.checkpoint.skeleton import pickled
+from spark_elastic.data import ElasticDataLoader
+from spark_elastic.errors import DataError
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.state.objects import ObjectState
+
+
+class Rows(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, row: int) -> int:
+        return row
 
 
 def test_objects_are_attributes_and_go_back_to_the_last_commit() -> None:
@@ -131,3 +146,72 @@ def test_a_subclass_may_set_names_of_its_own_that_are_not_kept() -> None:
     state._cache = 3
     state.restore()
     assert (state._cache, state.epoch) == (3, 0)
+
+
+def test_a_loader_goes_on_from_the_last_commit_and_is_not_iterated_twice() -> None:
+    loader = ElasticDataLoader(Rows(), global_batch_size=2, shuffle=False)
+    state = ObjectState(loader=loader, seen=[])
+
+    @elastic
+    def read(state: ObjectState) -> None:
+        for batch in state.loader:
+            state.seen += batch.tolist()
+            state.commit()
+            if len(state.seen) == 4:
+                break
+        state.seen += [row for batch in state.loader for row in batch.tolist()]
+        list(state.loader)
+        with pytest.raises(DataError, match=r"set_epoch\(1\) forgotten"):
+            list(state.loader)
+
+    read(state)
+    assert state.seen == [0, 1, 2, 3, 4, 5]
+
+
+class WithLock(torch.nn.Linear):
+    def get_extra_state(self) -> object:
+        return threading.Lock()
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ObjectState(lock=threading.Lock()), "state.lock is a lock, which a commit cannot copy"),
+        (lambda: ObjectState(box={"a": [1, threading.Lock()]}), r"state.box\['a'\]\[1\] is a lock"),
+        (lambda: ObjectState(epoch=0, local={"rows": (row for row in ())}), "state.rows is a generator"),
+        (lambda: ObjectState(net=WithLock(1, 1)), "the state_dict of state.net has a lock"),
+    ],
+)
+def test_what_a_commit_cannot_copy_is_named_with_what_to_do(make: Callable[[], ObjectState], told: str) -> None:
+    with pytest.raises(TypeError, match=rf"{told}.*\(cannot pickle .*outside the State"):
+        make().commit()
+
+
+def test_in_a_job_what_cannot_be_copied_is_named_ahead_of_the_first_commit() -> None:
+    with on_stage():
+        state = ObjectState(lock=threading.Lock())
+        with pytest.raises(TypeError, match=r"state\.lock is a lock, which a commit cannot copy"):
+            state._prepare()
+
+
+class Copyable:
+    """Can be copied, and cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo: object) -> Copyable:
+        return Copyable()
+
+
+def test_what_cannot_be_pickled_is_named_where_it_would_have_to_be() -> None:
+    state = ObjectState(epoch=0, meter=Copyable())
+    state.commit()
+    kept = state._lend().lend()
+    with pytest.raises(TypeError, match=r"state.meter cannot be pickled, so it cannot be written .* in local="):
+        encode(kept)
+    with pytest.raises(TypeError, match=r"state.meter cannot be pickled, so it cannot be sent"):
+        pickled((kept.skeleton, 1), kept.skeleton, "sent to another worker")

@@ -1,0 +1,188 @@
+"""Works: what a rank waits for in Gloo, so that no rank waits for ever for an operation that Gloo has lost.
+
+When a connection ends, Gloo fails the operations that it has noted as pending there. An operation that has begun to be written
+or read is noted no more. So when a peer dies at that moment, the operation neither completes nor fails, and its waiter stays
+until the group's timeout; neither torch nor Gloo has a call that ends this. Therefore nobody waits inside Gloo: a collective is
+waited for by its future, which can be completed from here, and a transfer, which has none, on a thread that can be left behind.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_LOST = "the operation was lost when a connection of the group ended"
+# Torch's word for no timeout.
+_NONE = timedelta(0)
+# For a wait that is known to be over its time, so that torch raises its own error.
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+class _Lost:
+    """The value of a lost collective's future. Whoever looks for tensors in it gets an error: DDP pickles it, hooks index it."""
+
+    def _fail(self, *arguments: object) -> Any:
+        raise RuntimeError(_LOST)
+
+    __reduce_ex__ = __getitem__ = __iter__ = __len__ = _fail
+
+
+class _Guarded(dist.Work):
+    """Answers what torch asks of a work as Gloo's own does, unless the operation is lost."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+        self._is_lost = False
+
+    def lose(self) -> None:
+        """Have it fail. Gloo must be done with it."""
+        self._is_lost = True
+
+    def is_success(self) -> bool:
+        return not self._is_lost and self._work.is_success()
+
+    def exception(self) -> Any:
+        return RuntimeError(_LOST) if self._is_lost else self._work.exception()
+
+    def result(self) -> Any:
+        return self._of_torch("result")
+
+    def source_rank(self) -> Any:
+        return self._of_torch("source_rank")
+
+    def _source_rank(self) -> Any:
+        return self._of_torch("_source_rank")
+
+    def synchronize(self) -> Any:
+        return self._of_torch("synchronize")
+
+    def _of_torch(self, question: str) -> Any:
+        if self._is_lost:
+            raise RuntimeError(_LOST)
+        return getattr(self._work, question)()
+
+
+class _Collective(_Guarded):
+    """A collective, which is waited for by its future."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__(work)
+        self._future: Any = work.get_future()
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        if timeout:
+            ended = threading.Event()
+            self._future.add_done_callback(lambda _: ended.set())
+            if not ended.wait(timeout.total_seconds()):
+                return self._work.wait(_AT_ONCE)
+        if isinstance(self._future.wait(), _Lost):
+            raise RuntimeError(_LOST)
+        return self._work.wait()  # it is over, and has the present stream wait for what it has begun on a GPU
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def is_completed(self) -> bool:
+        done: bool = self._future.done()
+        return done
+
+    def is_in_callbacks(self) -> bool:
+        """Whether a thread of Gloo's runs what waits for the result: torch completes a work after the callbacks of its future."""
+        return self.is_completed() and not self._is_lost and not self._work.is_completed()
+
+    def lose(self) -> None:
+        """Have it fail. The process ends if Gloo tries to complete the future as well."""
+        super().lose()
+        try:
+            self._future.set_result(_Lost())
+        except RuntimeError:  # it has completed in this moment
+            self._is_lost = False
+
+
+class _Transfer(_Guarded):
+    """A transfer, which is waited for on a thread of its own."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__(work)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        with self._lock:
+            if self._thread is None and not self._is_lost:
+                self._thread = threading.Thread(
+                    target=self._wait, args=(timeout,), name="spark_elastic-transfer", daemon=True
+                )
+                self._thread.start()
+        self._is_over.wait()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait(self, timeout: timedelta) -> None:
+        try:
+            self._work.wait(timeout)
+        except BaseException as error:
+            self._error = error
+        self._is_over.set()
+
+    def is_completed(self) -> bool:
+        return self._is_over.is_set() or self._work.is_completed()
+
+    def lose(self) -> None:
+        super().lose()
+        self._error = RuntimeError(_LOST)
+        self._is_over.set()
+
+
+class Works:
+    """The works of one rank's Gloo groups that are not complete. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._collectives: list[_Collective] = []
+        # Nobody waits for a transfer that nobody has kept, whereas DDP keeps only the future of a collective.
+        self._transfers: weakref.WeakSet[_Transfer] = weakref.WeakSet()
+
+    def guard(self, work: dist.Work) -> dist.Work:
+        """Return a work to be waited for in place of Gloo's."""
+        try:
+            collective = _Collective(work)
+        except RuntimeError:  # it has no future
+            transfer = _Transfer(work)
+            with self._lock:
+                self._transfers.add(transfer)
+            return transfer
+        with self._lock:
+            self._collectives = [*self._unfinished(), collective]
+        return collective
+
+    def are_complete(self) -> bool:
+        """Whether nothing is pending."""
+        with self._lock:
+            self._collectives = self._unfinished()
+            return all(work.is_completed() for work in (*self._collectives, *self._transfers))
+
+    def are_in_callbacks(self) -> bool:
+        """Whether a thread of Gloo's runs callbacks, so that it may sleep with works still to run."""
+        with self._lock:
+            return any(work.is_in_callbacks() for work in self._collectives)
+
+    def lose(self) -> int:
+        """Have what is pending fail, because Gloo will not complete it any more. Return how many works that are."""
+        with self._lock:
+            lost = [work for work in (*self._collectives, *self._transfers) if not work.is_completed()]
+            self._collectives = []
+        for work in lost:
+            work.lose()
+        return len(lost)
+
+    def _unfinished(self) -> list[_Collective]:
+        return [work for work in self._collectives if not work.is_completed() or work.is_in_callbacks()]
