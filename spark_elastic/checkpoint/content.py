@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
 
 from spark_elastic import _saved_names
 from spark_elastic.checkpoint import first_format
 from spark_elastic.checkpoint.directory import CheckpointDirectory, CheckpointManifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
-from spark_elastic.checkpoint.skeleton import Kept
+from spark_elastic.checkpoint.skeleton import Kept, pickled
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
 from spark_elastic.checkpoint.tree import OpaqueObject, TreeDecoder, TreeEncoder
@@ -53,7 +52,7 @@ def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
         TENSORS: file_pieces(encoder.tensors),
     }
     if encoder.objects:
-        files[OBJECTS] = [cloudpickle.dumps(encoder.objects)]
+        files[OBJECTS] = [pickled(encoder.objects, snapshot.skeleton, "written to a checkpoint")]
     return files
 
 

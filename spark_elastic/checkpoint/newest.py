@@ -28,15 +28,20 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Return what the newest undamaged checkpoint of ``url`` holds, by the names that the State gave to its objects.
 
+    Args:
+        url: the folder that ``run(checkpoint=)`` was given.
+        best: load the best checkpoint instead, which a run with ``checkpoint_best=`` has kept. Raises ``CheckpointError`` if
+            there is none.
+        storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
+
     Objects with a state dict are returned as their state dict, tensors on the CPU. A model's weights have the names of the plain
     module, even if it was wrapped or compiled: ``Net().load_state_dict(load_checkpoint(url)["model"])``. No code from the
     checkpoint is run: an object that would need code is returned as an ``OpaqueObject`` that names its type. Checkpoints of
-    earlier releases can be read, and damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged, and
-    ``CheckpointError`` if there is none or the newest was written by a later release. ``storage_options`` are fsspec's.
-
-    best: load the best checkpoint instead, which a run with ``checkpoint_best=`` has kept. Raises ``CheckpointError`` if there is
-        none.
+    earlier releases can be read, and damaged ones are skipped with a warning. Raises ``DamagedError`` if all are damaged,
+    ``CheckpointError`` if there is none or the newest was written by a later release, and ``TypeError`` if ``url`` is no path.
     """
+    if not isinstance(url, (str, os.PathLike)):
+        raise TypeError(f"url must be the folder that run(checkpoint=) was given, not {url!r}")
     directory = CheckpointDirectory(os.fspath(url), storage_options)
     load = load_best if best else load_newest
     saved = load(directory, lambda name: decode(directory, name, unpickle=False))
@@ -56,10 +61,19 @@ def load_model(
 ) -> Module:
     """Load the weights of the newest undamaged checkpoint of ``url`` into a plain module, and return the module.
 
-    name: what the State calls the model. Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the
-    errors of ``load_checkpoint``, and ``CheckpointError`` if the checkpoint has no model of this name, or it does not fit the
-    module, which then may have got a part of the weights. ``best`` and ``storage_options`` are those of ``load_checkpoint``.
+    Args:
+        url: the folder that ``run(checkpoint=)`` was given.
+        module: the plain module that takes the weights.
+        name: what the State calls the model.
+        best: load the best checkpoint instead, as ``load_checkpoint`` does.
+        storage_options: options with which fsspec opens the folder, such as credentials and endpoints.
+
+    Neither a job nor Spark is needed, and no code from the checkpoint is run. Raises the errors of ``load_checkpoint``, and
+    ``CheckpointError`` if the checkpoint has no model of this name, or it does not fit the module, which then may have got a
+    part of the weights.
     """
+    if not hasattr(module, "load_state_dict"):
+        raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
     objects = load_checkpoint(url, best=best, storage_options=storage_options)
     models = [each for each, value in objects.items() if hasattr(value, "_metadata")]
     if name not in models:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import cloudpickle
 import torch
 
 # Immutable, and readable without running code.
@@ -72,6 +73,26 @@ def map_tree(function: Callable[[object], object], tree: Any) -> Any:
 def is_plain(key: object) -> bool:
     """Whether a key is read back as it was written."""
     return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain, key)))
+
+
+def pickled(content: object, skeleton: Any, purpose: str) -> bytes:
+    """Pickle ``content``, which is made of a skeleton. Raises ``TypeError``, which names the object that cannot be pickled.
+
+    purpose: what cannot be done with that object then, as in "sent to a new worker".
+    """
+    try:
+        return bytes(cloudpickle.dumps(content))
+    except Exception:
+        objects = skeleton.get("objects") if isinstance(skeleton, Mapping) else None
+        for name, value in (objects or {}).items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                raise TypeError(
+                    f"state.{name} cannot be pickled, so it cannot be {purpose} ({error}): keep it outside the State, or name "
+                    "it in local= if each worker may have one of its own"
+                ) from error
+        raise
 
 
 class KeptTensors(Protocol):

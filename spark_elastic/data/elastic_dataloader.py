@@ -45,8 +45,9 @@ class ElasticDataLoader(PositionedLoader[Any]):
         balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
             State with wrapped models; None keeps shares even.
         shuffle: visit the items in a random order that depends on `seed` and the epoch only.
+        seed: decides the order of the items, and what workers draw at random.
         drop_last: drop the items that do not fill a last global batch.
-        shard: see `PositionedLoader`.
+        shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
         dataloader_kwargs: as for `torch.utils.data.DataLoader` (num_workers, collate_fn, pin_memory, …), except those that
             choose items or their order. A `collate_fn` that leaves items out does not change what they weigh: tell
             `model.set_rows` how many are left.
@@ -71,6 +72,10 @@ class ElasticDataLoader(PositionedLoader[Any]):
         shard: tuple[int, int] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
+        """Ask the dataset for its length and have torch check the arguments; no item is read, and no worker is started.
+
+        Raises ValueError for arguments that do not fit and for a dataset without a length, and what torch's DataLoader raises.
+        """
         check_switches(shuffle=shuffle, drop_last=drop_last)
         seed = whole_number("seed", seed, 0)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)

@@ -56,11 +56,13 @@ def locate(url: str | os.PathLike[str], storage_options: Mapping[str, object] | 
 
     fsspec comes first. pyarrow's own file systems take over where fsspec's driver of the URL is not installed, with
     `storage_options` as their arguments, and open URLs with a query (`s3://…?endpoint_override=…`), which is their form.
-    Raises DataError where no installed library can open the URL, saying what to install.
+    Raises DataError where no installed library can open the URL, saying what to install, and ValueError for wrong arguments.
     """
     text = os.fspath(url)
     if not text:
         raise ValueError("the URL of a dataset must not be empty")
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise ValueError(f"storage_options must be a dict of options, not {storage_options!r}")
     if text.startswith("file:") and "::" not in text:
         path = text.removeprefix("file:").removeprefix("//")  # Hadoop writes file:/path
         text = path if os.path.exists(path) else urllib.parse.unquote(path)

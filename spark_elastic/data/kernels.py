@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 import torch
 
+from spark_elastic.protocol.ticket import THREADS_VARIABLE
+
 # Environment variables that influence which kernels the libraries choose.
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -21,6 +23,20 @@ _VARIABLES = (
     "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA",
 )
+
+
+# How many threads torch takes by itself.
+_BY_ITSELF = torch.get_num_threads()
+
+
+def pin_threads() -> None:
+    """Have this process compute with one thread, so that its bits do not depend on how many workers share a machine's cores.
+
+    A number that somebody has chosen stays: by ``OMP_NUM_THREADS``, as Spark does, or by ``torch.set_num_threads``.
+    """
+    is_chosen = "OMP_NUM_THREADS" in os.environ and THREADS_VARIABLE not in os.environ
+    if not is_chosen and torch.get_num_threads() == _BY_ITSELF:
+        torch.set_num_threads(1)
 
 
 def kernels_here() -> dict[str, str]:

@@ -12,7 +12,7 @@ from spark_elastic._integers import whole_number
 from spark_elastic.data.balance import LEAST, Balancer, Timing, even
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.iteration import Iteration
-from spark_elastic.data.kernels import difference, kernels_here
+from spark_elastic.data.kernels import difference, kernels_here, pin_threads
 from spark_elastic.data.order import as_described, describe
 from spark_elastic.data.plan import Step
 from spark_elastic.data.shards import Cut
@@ -173,6 +173,7 @@ class PositionedLoader(Generic[T]):
             tracker.set_world(*shard)
         if tracker.plan.shards is not None:
             self._identity["shards"] = tracker.plan.shards
+            pin_threads()
         self.batch_rows: tuple[int, ...] = (0,) * tracker.size
 
     def _open(self) -> contextlib.AbstractContextManager[Iterator[tuple[Step, int, T]]]:

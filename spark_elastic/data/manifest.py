@@ -50,6 +50,9 @@ class RowGroup:
     root: int = 0
 
 
+RowGroup.__init__.__doc__ = "Keep the given facts; nothing is read or checked. `read_manifest` makes these objects."
+
+
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """What identifies a file's content, and is checked when the file is opened: its size in bytes, and a hash of its footer."""
@@ -170,6 +173,11 @@ class Manifest(Sequence[RowGroup]):
         )
         lists = tuple((name, length) for name, length in raw["lists"])
         return cls(tuple(raw["urls"]), files, groups, raw["schema"], lists, raw["unischema"])
+
+
+Manifest.__init__.__doc__ = (
+    "Keep the given parts; nothing is read or checked. `read_manifest` makes a manifest of the footers of a dataset."
+)
 
 
 @dataclass(frozen=True)

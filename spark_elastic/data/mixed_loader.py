@@ -44,7 +44,7 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
             in every epoch.
         seed: of the order in which the loaders take turns.
         prefetch: batches read ahead; default that of the loaders.
-        shard: see `PositionedLoader`.
+        shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
 
     With `with_row_ids=True` of the loaders a batch has int64 `_dataset` besides, the place of a row's loader in the list. Raises
     ValueError for loaders that do not fit together, and DataError at the first batch where their columns are not alike.
@@ -59,6 +59,11 @@ class WeightedSamplingLoader(PositionedLoader[Batch]):
         prefetch: int | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
+        """Work out how many rows of each loader an epoch has; nothing is read.
+
+        Raises ValueError for loaders that do not fit together, and for proportions that are not above 0 or leave a loader
+        without a row.
+        """
         self._loaders = _checked(loaders)
         weights = _normalized(probabilities, len(self._loaders))
         seed = whole_number("seed", seed, 0)

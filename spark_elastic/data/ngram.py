@@ -41,6 +41,7 @@ class NGram:
         timestamp_field: str,
         timestamp_overlap: bool = True,
     ) -> None:
+        """Check the arguments, and keep the fields by ascending offset. Raises ValueError for those that do not fit."""
         if not isinstance(fields, Mapping) or not fields:
             raise ValueError(f"fields must be a dict of lists of columns by offset, not {fields!r}")
         for offset, columns in fields.items():

@@ -47,12 +47,12 @@ class ParquetLoader(EngineLoader):
             instruction set, threads, device, deterministic switches), which leave other bits; False warns once.
         balance: "auto" has each rank's rows of the global batch, or its shards, follow how fast it computes them, on CPUs in a
             State with wrapped models; None keeps shares even.
-        shuffle: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row groups only).
-            Unshuffled, rows come in the order of the files, and every rank reads all of them.
+        shuffle, shuffle_rows: permute row groups and shuffle rows within windows of `shuffle_rows` rows in all (0 or 1: row
+            groups only). Unshuffled, rows come in the order of the files, and every rank reads all of them.
         seed: of everything that is random; the order depends on it and on the epoch only.
         filters: as pyarrow takes them; the rows that pass are counted when the loader is made. A warning tells where none does.
         predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; asked of each row that `filters` pass.
-        engine: "arrow", or "petastorm" for its reader workers, with `engine_options` as of `petastorm.make_reader`.
+        engine, engine_options: "arrow", or "petastorm" for its reader workers, with options as of `petastorm.make_reader`.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
             tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
         ngram: windows of consecutive rows, each of which then counts as a row; see `NGram`. Its fields are the columns that are
@@ -62,7 +62,8 @@ class ParquetLoader(EngineLoader):
             first one).
         prefetch: batches read ahead; default 16,384 rows, or fewer where those take more than 64 MiB.
         pin_memory: default where CUDA is available.
-        shard: see `PositionedLoader`.
+        storage_options: options with which fsspec opens the dataset, such as credentials and endpoints.
+        shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
 
     Lists come as dense [rows, n] tensors where all have one length, else as jagged nested tensors. No thread is made
     before it is iterated. Raises ValueError for arguments that do not fit, DataError where the dataset cannot be read.
@@ -94,7 +95,12 @@ class ParquetLoader(EngineLoader):
         pin_memory: bool | None = None,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        check_switches(shuffle=shuffle, drop_last=drop_last)
+        """Read the footers of all files, and to count rows the columns that `filters`, `predicate` and `ngram` look at.
+
+        This blocks for as long as that takes. In a job all workers get what the first one has found. Raises ValueError or
+        TypeError for arguments that do not fit, and DataError where the dataset cannot be read. Warns where no row is left.
+        """
+        check_switches(shuffle=shuffle, drop_last=drop_last, with_row_ids=with_row_ids)
         plan = BatchPlan(batch_size, global_batch_size, drop_last, shards, balance)
         seed = whole_number("seed", seed, 0)
         if prefetch is not None:

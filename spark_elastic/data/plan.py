@@ -27,7 +27,7 @@ GLOBAL_JOIN = 16
 def check_switches(**given: object) -> None:
     """Raise TypeError for a value that is neither True nor False, such as "no", which would count as true."""
     for name, value in given.items():
-        if value not in (True, False):
+        if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{name} must be True or False, not {value!r}")
 
 

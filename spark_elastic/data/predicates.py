@@ -53,6 +53,11 @@ class in_set(PredicateBase):
     """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
+        """Keep the values as a set.
+
+        Raises ValueError for one string in the place of several values and for a column that is no name, and TypeError for values
+        that cannot be hashed.
+        """
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
         given = frozenset(inclusion_values)
@@ -84,6 +89,10 @@ class in_intersection(PredicateBase):
     """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
+        """Keep the values in an order that is the same in all processes.
+
+        Raises ValueError for one string in the place of several values and for a column that is no name.
+        """
         if isinstance(inclusion_values, str):
             raise ValueError(f"inclusion_values must be several values, not the string {inclusion_values!r}")
         self._values = sorted((_as_timestamp(value) for value in inclusion_values), key=_sort_key)  # a set has no order
@@ -111,6 +120,10 @@ class in_lambda(PredicateBase):
     def __init__(
         self, predicate_fields: Sequence[str], predicate_func: Callable[..., Any], state_arg: Any = None
     ) -> None:
+        """Keep the function, which is called for the first time when rows are read.
+
+        Raises ValueError for fields that are no list of names, and TypeError for a function that cannot be called.
+        """
         if isinstance(predicate_fields, str) or not predicate_fields:
             raise ValueError(f"predicate_fields must be a list of names, not {predicate_fields!r}")
         if not callable(predicate_func):
@@ -135,6 +148,7 @@ class in_negate(PredicateBase):
     """
 
     def __init__(self, predicate: PredicateBase) -> None:
+        """Keep the other predicate. Raises ValueError for an object without a predicate's methods."""
         self._predicate = checked(predicate)
 
     def get_fields(self) -> set[str]:
@@ -154,6 +168,11 @@ class in_reduce(PredicateBase):
     """
 
     def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], Any]) -> None:
+        """Keep the predicates and the function, none of which is called before rows are read.
+
+        Raises ValueError for an empty list and for an object without a predicate's methods, and TypeError for a function that
+        cannot be called.
+        """
         if not predicate_list:
             raise ValueError("predicate_list must have at least one predicate")
         if not callable(reduce_func):
@@ -180,6 +199,10 @@ class in_pseudorandom_split(PredicateBase):
     """
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
+        """Work out which part of all hashes the subset has.
+
+        Raises ValueError for fractions that are no parts of 1, for a number that no subset has, and for a column that is no name.
+        """
         edges = list(itertools.accumulate(fraction_list, initial=0))
         if not (min(fraction_list, default=-1) >= 0 and edges[-1] <= 1 + 1e-9):  # NaN is neither
             raise ValueError(

@@ -54,6 +54,11 @@ class EpochContext:
         self.kept = True
 
 
+EpochContext.__init__.__doc__ = (
+    "Keep the given values; nothing is checked. A fit makes this object at the end of each epoch."
+)
+
+
 @saved_as("spark_elastic.estimator")
 @dataclass(kw_only=True)
 class FitContext:
@@ -72,6 +77,11 @@ class FitContext:
     model: torch.nn.Module
     run_id: str
     log_url: str | None = None
+
+
+FitContext.__init__.__doc__ = (
+    "Keep the given values; nothing is checked. A fit makes this object for the callbacks that want it."
+)
 
 
 @saved_as("spark_elastic.estimator")
@@ -93,6 +103,11 @@ class BatchContext(FitContext):
     global_step: int
     loss: float
     learning_rate: float
+
+
+BatchContext.__init__.__doc__ = (
+    "Keep the given values; nothing is checked. A fit makes this object after each step, if a callback wants it."
+)
 
 
 # The methods by which an object is known as a callback.
@@ -193,6 +208,11 @@ class EarlyStopping(_Monitor):
         min_delta: float = 0.0,
         restore_best: bool = False,
     ) -> None:
+        """Keep the settings; what is watched is looked up at the end of the first epoch.
+
+        Raises ``ValueError`` for an unknown ``mode``, and for a ``monitor`` of which "auto" does not know whether it should rise
+        or fall.
+        """
         super().__init__(monitor, mode, min_delta)
         self.patience, self.restore_best, self.waited = patience, restore_best, 0
 
@@ -228,6 +248,10 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, log_dir: str | None = None) -> None:
+        """Keep the folder's name. TensorBoard is imported, and the folder is written to, at the end of each epoch.
+
+        The fit ends with ``TrainingFailedError`` then if TensorBoard is missing or no folder is known.
+        """
         self.log_dir = log_dir
 
     def on_epoch_end(self, ctx: EpochContext) -> None:
@@ -259,6 +283,10 @@ class MLflow(Callback):
         run_name: str | None = None,
         params: dict[str, object] | None = None,
     ) -> None:
+        """Keep the settings. MLflow is imported, and its run is made, at the end of the first epoch.
+
+        The fit ends with ``TrainingFailedError`` then if MLflow is missing or the server cannot be reached.
+        """
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.params = dict(params or {})
         self.mlflow_run_id: str | None = None

@@ -92,6 +92,15 @@ _locks: dict[str, threading.Lock] = {}
 _users: Counter[str] = Counter()
 
 
+def check_names(columns: Sequence[str]) -> None:
+    """Raise ValueError for a column whose name the store uses itself."""
+    if _SPLIT in columns:
+        raise ValueError(
+            f"column {_SPLIT!r} cannot be trained on, because the store tells under this name which rows validate: rename it, "
+            f"df.withColumnRenamed({_SPLIT!r}, …)"
+        )
+
+
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:
     """Name what ``written`` makes of these columns. Runs a Spark job if the plan does not determine the rows."""
     columns = _selected(frame, names, split)

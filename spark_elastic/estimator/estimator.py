@@ -25,7 +25,7 @@ from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
-from spark_elastic.estimator.dataset import identity_of, written
+from spark_elastic.estimator.dataset import check_names, identity_of, written
 from spark_elastic.estimator.expectations import are_probabilities
 from spark_elastic.estimator.frame import (
     Facts,
@@ -40,7 +40,7 @@ from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional
 from spark_elastic.estimator.learning_rate import LearningRates, find_learning_rate
 from spark_elastic.estimator.model import ElasticModel, TorchModel
 from spark_elastic.estimator.objective import Loss, Objective
-from spark_elastic.estimator.params import CATEGORICAL_COLS, TrainingParams, inputs, names, param, text
+from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, TrainingParams, inputs, names, param, text
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
@@ -119,6 +119,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if dataset.isStreaming:
             raise ValueError("fit takes a batch DataFrame, not a streaming one")
         layout = self._layout(schema)
+        check_names(layout.columns)
         recipe = plan_recipe(self, layout, self._default_loss())
         check_gpus(session.conf, wanted=bool(self.value("useGpu")), resources=plan_resources(self))
         sizes = plan_sizes(self, session)
@@ -343,7 +344,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 class TorchEstimator(ElasticEstimator, TorchEstimatorAccessors):
     """Trains any network. ``featureCols`` are positional arguments of ``forward``, ``inputs`` keyword arguments."""
 
-    featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
+    featureCols = param("featureCols", FEATURE_COLS, names)
     inputs = param("inputs", 'keyword arguments of forward: {"x": [columns]} or {"x": ([columns], "int64")}', inputs)
     categoricalCols = param("categoricalCols", CATEGORICAL_COLS, names)
     labelCols = param("labelCols", "columns of the labels, one for each output", names)

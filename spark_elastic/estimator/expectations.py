@@ -82,7 +82,8 @@ def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, column
     name = _name(loss, output)
     least, most = (f"{float(value):g}" for value in torch.aminmax(label)) if label.numel() else ("", "")
     found = f"{columns} has labels from {least} to {most}"
-    if name in _TAKE_CLASSES and output.dim() > 1 and not label.is_floating_point():
+    are_classes = isinstance(loss, ClassificationLoss) or not label.is_floating_point()
+    if name in _TAKE_CLASSES and output.dim() > 1 and are_classes:
         classes = output.shape[1]
         counted = label[label != getattr(loss, "ignore_index", -100)]
         if bool(((counted < 0) | (counted >= classes)).any()):

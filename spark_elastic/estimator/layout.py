@@ -16,8 +16,8 @@ DTYPES = {"int64": torch.int64, "float32": torch.float32, "bool": torch.bool}
 class Input:
     """One argument of ``forward``.
 
-    name: its keyword; None for a positional argument, which is one unchanged column, scalars as [rows].
-    columns: its columns. Those of a keyword argument are put side by side, scalars as [rows, 1].
+    name: its keyword; None for a positional argument, in which one column is unchanged, scalars as [rows].
+    columns: its columns. Several are put side by side, and so is the one of a keyword argument, scalars as [rows, 1].
     dtype: a key of ``DTYPES``; None makes whole numbers int64 and everything else float32.
     expand: whether a positional scalar is passed as [rows, 1], for models that expect a matrix.
     categorical: whether the columns hold indexes of categories; they are a positional argument, side by side as [rows, columns].
@@ -39,6 +39,16 @@ class Input:
         if (self.name is not None or self.expand or self.categorical) and not any(part.is_nested for part in parts):
             parts = [part.unsqueeze(1) if part.dim() == 1 else part for part in parts]
         return parts[0] if len(parts) == 1 else _side_by_side(self, parts)
+
+    def row_shape(self, shapes: Mapping[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
+        """Return the shape of a row of the argument, given those of its columns; None for lists of different lengths."""
+        batch = {}
+        for column in self.columns:
+            shape = shapes.get(column)
+            if shape is None:
+                return None
+            batch[column] = torch.zeros((1, *shape))
+        return tuple(self.tensor(batch).shape[1:])
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,13 @@ def positional_inputs(columns: Sequence[str], categories: Sequence[str] | None) 
     return [*found, Input(None, tuple(categories), "int64", categorical=True)] if categories else found
 
 
+def side_by_side(inputs: Sequence[Input]) -> tuple[Input, ...]:
+    """Put the columns of positional arguments side by side, as one argument [rows, numbers] ahead of the other arguments."""
+    apart = [entry for entry in inputs if entry.name is None and not entry.categorical]
+    together = Input(None, tuple(name for entry in apart for name in entry.columns), expand=True)
+    return (together, *(entry for entry in inputs if entry not in apart))
+
+
 _PLAIN = (torch.float32, torch.int64)
 
 
@@ -184,9 +201,8 @@ def _settled(entry: Input, batch: Mapping[str, torch.Tensor]) -> Input:
 
 def _side_by_side(entry: Input, parts: list[torch.Tensor]) -> torch.Tensor:
     if any(part.is_nested for part in parts):
-        raise ValueError(
-            f"inputs: {entry.name!r} has lists of different lengths among {list(entry.columns)}; give each its own input"
-        )
+        what = f"inputs: {entry.name!r} has" if entry.name else "there are"
+        raise ValueError(f"{what} lists of different lengths among {list(entry.columns)}; give each its own input")
     if len({part.dtype for part in parts}) > 1:
         parts = [part.float() for part in parts]
     return torch.cat(parts, 1)

@@ -50,6 +50,9 @@ class LearningRates:
         return self.rates[falls.index(max(falls))]
 
 
+LearningRates.__init__.__doc__ = "Keep the two lists; nothing is checked. ``find_learning_rate`` makes this object."
+
+
 def find_learning_rate(
     estimator: ElasticEstimator, dataset: DataFrame, low: float, high: float, steps: int
 ) -> LearningRates:

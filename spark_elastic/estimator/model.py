@@ -22,8 +22,18 @@ from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelA
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.export import export_network
 from spark_elastic.estimator.frame import Facts, column
-from spark_elastic.estimator.layout import Layout, positional_inputs
-from spark_elastic.estimator.params import CATEGORICAL_COLS, FitParams, boolean, names, param, text, whole
+from spark_elastic.estimator.layout import Input, Layout, positional_inputs
+from spark_elastic.estimator.params import (
+    CATEGORICAL_COLS,
+    FEATURE_COLS,
+    FitParams,
+    boolean,
+    module,
+    names,
+    param,
+    text,
+    whole,
+)
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
 from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features
@@ -63,7 +73,11 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
     defaults: ClassVar[dict[str, Json]] = {"transformBatchSize": 1024}
 
     def __init__(self, model: torch.nn.Module | None = None, **params: object) -> None:
-        self.model = model
+        """Keep the network itself, and set the Params. Raises ``TypeError`` and ``ValueError`` for what does not fit."""
+        try:
+            self.model = None if model is None else module(model)
+        except TypeError as error:
+            raise TypeError(f"model= {error}") from None
         self.history: list[Metrics] = []
         self.run_id: str | None = None
         self.layout = Layout(())
@@ -103,7 +117,10 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         return TrainingSummary([float(entry["loss"]) for entry in self.history], len(self.history))
 
     def explain(self) -> str:
-        """Say what the network is: its class, its parameters and bytes, the shapes of a row of its inputs and outputs."""
+        """Say what the network is: its class, its parameters and bytes, and the shapes of its arguments and outputs.
+
+        An argument is shown by its columns, those that go side by side into one argument in parentheses, and by its keyword.
+        """
         if self.model is None:
             return f"{type(self).__name__} without a network"
         parameters = list(self.model.parameters())
@@ -113,7 +130,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         lines = [
             f"{type(self.model).__name__}: {count:,} parameters, {trained:,} of them trainable; {size:,} bytes with its buffers"
         ]
-        inputs = [f"{name} {_row(self.shapes.get(name))}" for name in self.layout.features]
+        inputs = [f"{_argument(entry)} {_row(entry.row_shape(self.shapes))}" for entry in self.layout.inputs]
         outputs = [_row((width,) if width else ()) for width in self.widths]
         if inputs:
             lines.append(f"inputs: {', '.join(inputs)}; outputs: {', '.join(outputs)}")
@@ -269,6 +286,13 @@ def _learns(parameter: torch.nn.Parameter) -> bool:
     return parameter.requires_grad
 
 
+def _argument(entry: Input) -> str:
+    """Write an argument of ``forward``: its keyword, if it has one, and its columns."""
+    columns = ", ".join(entry.columns)
+    shown = columns if len(entry.columns) == 1 else f"({columns})"
+    return shown if entry.name is None else f"{entry.name}={shown}"
+
+
 def _row(shape: tuple[int, ...] | None) -> str:
     """Write the shape of a batch; None stands for lists of different lengths."""
     return "[rows, lists]" if shape is None else f"[{', '.join(['rows', *map(str, shape)])}]"
@@ -285,7 +309,7 @@ class TorchModel(ElasticModel, TorchModelAccessors):
     """Adds ``outputCols``: a double if the network returns one number per row, else a vector."""
 
     outputCols = param("outputCols", "columns for the network's outputs, in its order", names)
-    featureCols = param("featureCols", "columns, one for each positional argument of forward", names)
+    featureCols = param("featureCols", FEATURE_COLS, names)
     categoricalCols = param("categoricalCols", CATEGORICAL_COLS, names)
     labelCols = param("labelCols", "columns of the labels that it was trained on", names)
     weightCol = param("weightCol", "column by which rows were weighted in training", text)

@@ -322,14 +322,18 @@ def module(value: object) -> torch.nn.Module:
     import torch
 
     if not isinstance(value, torch.nn.Module):
-        hint = f": write {value.__name__}(…)" if isinstance(value, type) and issubclass(value, torch.nn.Module) else ""
-        raise TypeError(f"must be a torch.nn.Module, not {value!r}{hint}")
+        if isinstance(value, type) and issubclass(value, torch.nn.Module):
+            raise TypeError(
+                f"must be an instance of torch.nn.Module, not the class {value.__name__}: write {value.__name__}(…)"
+            )
+        raise TypeError(f"must be a torch.nn.Module, not {value!r}")
     return value
 
 
 # ---------------------------------------------------------------- Params
 
 
+FEATURE_COLS = "columns, one for each positional argument of forward, or side by side where it takes one argument"
 CATEGORICAL_COLS = (
     "columns of indexes of categories, as StringIndexer makes them; int64 [rows, columns], the last argument of forward"
 )

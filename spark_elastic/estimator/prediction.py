@@ -16,14 +16,14 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructType
 
 from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
 from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
 from spark_elastic.estimator.layout import Layout, positional_inputs
 from spark_elastic.estimator.model import ElasticModel
-from spark_elastic.estimator.params import CATEGORICAL_COLS, names, param
+from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, names, param
 from spark_elastic.estimator.transform import Finish
 
 if TYPE_CHECKING:
@@ -33,22 +33,28 @@ if TYPE_CHECKING:
 class HasPredictorCols(HasLabelCol, HasFeaturesCol, HasPredictionCol, HasWeightCol, HasPredictorColsAccessors):
     """Spark ML's columns of predictors, and columns of categories."""
 
+    featureCols = param("featureCols", FEATURE_COLS, names)
     categoricalCols = param("categoricalCols", CATEGORICAL_COLS, names)
 
 
 def layout_of(params: Predictor | PredictionModel) -> Layout:
-    """Return the roles of the columns that the Params name."""
-    inputs = positional_inputs([params.value("featuresCol")], params.value("categoricalCols"))
+    """Return the roles of the columns that the Params name. Raises ValueError for two that name features."""
+    features = params.value("featureCols")
+    if features and params.isSet("featuresCol"):
+        raise ValueError(
+            f"give one of featuresCol and featureCols, not both: {params.value('featuresCol')!r}, {features}"
+        )
+    inputs = positional_inputs(features or [params.value("featuresCol")], params.value("categoricalCols"))
     return Layout(tuple(inputs), (params.value("labelCol"),), params.value("weightCol"))
 
 
 class Predictor(ElasticEstimator, HasPredictorCols, HasValidationIndicatorCol, PredictorAccessors):
-    """Trains on ``labelCol`` and ``featuresCol``, the first argument of ``forward``; ``categoricalCols`` are the second."""
+    """Trains on ``labelCol`` and ``featuresCol``, or several ``featureCols``; ``categoricalCols`` are the last argument."""
 
     def _layout(self, schema: StructType) -> Layout:
         layout = self._layout_of_names()
         check_scalars(schema, layout.categories, "categoricalCols")
-        check_columns(schema, layout.features, "featuresCol")
+        check_columns(schema, layout.features, "featureCols" if self.value("featureCols") else "featuresCol")
         check_scalars(schema, layout.labels, "labelCol")
         if layout.weight:
             check_scalars(schema, [layout.weight], "weightCol")
@@ -64,6 +70,8 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     def _set(self, **params: object) -> Self:
         if isinstance(name := params.get("featuresCol"), str):
             self._feed([name])
+        if params.get("featureCols") is not None:
+            self._feed(names(params["featureCols"]))
         if params.get("categoricalCols") is not None:
             self._feed(names(params["categoricalCols"]), categorical=True)
         return super()._set(**params)
@@ -74,12 +82,18 @@ class PredictionModel(ElasticModel, HasPredictorCols):
     @property
     def numFeatures(self) -> int:
         """The numbers in a row's features; -1 as long as that is not known, and where rows have lists of any length."""
-        shape = self.shapes.get(self.layout.features[0]) if self.layout.inputs else None
-        return -1 if shape is None else math.prod(shape)
+        shapes = [self.shapes.get(name) for name in self._numeric]
+        return sum(math.prod(shape) for shape in shapes if shape is not None) if shapes and None not in shapes else -1
+
+    @property
+    def _numeric(self) -> list[str]:
+        """The columns of features that are no categories."""
+        return [name for entry in self.layout.inputs if not entry.categorical for name in entry.columns]
 
     def predict(self, x: object, categories: object = None) -> float | np.ndarray:
         """Predict on the driver: a float for the features of one row, an array for [rows, features].
 
+        x: with ``featureCols``, the numbers of all columns of a row, one after the other.
         categories: the indexes of a row, or [rows, columns], where the network takes ``categoricalCols``.
         """
         found, is_row = self._score(x, categories, self._finish({"prediction": 0}))
@@ -92,7 +106,12 @@ class PredictionModel(ElasticModel, HasPredictorCols):
                 "the shape of a row is not known yet: call transform first, or take the model that fit returns"
             )
         features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
-        known = self.shapes[self.layout.features[0]]
+        shapes = {name: self.shapes[name] for name in self._numeric}
+        if len(shapes) > 1 and None in shapes.values():
+            raise ValueError(
+                f"rows of {list(shapes)} cannot be told apart, because they have lists of any length: call transform"
+            )
+        known = next(iter(shapes.values())) if len(shapes) == 1 else (self.numFeatures,)
         shape = known or ()
         is_row = features.ndim <= len(shape)
         width, found_width = math.prod(shape), features.size if is_row else math.prod(features.shape[1:])
@@ -101,7 +120,7 @@ class PredictionModel(ElasticModel, HasPredictorCols):
                 f"the network takes {width} numbers a row, [{width}] or [rows, {width}], not those of {list(features.shape)}"
             )
         rows = features.reshape(-1, *shape)
-        columns = {self.layout.features[0]: rows, **self._columns_of(categories, len(rows))}
+        columns = {**_divided(rows, shapes), **self._columns_of(categories, len(rows))}
         (found,) = self._scorer(finish)(columns).values()
         return found, is_row
 
@@ -115,6 +134,9 @@ class PredictionModel(ElasticModel, HasPredictorCols):
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
         """Return the usual metrics for a DataFrame with labels, by the names that Spark's evaluators use."""
+        label = self.value("labelCol")
+        if label in dataset.columns and isinstance(dataset.schema[label].dataType, BooleanType):
+            dataset = dataset.withColumn(label, dataset[label].cast("double"))  # Spark's evaluators take numbers alone
         found = self.transform(dataset).persist()
         try:
             weight = {"weightCol": self.value("weightCol")} if self.value("weightCol") else {}
@@ -125,3 +147,14 @@ class PredictionModel(ElasticModel, HasPredictorCols):
 
     def _evaluators(self, columns: Mapping[str, Any]) -> dict[str, Evaluator]:
         raise NotImplementedError
+
+
+def _divided(rows: np.ndarray, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, np.ndarray]:
+    """Divide [rows, numbers] by columns of these shapes. One column takes all, whatever its shape."""
+    if len(shapes) == 1:
+        return dict.fromkeys(shapes, rows)
+    ends = np.cumsum([math.prod(shape or ()) for shape in shapes.values()])
+    parts = np.split(rows, ends[:-1], axis=1)
+    return {
+        name: part.reshape(len(rows), *(shape or ())) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from spark_elastic.estimator.expectations import check_labels, check_mean, check_output
 from spark_elastic.estimator.frame import Facts
-from spark_elastic.estimator.layout import Layout, outputs_of
+from spark_elastic.estimator.layout import Layout, outputs_of, side_by_side
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.schedules import Course, make_scheduler
@@ -72,7 +72,8 @@ def try_model(
 
     Return a layout and an objective that fit each other, and whether parameters that are trained have got no gradient.
 
-    A model that does not take scalars as [rows] gets them as [rows, 1]. labels_known: the labels are not made up. Raises
+    A model that does not take scalars as [rows] gets them as [rows, 1], and one that takes fewer arguments than there are columns
+    gets them side by side as [rows, numbers]. labels_known: the labels are not made up. Raises
     ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
     """
     outputs, layout, tried = try_layouts(model, layout, batch)
@@ -113,7 +114,8 @@ def try_layouts(
         replace(entry, expand=entry.name is None and not entry.categorical and batch[entry.columns[0]].dim() == 1)
         for entry in layout.inputs
     )
-    candidates = list(dict.fromkeys((layout, replace(layout, inputs=scalar))))
+    together = replace(layout, inputs=side_by_side(layout.inputs)) if len(layout.features) > 1 else layout
+    candidates = list(dict.fromkeys((layout, replace(layout, inputs=scalar), together)))
     failure: Exception | None = None
     for candidate in candidates:
         try:

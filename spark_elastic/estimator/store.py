@@ -169,6 +169,11 @@ class Store:
             )
 
 
+Store.__init__.__doc__ = (
+    "Keep the arguments as they are; nothing is opened or checked. ``Store.create`` completes and checks them."
+)
+
+
 def full_url(url: str | os.PathLike[str]) -> str:
     """Return a URL that means the same in every process: local paths become absolute, and each scheme gets one name."""
     text = os.fspath(url)

@@ -438,11 +438,13 @@ class LossWatch:
 def make_optimizer(steps: StepPlan, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer over the model's parameters, or take the instance that came with the model.
 
-    Raises ValueError if its parameters are not the model's.
+    Raises ValueError if its parameters are not the model's, and if the model has none that are trained.
     """
     optimizer = steps.optimizer
     if not isinstance(optimizer, torch.optim.Optimizer):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ValueError("the model has nothing to train: it has no parameter whose requires_grad is True")
         if steps.zero_redundancy:
             optimizer = se.ZeroRedundancyOptimizer(trained, optimizer, **steps.optimizer_arguments)
         else:

@@ -96,6 +96,8 @@ def test_nothing_to_read_is_an_error_that_names_the_url(tmp_path: Path) -> None:
         read_manifest("odd://bucket/x")
     with pytest.raises(ValueError, match="must not be empty"):
         read_manifest("")
+    with pytest.raises(ValueError, match="storage_options must be a dict of options, not 5"):
+        read_manifest(tmp_path, storage_options=5)  # type: ignore[arg-type]
 
 
 def test_footers_longer_than_the_first_read_are_read(tmp_path: Path) -> None:

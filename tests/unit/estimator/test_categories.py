@@ -184,3 +184,26 @@ def test_a_model_scores_other_columns_of_categories_and_predicts_one_row() -> No
 def test_a_network_from_elsewhere_takes_them() -> None:
     model = TorchModel(OnlyCodes(), categoricalCols=["carrier"], outputCols=["y"])
     assert model._layout_of_names().inputs == (Input(None, ("carrier",), "int64", categorical=True),)
+
+
+ARGUMENTS = [
+    (Input(None, ("x",)), "x [rows]"),
+    (Input(None, ("x",), expand=True), "x [rows, 1]"),
+    (Input(None, ("x", "v"), expand=True), "(x, v) [rows, 4]"),
+    (Input(None, ("carrier",), "int64", categorical=True), "carrier [rows, 1]"),
+    (Input(None, ("carrier", "dest"), "int64", categorical=True), "(carrier, dest) [rows, 2]"),
+    (Input("ids", ("carrier",), "int64"), "ids=carrier [rows, 1]"),
+    (Input("ids", ("carrier", "v")), "ids=(carrier, v) [rows, 4]"),
+    (Input(None, ("lists",)), "lists [rows, lists]"),
+]
+
+
+@pytest.mark.parametrize(("argument", "told"), ARGUMENTS, ids=[told for _, told in ARGUMENTS])
+def test_a_model_explains_each_argument_as_forward_gets_it(argument: Input, told: str) -> None:
+    shapes: dict[str, tuple[int, ...] | None] = {"x": (), "v": (3,), "carrier": (), "dest": (), "lists": None}
+    model = TorchModel(OnlyCodes()).describe(layout=Layout((argument,)), shapes=shapes, widths=[0])
+    assert model.explain().splitlines()[1] == f"inputs: {told}; outputs: [rows]"
+    if argument.columns != ("lists",):
+        batch = {name: torch.zeros((7, *shape)) for name, shape in shapes.items() if shape is not None}
+        (given,) = [*model.layout.arguments(batch)[0], *model.layout.arguments(batch)[1].values()]
+        assert told.endswith(f"[{', '.join(['rows', *map(str, given.shape[1:])])}]"), "which is what forward gets"

@@ -108,6 +108,11 @@ def test_labels_that_the_loss_makes_no_sense_of_are_an_error_wherever_they_are(
         recipe(given, with_extremes(usual, ["label"], {"label": {"min": labels[0], "max": labels[1]}}))
 
 
+def test_a_class_that_the_classifier_has_no_output_for_is_named_by_its_default_loss() -> None:
+    with pytest.raises(ValueError, match=r"column 'label' has labels from 1 to 2; with 2 outputs a row, .* 0 to 1"):
+        recipe(classifier(ending()), {**BATCH, "label": torch.tensor([1.0, 2, 1, 2, 1, 2, 1])})
+
+
 def test_labels_that_fit_and_those_that_are_made_up_are_none() -> None:
     for loss, outputs, labels in (
         (nn.BCEWithLogitsLoss(), 1, (0.25, 1)),
@@ -205,7 +210,10 @@ def test_parameters_without_a_gradient_are_found_unless_they_are_frozen() -> Non
         ({"loss": nn.MSELoss}, r"loss: .* not the class MSELoss: write MSELoss\(\)"),
         ({"loss": [nn.MSELoss(), nn.L1Loss]}, r"write L1Loss\(\)"),
         ({"metrics": {"gap": nn.L1Loss}}, r"metrics: .* write L1Loss\(\)"),
-        ({"model": nn.Linear}, r"model: must be a torch.nn.Module.* write Linear\(…\)"),
+        (
+            {"model": nn.Linear},
+            r"model: must be an instance of torch.nn.Module, not the class Linear: write Linear\(…\)",
+        ),
         (
             {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1)},
             "scheduler: must be callable.* give the class StepLR",

@@ -37,6 +37,7 @@ from spark_elastic.estimator import (
     TorchRegressionModel,
     TorchRegressor,
 )
+from spark_elastic.estimator.dataset import check_names
 from spark_elastic.estimator.description import describe
 from spark_elastic.estimator.estimator import _check_classes
 from spark_elastic.estimator.frame import check_columns, is_index
@@ -258,6 +259,54 @@ def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
     check_gpus({"spark.task.resource.gpu.amount": "0.5"}, wanted=True)
 
 
+class Positional(torch.nn.Module):
+    """Takes two arguments and codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        return self.weights(torch.stack([x, y], 1)) * codes
+
+
+@pytest.mark.parametrize("kind", [TorchClassifier, TorchRegressor])
+def test_classifier_and_regressor_take_several_columns_as_the_estimator_does(kind: Any) -> None:
+    columns = {"featureCols": ["x", "list"], "labelCol": "y", "categoricalCols": ["n"]}
+    layout = kind(model=Positional(), **columns)._layout(SCHEMA)
+    assert [entry.columns for entry in layout.inputs] == [("x",), ("list",), ("n",)]
+    with pytest.raises(ValueError, match=r"give one of featuresCol and featureCols, not both: 'x', \['x', 'list'\]"):
+        kind(featuresCol="x", **columns)._layout(SCHEMA)
+    with pytest.raises(ValueError, match="featureCols: there is no column 'z'"):
+        kind(featureCols=["x", "z"], labelCol="y")._layout(SCHEMA)
+
+
+def test_columns_are_put_side_by_side_for_a_network_that_takes_one_argument() -> None:
+    together = recipe(make(model=torch.nn.Linear(3, 1), featureCols=["x", "y", "code"], labelCols=["x"])).layout
+    assert [entry.columns for entry in together.inputs] == [("x", "y", "code")]
+    batch = {"x": torch.ones(2), "y": torch.zeros(2), "code": torch.full((2,), 2.0)}
+    assert together.arguments(batch)[0][0].tolist() == [[1.0, 0.0, 2.0], [1.0, 0.0, 2.0]]
+    apart = recipe(make(model=torch.nn.Bilinear(1, 1, 1), featureCols=["x", "y"], labelCols=["x"])).layout
+    assert [entry.columns for entry in apart.inputs] == [("x",), ("y",)]
+    with pytest.raises(ValueError, match=r"Linear.forward\(\) takes 2 positional arguments but 3 were given"):
+        recipe(make(model=torch.nn.Linear(5, 1), featureCols=["x", "y"], labelCols=["x"]))
+
+
+def test_a_model_without_anything_to_train_is_an_error_that_says_so() -> None:
+    with pytest.raises(
+        ValueError, match="the model has nothing to train: it has no parameter whose requires_grad is True"
+    ):
+        recipe(make(model=torch.nn.Linear(1, 1).requires_grad_(False)))
+
+
+def test_the_name_of_the_stores_own_column_is_refused() -> None:
+    check_names(["x", "split"])
+    with pytest.raises(
+        ValueError, match=r"column '_split' cannot be trained on, .* df.withColumnRenamed\('_split', …\)"
+    ):
+        check_names(["x", "_split"])
+
+
 def test_only_a_data_frame_is_fitted() -> None:
     with pytest.raises(TypeError, match="fit takes a Spark DataFrame, not <class 'int'>"):
         make().fit(3)
@@ -266,6 +315,19 @@ def test_only_a_data_frame_is_fitted() -> None:
 def classifier_model(outputs: int, **params: Any) -> Any:
     classifier = TorchClassifier(model=torch.nn.Linear(1, outputs), featuresCol="x", labelCol="y", **params)
     return classifier._untrained(recipe(classifier), {"x": torch.zeros(3, 1), "y": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("kind", [TorchModel, TorchClassificationModel, TorchRegressionModel])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (torch.nn.Linear, r"model= must be an instance of torch.nn.Module, not the class Linear: write Linear\(…\)"),
+        ("net.pt", r"model= must be a torch.nn.Module, not 'net.pt'"),
+    ],
+)
+def test_a_model_takes_a_network_and_no_class_of_networks(kind: Any, given: object, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        kind(model=given)
 
 
 def test_a_model_explains_its_size_and_shapes() -> None:

@@ -25,6 +25,33 @@ def test_rows_of_another_width_are_an_error_and_not_other_rows(given: Any) -> No
         model((2,)).predict(given)
 
 
+class Mixed(nn.Module):
+    """The sum of two scalars, of a vector, and of ten times a category."""
+
+    def forward(self, a: torch.Tensor, v: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        assert v.shape[1:] == (2,)
+        return a.reshape(-1) + v.sum(1) + 10 * codes[:, 0]
+
+
+def test_a_row_of_several_columns_is_their_numbers_one_after_the_other() -> None:
+    inputs = (Input(None, ("a",)), Input(None, ("v",)), Input(None, ("c",), "int64", categorical=True))
+    shapes: dict[str, Any] = {"a": (), "v": (2,), "c": ()}
+    of_three = TorchRegressionModel(Mixed(), featureCols=["a", "v"], categoricalCols=["c"]).describe(
+        layout=Layout(inputs, ("y",)), shapes=shapes, widths=[0]
+    )
+    assert of_three.numFeatures == 3
+    assert of_three.predict([1, 2, 3], [1]) == 16.0
+    assert of_three.predict([[1, 2, 3], [4, 5, 6]], [[1], [0]]).tolist() == [16.0, 15.0]
+    with pytest.raises(
+        ValueError, match=r"the network takes 3 numbers a row, \[3\] or \[rows, 3\], not those of \[2\]"
+    ):
+        of_three.predict([1, 2], [1])
+    of_three.shapes["v"] = None
+    assert of_three.numFeatures == -1
+    with pytest.raises(ValueError, match=r"rows of .* cannot be told apart, because they have lists of any length"):
+        of_three.predict([1, 2, 3], [1])
+
+
 def test_a_row_is_a_number_and_rows_are_an_array() -> None:
     of_two, of_one = model((2,)), model(())
     expected = of_two.model(torch.ones(1, 2)).item()
