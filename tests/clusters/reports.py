@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from standalone import executor_of
 
 WAIT_SECONDS = 300.0
 
@@ -27,8 +28,8 @@ class Worker:
     size: int
 
     def executor(self) -> int:
-        """Return the process of the executor's JVM, of which the worker is a descendant."""
-        return next(parent.pid for parent in psutil.Process(self.pid).parents() if parent.name().startswith("java"))
+        """Return the process of the executor's JVM that the worker belongs to."""
+        return int(executor_of(self.pid).pid)
 
 
 def workers(folder: Path) -> list[Worker]:

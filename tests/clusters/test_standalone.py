@@ -29,7 +29,9 @@ def test_workers_leave_a_machine_that_is_decommissioned_without_a_lost_step(
     job = submit(master=cluster.url, settings={"spark.decommission.enabled": "true", "spark.executor.memory": "512m"})
     world = job.world()
     before = len(events(tmp_path))
-    (machine,) = (machines[parent.pid] for parent in psutil.Process(world[1].pid).parents() if parent.pid in machines)
+    (machine,) = (
+        machines[parent.pid] for parent in psutil.Process(world[1].executor()).parents() if parent.pid in machines
+    )
     machine.send_signal(signal.SIGPWR)
     (alone,) = wait_for_world(tmp_path, 1, after=world[0].generation)
     assert alone.pid == world[0].pid

@@ -62,8 +62,7 @@ def test_slots_bring_as_many_executors_as_are_wanted_and_none_is_released_before
     assert application.most_wanted == 4
     assert application.released == 0
     assert finish(tmp_path, submitted)["release"] < 2.0 + RELEASE_SECONDS
-    (application,) = yarn.applications()
-    assert (application.state, application.end) == ("FINISHED", "SUCCEEDED")
+    assert yarn.ended().end == "SUCCEEDED"
     sizes = [event["size"] for event in events(tmp_path) if event["event"] == "world_formed"]
     assert sizes[0] < 4, "it began before all executors were there"
 
@@ -126,7 +125,7 @@ def test_a_job_whose_driver_was_lost_goes_on_when_it_is_submitted_again(yarn: Ya
     first = {worker.pid for worker in wait_for_world(tmp_path, 2)}
     wait_for(lambda: "checkpoint_written" in kinds(events(tmp_path)), "a checkpoint")
     submitted.kill()
-    wait_for(lambda: all(one.state == "FINISHED" for one in yarn.applications()), "the end of the application")
+    yarn.ended()
     submitted = yarn.submit(JOB, str(tmp_path), "1", "2")
     wait_for(lambda: not first & {worker.pid for worker in wait_for_world(tmp_path, 2)}, "a world of other workers")
     finish(tmp_path, submitted)

@@ -150,6 +150,12 @@ class Yarn:
             found.append(Application(name, state, end, *map(int, numbers)))
         return found
 
+    def ended(self) -> Application:
+        """Wait for the end of the only application: its master may end after spark-submit has, once it has unregistered."""
+        wait_for(lambda: [one.state for one in self.applications()] == ["FINISHED"], "the end of the application")
+        (application,) = self.applications()
+        return application
+
     def preempt(self, container: Container) -> None:
         self._ask("preempt", container=container.id)
 

@@ -71,16 +71,15 @@ def spark() -> Iterator[Any]:
 def ours() -> list[psutil.Process]:
     """What these tests have brought about on this machine, and Spark has not: warm parents, workers, all that these started.
 
-    A warm parent that is kept for the next job, below a Python process that Spark keeps, does not count.
+    The importer of an executor, which is kept for the next job, does not count.
     """
     return [process for process in descendants() if not _is_sparks(process) and not _is_kept(process)]
 
 
 def _is_kept(process: psutil.Process) -> bool:
     try:
-        task = process.parent()
-        sparks = task is not None and "pyspark.daemon" in command_of(task)
-        return sparks and "warm_parent" in command_of(process) and not process.children()
+        above = process.parent()
+        return "importer" in command_of(process) and "importer" not in command_of(above) and not process.children()
     except psutil.Error:
         return False  # it has just ended
 

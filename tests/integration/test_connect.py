@@ -128,14 +128,14 @@ def test_slots_that_still_wait_for_a_core_are_taken_back_when_the_job_ends(sessi
     assert echoed.count() == EXECUTORS
 
 
-def test_the_next_job_of_a_session_finds_the_warm_parents_of_the_last_one_until_shutdown(session: Any) -> None:
+def test_the_next_job_of_a_session_finds_the_importers_of_the_last_one_until_shutdown(session: Any) -> None:
     first, second = (
         spark_elastic.run(look_around, spark=session, num_proc=EXECUTORS, max_np=EXECUTORS) for _ in range(2)
     )
-    assert {parents[0] for parents, _ in first} == {parents[0] for parents, _ in second}
+    assert {parents[1] for parents, _ in first} == {parents[1] for parents, _ in second}
     assert [traces for _, traces in first + second] == [0] * 2 * EXECUTORS
     spark_elastic.shutdown()
-    assert_gone([parents[0] for parents, _ in second])
+    assert_gone([parents[1] for parents, _ in second])
 
 
 def test_an_exception_of_the_users_ends_the_job_with_its_traceback(session: Any) -> None:

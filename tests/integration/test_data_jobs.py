@@ -61,6 +61,12 @@ def test_the_training_function_of_the_documentation_counts_every_row_once(
     assert result.faults == len(faults)
 
 
+def test_rows_count_once_where_the_state_holds_nothing_but_plain_objects(run: Any, dataset: str) -> None:
+    result = run(training.see_rows, dataset, faults=[kill(rank=1, step=5)], min_np=1, num_proc=2, max_np=2)
+    assert result.faults == 1
+    assert result.results[0] == [*range(1000)]
+
+
 def test_a_batch_size_per_worker_counts_every_row_once_through_a_loss_and_a_return(run: Any, dataset: str) -> None:
     faults = [kill(rank=2, step=4), kill(rank=0, step=20)]
     result = run(

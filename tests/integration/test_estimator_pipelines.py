@@ -109,6 +109,8 @@ def test_a_classifier_in_a_pipeline_gives_back_the_strings_and_survives_saving(f
     assert model.summary.objectiveHistory == [entry["loss"] for entry in model.history]
     plain = scored.drop("rawPrediction", "probability", "prediction", "predicted")
     assert set(model.evaluate(plain)) >= {"accuracy", "f1", "logLoss"}
+    flags = plain.where("label < 2").withColumn("label", plain["label"] == 1)
+    assert model.evaluate(flags)["accuracy"] > 0.8
     with pytest.raises(ValueError, match=r"column 'a' has the label 0\.99\d*; the loss takes class indexes"):
         classifier.copy({classifier.labelCol: "a"}).fit(plain)
 

@@ -112,18 +112,22 @@ def test_the_port_of_the_horovod_script_learns_and_the_script_compiles(run_examp
 
 
 def test_the_readme_has_three_examples_that_run_as_they_stand(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 3
     spaces: list[dict[str, Any]] = []
+    printed: list[str] = []
     for block in blocks:
         spaces.append({"__name__": "readme"})
         exec(compile(block, "README.md", "exec"), spaces[-1])
+        printed.append(capsys.readouterr().out)
     line, loader, estimator = spaces
     assert max(line["losses"]) < 0.1
+    assert printed[0] == f"losses of the workers: {line['losses']}\n"
+    assert printed[1] == "".join(f"40000 rows counted, weight {weight:.2f}\n" for _, weight in loader["results"])
     for rows, weight in loader["results"]:
         assert rows == 40_000
         assert weight == pytest.approx(3, abs=0.2)

@@ -25,10 +25,11 @@ PRINTED = {
     "recipes/early-stopping.md:0": r"\d+ epochs; best (\d+\.\d+), and the kept network has \1$",
     "recipes/evaluation.md:0": r"^(\d\.\d{5} over 1001 rows\s*){3}$",
     "recipes/hyperparameters.md:0": r"(\{.*\} rmse 0\.\d+\n){4}best: 0\.01 \{'width': \d+\}",
-    "recipes/hyperparameters.md:1": r"best: \{'rate': 0\.\d+\}",
     "recipes/images.md:0": r"loss: 0\.[0-3]",
     "recipes/imbalance.md:0": r"found of each class: \[0\.[6-9]\d*, 0\.[6-9]\d*\]",
+    "recipes/logging.md:0": r"MLflow: FINISHED, \{'lr': '0\.1'\}, loss (0\.0\d+)\nTensorBoard: loss \1 at step 100$",
     "recipes/mixed-precision.md:0": r"torch.bfloat16: loss 0\.0\d+\ntorch.float16: loss 0\.0\d+",
+    "recipes/optuna.md:0": r"best: \{'rate': 0\.\d+\}",
     "recipes/resuming.md:0": (
         "2 epochs: entered with 0 steps, left with 40\n3 epochs: entered with 40 steps, left with 60\n"
         "3 epochs: entered with 60 steps, left with 60\n3 epochs are in the checkpoint"

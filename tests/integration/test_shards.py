@@ -18,6 +18,7 @@ import torchmetrics
 from test_clean_up import wait_until
 from torch import nn
 
+import spark_elastic
 from spark_elastic import TrainingFailedError
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective
@@ -112,6 +113,17 @@ def test_a_job_whose_driver_died_leaves_the_bits_of_one_that_nothing_happened_to
     result = run(shard_training.train_on_shards, STEPS, checkpoint=saved, num_proc=3, min_np=3, max_np=3)
     assert 4 <= result.of("checkpoint_restored")[0]["values"]["step"] < STEPS
     assert {each["digest"] for each in result.results} == {alone(run, None)}
+
+
+def count_threads() -> int:
+    shard_training.small_state()
+    return torch.get_num_threads()
+
+
+def test_workers_compute_with_one_thread_however_many_cores_their_slots_have_and_with_as_many_as_env_says() -> None:
+    for size in (1, 2):
+        assert spark_elastic.run(count_threads, num_proc=size, max_np=size, local=True) == [1] * size
+    assert spark_elastic.run(count_threads, num_proc=1, max_np=1, local=True, env={"OMP_NUM_THREADS": "2"}) == [2]
 
 
 def train_beside_parts(with_module: bool) -> None:

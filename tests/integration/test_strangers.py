@@ -72,7 +72,7 @@ class Ranks:
     def sum(self, of: Callable[[int], Any] | None = None) -> list[Any]:
         def reduce(rank: int) -> float:
             tensor = torch.ones(1)
-            (of(rank) if of else self.groups[rank].gloo).allreduce([tensor]).wait()
+            (of(rank) if of else self.groups[rank]._host.group).allreduce([tensor]).wait()
             return tensor.item()
 
         return self.each(reduce)

@@ -72,11 +72,11 @@ def main(master: str, folder: str, *acts: str) -> None:
             spark_elastic.run(training.die_quietly, args=(str(own),), spark=spark, min_np=2, max_np=2)
         elif act == "kept":
             runs = [spark_elastic.run(training.look_around, spark=spark, num_proc=2, max_np=2) for _ in range(2)]
-            first, second = ({parents[0] for parents, _ in results} for results in runs)
+            first, second = ({parents[1] for parents, _ in results} for results in runs)
             assert first == second, runs
             assert [traces for results in runs for _, traces in results] == [0] * 4, runs
             own.with_suffix(".part").write_text(" ".join(map(str, first)))
-            own.with_suffix(".part").rename(own / "parents")
+            own.with_suffix(".part").rename(own / "importers")
             signal.pause()
         elif act == "shut down":
             _shut_down_beside_a_job(spark, own)
@@ -214,16 +214,16 @@ def fragments_of(pem: bytes) -> list[bytes]:
 
 
 def _shut_down_beside_a_job(spark: Any, own: Path) -> None:
-    """Call shutdown() while a job runs on half of the slots, then when none runs, and see which warm parents are left."""
+    """Call shutdown() while a job runs on some of the slots, then when none runs, and see which importers are left."""
 
-    def parents_of(results: list[Any]) -> set[int]:
-        return {above[0] for above, _ in results}
+    def importers_of(results: list[Any]) -> set[int]:
+        return {above[1] for above, _ in results}
 
     def alive(pids: set[int]) -> set[int]:
         return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
 
     spark_elastic.shutdown()  # nothing has run yet
-    left = parents_of(spark_elastic.run(training.look_around, spark=spark, num_proc=4, max_np=4))
+    left = importers_of(spark_elastic.run(training.look_around, spark=spark, num_proc=4, max_np=4))
     assert alive(left) == left
     shut, done, started, lost = [], own / "shut", [], []
 
@@ -240,7 +240,7 @@ def _shut_down_beside_a_job(spark: Any, own: Path) -> None:
     results = spark_elastic.run(
         training.look_around_when_there_is, args=(str(done),), spark=spark, num_proc=2, max_np=2, on_event=watch
     )
-    assert shut == [parents_of(results)], (left, shut, results)
+    assert shut == [importers_of(results)], (left, shut, results)
     assert lost == [], lost
     spark_elastic.shutdown()
     assert alive(left) == set()

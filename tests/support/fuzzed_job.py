@@ -98,11 +98,12 @@ def _fuzz(credentials: Credentials, port: int, frames: int, seed: str, folder: P
 
 
 def _supervisors() -> list[psutil.Process]:
-    """Warm parents and their tasks, but not the workers below, where Gloo listens."""
+    """Importers, warm parents and the tasks that started the importers, but not the workers below, where Gloo listens."""
     below = psutil.Process().children(recursive=True)
-    parents = [process for process in below if "warm_parent" in command_of(process)]
-    tops = [parent for parent in parents if parent.parent() not in parents]
-    return [*tops, *(task for parent in tops if (task := parent.parent()) is not None)]
+    forked = [process for process in below if "importer" in command_of(process)]
+    importers = [process for process in forked if process.parent() not in forked]
+    parents = [parent for importer in importers for parent in importer.children()]
+    return [*importers, *parents, *(task for importer in importers if (task := importer.parent()) is not None)]
 
 
 if __name__ == "__main__":

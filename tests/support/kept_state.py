@@ -14,6 +14,8 @@ import spark_elastic
 from spark_elastic.estimator import EarlyStopping, Store
 
 SEED = 11
+# With how many threads the kept files were computed: their last bits depend on it.
+THREADS = 2
 
 
 def network() -> torch.nn.Module:
@@ -24,6 +26,8 @@ def network() -> torch.nn.Module:
 def trained(steps: int = 3) -> Any:
     """A wrapped network after some steps, its optimizer and scheduler, and objects of all kinds beside them."""
     torch.manual_seed(SEED)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
     model = spark_elastic.DistributedDataParallel(network())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -33,6 +37,7 @@ def trained(steps: int = 3) -> Any:
         model(torch.randn(5, 3)).square().mean().backward()
         optimizer.step()
         scheduler.step()
+    torch.set_num_threads(threads)
     return state
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import psutil
 
 
-def command_of(process: psutil.Process) -> str:
-    """Its command line; empty where it has just ended."""
+def command_of(process: psutil.Process | None) -> str:
+    """Its command line; empty where it has just ended, and where there is none."""
     try:
-        return " ".join(process.cmdline())
+        return " ".join(process.cmdline()) if process is not None else ""
     except psutil.Error:
         return ""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE
+
 
 class Standalone:
     """Listens on a port of its own. ``end`` kills all that was started."""
@@ -65,8 +67,11 @@ class Standalone:
 
 
 def executor_of(worker: int) -> psutil.Process:
-    """The executor's JVM above a worker's process."""
-    return next(parent for parent in psutil.Process(worker).parents() if parent.name().startswith("java"))
+    """The executor's JVM that the process of a worker, or of a driver in a slot, belongs to."""
+    process = psutil.Process(worker)
+    if (pid := process.environ().get(EXECUTOR_VARIABLE)) is not None:
+        return psutil.Process(int(pid))
+    return next(parent for parent in process.parents() if parent.name().startswith("java"))
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -642,6 +642,23 @@ def count_rows(
     return {"rank": se.rank(), "seen": model.module.seen.detach().tolist(), "val": state.val, "resets": sizes}
 
 
+def see_rows(url: str) -> list[int]:
+    """Return the rows of an epoch that all ranks have seen together, with a State that holds no model."""
+    import spark_elastic as se
+
+    loader = se.data.ParquetLoader(url, global_batch_size=50, seed=1)
+    state = se.ObjectState(loader=loader, seen=[])
+
+    @se.elastic
+    def read(state: Any) -> None:
+        for batch in state.loader:
+            state.seen += [row for rows in se.allgather_object(batch["id"].tolist()) for row in rows]
+            state.commit()
+
+    read(state)
+    return sorted(state.seen)
+
+
 def count_rows_beside_a_slow_rank(url: str, rows: int, epochs: int) -> dict[str, Any]:
     """Count rows as `count_rows` does, while what was rank 1 first takes three times as long for each row as others do.
 

@@ -51,13 +51,82 @@ def public_objects() -> list[Any]:
     return found
 
 
+def tree_of(module: str) -> ast.Module:
+    """The source of a module that costs seconds to import."""
+    return ast.parse((DOCS.parent / "spark_elastic" / f"{module}.py").read_text(encoding="utf-8"))
+
+
 def names_in(module: str) -> set[str]:
     """The public names of a module that costs seconds to import."""
-    tree = ast.parse((DOCS.parent / "spark_elastic" / f"{module}.py").read_text(encoding="utf-8"))
     values = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        node.value
+        for node in tree_of(module).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
     return {f"spark_elastic.{module}.{name}" for name in ast.literal_eval(values[0])}
+
+
+# Methods without an underscore, by the class that has them, that other modules of ours call and no user does.
+OURS = {
+    "DistributedDataParallel": {
+        *("attach", "compare", "detach", "follow_content", "follow_rows", "forget_rows", "forward"),
+        *("require_backward_grad_sync", "shard"),
+    },
+    "ElasticModel": {"describe"},
+    "EngineLoader": {"identity", "open_store", "prefetch_in"},
+    "LocalCluster": {"acquire", "is_closed", "pids", "release", "start", "unwatch", "vacate", "watch"},
+    "Manifest": {"decode", "encode", "name"},
+    "NGram": {"columns", "columns_at", "describe", "starts"},
+    "Parameterized": {"value"},
+    "PositionedLoader": {
+        *("balance", "confirm", "measured", "report", "set_world", "shards", "time_steps", "tracker"),
+    },
+    "Store": {"check", "checkpoint_url", "data_url", "files", "log_url", "run_url", "spark_url", "worker_url"},
+    "ZeroRedundancyOptimizer": {
+        *("divide", "division", "held_state", "parameters", "sizes", "undivide", "whole_state_dict"),
+    },
+    "_Monitor": {"improved"},
+}
+
+
+def places() -> dict[str, dict[str, list[str]]]:
+    """The names in docs/api, each with the lists among its options."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+    found = re.findall(r"^::: (\S+)\n((?: {4}.*\n)*)", pages, re.MULTILINE)
+    return {
+        name: {key: names.split(", ") for key, names in re.findall(r"(\w+): \[(.*)\]", options)}
+        for name, options in found
+    }
+
+
+def methods_of(kind: type) -> dict[str, bool]:
+    """The methods and properties of a class that are for users, each with whether it has a docstring of its own."""
+    found = {}
+    for base in reversed([base for base in kind.__mro__ if base.__module__.startswith("spark_elastic")]):
+        for name, value in vars(base).items():
+            is_method = inspect.isfunction(value) or isinstance(value, (classmethod, property, staticmethod))
+            if is_method and not re.match("_|(get|set)[A-Z]", name) and name not in OURS.get(base.__name__, ()):
+                found[name] = bool(value.__doc__)
+    return found
+
+
+def shown_of(kind: type, options: dict[str, list[str]]) -> set[str]:
+    """The methods that a page shows of a class with such options: its own or some of them, and inherited ones that it names."""
+    methods = methods_of(kind)
+    own = {name for name in methods if name in vars(kind)}
+    listed = own & set(options.get("members", own))
+    return {name for name in listed if methods[name]} | set(options.get("inherited_members", ()))
+
+
+@pytest.mark.parametrize(("name", "value"), [each for each in public_objects() if inspect.isclass(each.values[1])])
+def test_every_method_for_users_is_shown_with_its_class_or_with_a_public_base(name: str, value: type) -> None:
+    pages = places()
+    public = {each.values[1]: each.values[0] for each in public_objects()}
+    shown = {
+        method for base in value.__mro__ if base in public for method in shown_of(base, pages.get(public[base], {}))
+    }
+    missing = set(methods_of(value)) - shown
+    assert missing == set(), f"docs/api does not show these methods of {name}"
 
 
 def test_every_public_name_has_one_place_in_the_api_reference_and_no_other_has() -> None:
@@ -95,3 +164,32 @@ def arguments_of(value: Any) -> list[str]:
     if init is None or issubclass(value, (Exception, enum.Enum)):
         return []
     return list(inspect.signature(init).parameters)[1:]
+
+
+ERRORS = importlib.import_module("spark_elastic.errors")
+CLASSES = [
+    *public_objects(),
+    *(pytest.param(f"spark_elastic.errors.{name}", getattr(ERRORS, name), id=name) for name in ERRORS.__all__),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), CLASSES)
+def test_every_public_class_says_what_constructing_it_does(name: str, value: Any) -> None:
+    init = vars(value).get("__init__") if inspect.isclass(value) else None
+    assert init is None or init.__doc__, f"the __init__ of {name} has no docstring"
+
+
+@pytest.mark.parametrize("module", ["keras", "lightning"])
+def test_every_public_class_of_a_framework_says_what_constructing_it_and_its_properties_do(module: str) -> None:
+    public = {name.rpartition(".")[2] for name in names_in(module)}
+    classes = [node for node in tree_of(module).body if isinstance(node, ast.ClassDef) and node.name in public]
+    assert {node.name for node in classes} == public
+    silent = [
+        f"{node.name}.{each.name}"
+        for node in classes
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+        if each.name == "__init__" or any(ast.unparse(mark) == "property" for mark in each.decorator_list)
+        if ast.get_docstring(each) is None
+    ]
+    assert silent == []

@@ -91,3 +91,12 @@ def test_tensorboard_goes_on_in_its_folder_and_hides_what_is_done_again(tmp_path
         *((step, 100 + step) for step in range(1, 4)),
         *((step, 400 + step) for step in range(4, 9)),
     ]
+
+
+def test_where_loggers_log_to_is_checked_when_they_are_made() -> None:
+    with pytest.raises(TypeError, match="tracking_uri must be MLflow's address of a server or folder, not 5"):
+        MLflowLogger(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="log_dir must be a folder, not empty"):
+        TensorBoardLogger("")
+    with pytest.raises(TypeError):
+        TensorBoardLogger(5)  # type: ignore[arg-type]

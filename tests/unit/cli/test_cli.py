@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import subprocess
 import sys
+
+import pytest
+
+import spark_elastic
+from spark_elastic.cli import COMMANDS
 
 
 def test_a_command_does_not_wait_for_imports_that_another_one_needs() -> None:
     code = "import sys, spark_elastic.cli; print({'torch', 'pyarrow', 'pyspark', 'pandas', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, by its name."""
+    commands = argparse.ArgumentParser(prog="spark-elastic").add_subparsers()
+    for module in COMMANDS:
+        module.add_to(commands)
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize("name", parsers())
+def test_every_argument_of_a_command_says_what_it_is(name: str) -> None:
+    parser = parsers()[name]
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert parser.format_help(), "and argparse can write it, also where it has a percent sign"
+
+
+def test_the_options_of_run_tell_the_defaults_of_the_function() -> None:
+    told = {action.dest: action.help or "" for action in parsers()["run"]._actions}
+    for name, parameter in inspect.signature(spark_elastic.run).parameters.items():
+        default = parameter.default
+        if name in told and default is not None and not isinstance(default, bool) and name != "env":
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+            assert told[name].endswith(f"(default {shown})"), name

@@ -11,6 +11,7 @@ import struct
 import sys
 import termios
 import threading
+from types import SimpleNamespace
 
 import pytest
 from threads import find_thread
@@ -133,13 +134,45 @@ def test_without_a_terminal_a_plain_line_tells_each_change_at_once(monkeypatch: 
 
     monkeypatch.setattr(sys, "stderr", Watched())
     with ProgressDisplay(True) as shown:
-        shown.see(START[0])
         assert wrote.wait(10)
+        shown.see(START[0])
         shown.see(entry(JobFailed("ValueError", "bad row")))
     assert sys.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
-        "spark_elastic: spark_elastic, starting",
-        "spark_elastic: spark_elastic, failed",
+        "spark_elastic: starting",
+        "spark_elastic: failed",
     ]
+
+
+def test_a_plain_line_says_where_the_job_is_and_then_how_it_is_doing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = ProgressDisplay(True)
+    for each in (*START, rows(10, 2, 200), rows(12, 2, 400), entry(WorldBroken(1, "rank 1 was lost"))):
+        shown.see(each)
+    with shown:
+        pass
+    assert capsys.readouterr().err.splitlines() == [
+        "spark_elastic: epoch 2 40%, recovering: rank 1 was lost, 400/1,000 rows, 2/4 workers, generation 1, 1 reset"
+    ]
+
+
+def test_before_the_first_step_the_live_line_begins_with_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = []
+
+    class Bar(SimpleNamespace):
+        def refresh(self) -> None:
+            lines.append(self.bar_format.format(head=self.head, tail=self.tail).rstrip())
+
+        def clear(self, nolock: bool) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(display, "make_bar", Bar)
+    with ProgressDisplay(None) as shown:
+        shown.see(START[0])
+    assert lines[-1:] == ["spark_elastic: starting: 2 wait for slots"]
 
 
 @pytest.mark.parametrize("progress", [None, False])

@@ -24,6 +24,9 @@ import spark_elastic
         ({"checkpoint_interval": -1}, "checkpoint_interval must be a number of seconds from 0 on, not -1"),
         ({"checkpoint_best": "loss"}, "checkpoint_best='loss' needs checkpoint="),
         ({"storage_options": {"anon": True}}, "storage_options needs checkpoint="),
+        ({"checkpoint": "/tmp", "storage_options": 5}, "storage_options must be a dict of options, not 5"),
+        ({"event_log": 5}, "event_log must be the path of a file, not 5"),
+        ({"event_log": ""}, "event_log must be the path of a file, not ''"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name_and_whole_numbers_may_be_numpys(

@@ -77,3 +77,10 @@ def test_a_port_out_of_range_is_refused(port: int) -> None:
 def test_an_environment_that_is_not_of_strings_is_refused(env: dict[object, object]) -> None:
     with pytest.raises(ValueError, match="env must map strings to strings"):
         JobSettings(**SIZES, env=env)
+
+
+@pytest.mark.parametrize("env", [{"A=B": "1"}, {"A": "x\0y"}, {"A\0": "1"}, {"": "1"}])
+def test_variables_that_no_process_can_have_are_refused(env: dict[str, str]) -> None:
+    """Hosts were started again and again, as the process of their workers could not be."""
+    with pytest.raises(ValueError, match=r"env cannot set '.*' to '.*': a name has at least one character and no '='"):
+        JobSettings(**SIZES, env=env)
