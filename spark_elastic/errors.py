@@ -86,10 +86,14 @@ class WorkerFailure:
         return "\n".join(lines)
 
 
+WorkerFailure.__init__.__doc__ = "Keep the given facts; nothing is checked, and nothing is raised."
+
+
 class TrainingFailedError(SparkElasticError):
     """The job failed. ``failures`` holds every failing worker, the latest last."""
 
     def __init__(self, message: str, failures: tuple[WorkerFailure, ...] = ()) -> None:
+        """Keep the message and the failures, which ``str`` shows below the message; nothing is checked."""
         super().__init__(message, failures)
         self.message = message
         self.failures = failures

@@ -94,6 +94,11 @@ class KerasState(TorchState):
         batch: int = 0,
         **objects: Any,
     ) -> None:
+        """Make the optimizer's variables, and take the place of its ``apply`` and of the model's ``train_step``.
+
+        Raises ``ValueError`` for a model that is not built or has no optimizer and for a ``commit`` other than "copy" and
+        "host", and what ``TorchState`` raises.
+        """
         optimizer = optimizer or getattr(model, "optimizer", None)
         if not model.built or optimizer is None:
             raise ValueError(
@@ -129,10 +134,12 @@ class KerasState(TorchState):
 
     @property
     def model(self) -> keras.Model:
+        """The model that the state was made with, whose weights a commit copies."""
         return self._model
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
+        """The optimizer whose variables a commit copies: the one that was given, or else the model's own."""
         return self._optimizer
 
     def _apply(
@@ -292,6 +299,10 @@ class Batches(keras.utils.PyDataset):
     """
 
     def __init__(self, loader: PositionedLoader[T], convert: Callable[[T], Converted]) -> None:
+        """Begin to iterate over the rest of the loader's epoch, which ends an iteration that is under way.
+
+        Raises ``DataError`` where the epoch has been iterated to its end already, as the loader does.
+        """
         super().__init__()
         _newest[loader] = weakref.ref(self)
         self._convert = convert
@@ -305,6 +316,7 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int:
+        """How many batches ``fit`` takes: the steps that are left of the epoch in the present world."""
         return self._steps
 
     def __getitem__(self, index: int) -> Converted:
@@ -349,6 +361,7 @@ class CommitStateCallback(_StateCallback):
     """
 
     def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
+        """Keep the state. Raises ``ValueError`` unless ``batches_per_commit`` is a whole number from 1 on."""
         super().__init__(state)
         self._every = whole_number("batches_per_commit", batches_per_commit, 1)
 

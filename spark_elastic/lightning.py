@@ -50,6 +50,10 @@ class LightningState(TorchState):
         local: str | Iterable[str] | Mapping[str, object] | None = None,
         **objects: Any,
     ) -> None:
+        """Call ``configure_optimizers``, for the only time, and wrap the module, as ``DistributedDataParallel`` does.
+
+        Raises ``ValueError`` if no optimizer is returned, and what ``DistributedDataParallel`` and ``TorchState`` raise.
+        """
         configured = module.configure_optimizers()
         found = list(_with_state(configured))
         optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]

@@ -67,6 +67,9 @@ class MLflowLogger(Logger):
         params: Mapping[str, object] | None = None,
         run_id: str | None = None,
     ) -> None:
+        """Keep the settings. ``start`` imports MLflow and asks the server; until then only ``TypeError`` is raised."""
+        if tracking_uri is not None and not isinstance(tracking_uri, str):
+            raise TypeError(f"tracking_uri must be MLflow's address of a server or folder, not {tracking_uri!r}")
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.params = dict(params or {})
         self.run_id = run_id
@@ -131,7 +134,13 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        """Keep the folder's name, which ``start`` makes the folder of.
+
+        Raises ``TypeError`` for what is no path, and ``ValueError`` for an empty one.
+        """
         self.log_dir = os.fspath(log_dir)
+        if not self.log_dir:
+            raise ValueError("log_dir must be a folder, not empty")
         self._writer: SummaryWriter | None = None
         self._run_id = ""
 

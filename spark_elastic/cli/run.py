@@ -19,26 +19,64 @@ import cloudpickle
 from spark_elastic.cli.script import find_target
 from spark_elastic.launchers.java import starting_spark
 
-# The arguments of ``spark_elastic.run`` that are also options of this command, with their types.
-_SETTINGS = {
-    "min_np": int,
-    "max_np": int,
-    "num_proc": int,
-    "start_timeout": float,
-    "elastic_timeout": float,
-    "hang_timeout": float,
-    "reset_limit": int,
-    "replace_slow": float,
-    "backend": str,
-    "network_interface": str,
-    "driver": str,
-    "driver_port": int,
-    "checkpoint": str,
-    "checkpoint_interval": float,
-    "checkpoint_keep": int,
-    "checkpoint_best": str,
-    "host_discovery_script": str,
-    "event_log": str,
+# The arguments of ``spark_elastic.run`` that are also options of this command: the type of each, and its help.
+_SETTINGS: dict[str, tuple[type, str]] = {
+    "min_np": (
+        int,
+        "the number of workers below which training waits (default: the lower limit of dynamic allocation; without that, "
+        "--num-proc or else --max-np)",
+    ),
+    "max_np": (
+        int,
+        "the number of slots to request from Spark, and so the largest number of workers (default: the upper limit of dynamic "
+        "allocation; without that, the cores that the cluster has now; with --local, what this machine has)",
+    ),
+    "num_proc": (int, "the number of workers to wait for before the first generation (default: that of --min-np)"),
+    "start_timeout": (float, "how many seconds the job may take to get its first hosts (default 600)"),
+    "elastic_timeout": (
+        float,
+        "how many seconds the job may take to get back to --min-np workers after a loss (default 600)",
+    ),
+    "hang_timeout": (
+        float,
+        "how many seconds a worker may spend in code without a collective or a state.heartbeat() while others wait for it, "
+        "before it is replaced (default 300)",
+    ),
+    "reset_limit": (int, "how many resets failures may cause before the job fails (default: no limit)"),
+    "replace_slow": (
+        float,
+        "a fraction, such as 0.1: a worker that computes rows at less than this fraction of the others' median speed leaves at "
+        "the next commit (default: no worker leaves for being slow)",
+    ),
+    "backend": (str, "gloo or nccl (default: nccl if every worker has a GPU of its own, else gloo)"),
+    "network_interface": (
+        str,
+        "the interface that workers use among themselves (default: the one that reaches the driver)",
+    ),
+    "driver": (
+        str,
+        "where the driver of the job runs: client is this process, which the executors have to reach; cluster is a slot of the "
+        "cluster (default client)",
+    ),
+    "driver_port": (int, "the port that the driver listens on (default: any free port)"),
+    "checkpoint": (
+        str,
+        "a directory or URL, shared by all machines, to which commits are also written, and from whose newest complete "
+        "checkpoint a later run resumes (default: none is written)",
+    ),
+    "checkpoint_interval": (float, "how many seconds pass between two writes to --checkpoint (default 60)"),
+    "checkpoint_keep": (int, "how many of the newest undamaged checkpoints are kept (default 2)"),
+    "checkpoint_best": (
+        str,
+        "the name of a metric that rank 0 gives to state.report: the checkpoint with its best value is kept beside the newest; "
+        "NAME:max or NAME:min says which values are better (default: only the newest are kept)",
+    ),
+    "host_discovery_script": (
+        str,
+        "an executable that prints the machines that may be used, one HOST or HOST:SLOTS per line, and runs every second "
+        "(default: all machines may be used)",
+    ),
+    "event_log": (str, "a file to which events are appended as JSON lines (default: no file is written)"),
 }
 
 
@@ -58,8 +96,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="the target's own arguments; put those that begin with a dash after --",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, run as by python -m")
-    for name, kind in _SETTINGS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
+    for name, (kind, told) in _SETTINGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told)
     parser.add_argument(
         "--local",
         action="store_true",

@@ -17,6 +17,8 @@ from spark_elastic.protocol.records import Entry
 
 logger = logging.getLogger("spark_elastic")
 
+# How lines begin that tell of no step yet, and all plain lines.
+NAME = "spark_elastic"
 LIVE_SECONDS = 0.25
 # How often the live line is drawn before there is a job.
 AGAIN_SECONDS = 1.0
@@ -94,13 +96,15 @@ class ProgressDisplay:
                 self._shown, self._due = self._view.doing, time.monotonic() + LINE_SECONDS
                 head, tail, share = self._view.head, self._view.tail, self._view.share
             if self._bar is not None:
-                self._bar.head, self._bar.tail, self._bar.n = head, tail, 1.0 if share is None else share
+                self._bar.head, self._bar.tail, self._bar.n = head or f"{NAME}:", tail, 1.0 if share is None else share
                 self._bar.bar_format = "{head} {tail}" if share is None else "{head}|{bar}| {tail}"
                 if again is not None:
                     self._bar.bar_format += "\r"
                 _quietly(self._bar.refresh)
             else:
-                _quietly(print, f"spark_elastic: {head}, {tail}", file=sys.stderr, flush=True)
+                # The head is padded for a live line, in which the numbers stay in their places.
+                parts = (" ".join(head.split()), tail)
+                _quietly(print, f"{NAME}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
         if self._bar is not None:
             self._bar.leave = self._view.has_begun
             _quietly(self._bar.close)

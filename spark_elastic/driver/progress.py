@@ -142,10 +142,10 @@ class JobView:
 
     @property
     def head(self) -> str:
-        """Where the job is."""
+        """Where the job is; empty as long as it has taken no step."""
         if self.share is not None:
             return f"epoch {self.epoch} {self.share:4.0%}"
-        return f"step {self.step:,}" if self.step else "spark_elastic"
+        return f"step {self.step:,}" if self.step else ""
 
     @property
     def tail(self) -> str:

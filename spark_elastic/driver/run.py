@@ -178,6 +178,9 @@ def run(
         raise ValueError(f"driver must be one of {', '.join(repr(place) for place in DRIVERS)}, not {driver!r}")
     launcher = _choose_launcher(spark, local, None if resources is None else TaskResources.of(resources))
     wish = _check_checkpoint(checkpoint, checkpoint_interval, checkpoint_keep, checkpoint_best, storage_options)
+    if event_log is not None and (not isinstance(event_log, (str, os.PathLike)) or not os.fspath(event_log)):
+        raise ValueError(f"event_log must be the path of a file, not {event_log!r}")
+    path = None if event_log is None else os.fspath(event_log)
     place = DRIVERS[driver](wish)
     place.prepare(launcher, host_discovery_script)
     feed = LoggerFeed(loggers, None if wish is None else wish.url)
@@ -198,7 +201,7 @@ def run(
             replace_slow=replace_slow,
             adaptive_np=bool(timeouts.pop("adaptive_np", False)),  # which estimators give
             backend=backend,
-            env=dict(env or {}),
+            env=_mapping("env", env),
             network_interface=network_interface,
             driver_port=0 if driver_port is None else driver_port,
             host_discovery_script=None if host_discovery_script is None else os.fspath(host_discovery_script),
@@ -207,7 +210,6 @@ def run(
             memory_setting=launcher.memory_setting,
             **timeouts,
         )
-        path = None if event_log is None else os.fspath(event_log)
         watchers = [display.see]
         if loggers:
             stack.enter_context(feed)
@@ -260,6 +262,8 @@ def _check_checkpoint(
         raise ValueError(f"checkpoint_interval must be a number of seconds from 0 on, not {interval!r}")
     keep = whole_number("checkpoint_keep", keep, 1)
     metric = None if best is None else _metric_named(best)
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise ValueError(f"storage_options must be a dict of options, not {storage_options!r}")
     if checkpoint is None:
         others = {
             f"checkpoint_interval={interval!r}": interval != INTERVAL,
@@ -314,6 +318,12 @@ def _one_size(num_proc: int | None, min_np: int | None, max_np: int | None) -> i
             "num_proc only"
         )
     return given[0] if given else None
+
+
+def _mapping(name: str, given: object) -> dict[str, str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"{name} must be a dict of strings, not {given!r}")
+    return dict(given or {})
 
 
 def _check_linux() -> None:

@@ -88,6 +88,10 @@ class JobSettings:
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise ValueError(f"env must map strings to strings, not {key!r} to {value!r}")
+            if not key or "=" in key or "\0" in key + value:
+                raise ValueError(
+                    f"env cannot set {key!r} to {value!r}: a name has at least one character and no '=', and neither has a NUL"
+                )
 
 
 def check_fraction(name: str, value: object) -> None:

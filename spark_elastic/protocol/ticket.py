@@ -15,6 +15,8 @@ from spark_elastic.protocol.fault_points import Fault
 
 # The variable by which the task tells a worker its device, if Spark has assigned a GPU to the task.
 DEVICE_VARIABLE = "SPARK_ELASTIC_DEVICE"
+# The variable that tells a worker that nobody has chosen its number of threads: it follows from how many workers a machine has.
+THREADS_VARIABLE = "SPARK_ELASTIC_DEFAULT_THREADS"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ class Timeline:
     """
 
     def __init__(self, log: str | Path, run: str | None = None, *, height: int = 720) -> None:
+        """Keep the path; the log is read when the page is shown or saved, and need not exist yet.
+
+        Raises ``TypeError`` for a log that is no path, and ``TypeError`` or ``ValueError`` for a height that is no number.
+        """
         self._log = Path(log)
         self._run = run
         self._height = int(height)
