@@ -25,11 +25,11 @@ NEEDS = {
     "learning rate schedule": "recipes/schedules/",
     "scheduler": "recipes/schedules/",
     "warmup": "recipes/schedules/",
-    "logging": "howto/logging/",
-    "TensorBoard": "howto/logging/",
-    "MLflow": "howto/logging/",
+    "logging": "recipes/logging/",
+    "TensorBoard": "recipes/logging/",
+    "MLflow": "recipes/logging/",
     "hyperparameter search": "recipes/hyperparameters/",
-    "Optuna": "recipes/hyperparameters/",
+    "Optuna": "recipes/optuna/",
     "serving": "recipes/serving/",
     "inference": "recipes/serving/",
     "class weights": "recipes/imbalance/",
@@ -45,7 +45,19 @@ NEEDS = {
     "TorchState": "api/training/",
     "lightning": "coming-from/lightning/",
 }
-# The page has to be among so many that are shown first.
+# The same, where no other page may be shown before it.
+FIRST_NEEDS = {
+    "stratified": "estimator/",
+    "train test split": "estimator/",
+    "sample weights": "estimator/",
+    "custom loss": "estimator/",
+    "cross validation": "recipes/hyperparameters/",
+    "load model": "recipes/serving/",
+    "profiling": "howto/debugging/",
+    "W&B": "howto/logging/",
+    "reproducible": "howto/reproducible/",
+}
+# The page of the other needs has to be among so many that are shown first.
 FIRST = 3
 
 
@@ -56,14 +68,16 @@ def main() -> None:
         print("node is not installed: the site's search was not tried", file=sys.stderr)
         return
     script = Path(__file__).with_name("search.js")
+    needs = {query: (page, FIRST) for query, page in NEEDS.items()}
+    needs |= {query: (page, 1) for query, page in FIRST_NEEDS.items()}
     command = [node, str(script), sys.argv[1]]
     answers = json.loads(
-        subprocess.run(command, input=json.dumps(list(NEEDS)), capture_output=True, text=True, check=True).stdout
+        subprocess.run(command, input=json.dumps(list(needs)), capture_output=True, text=True, check=True).stdout
     )
     missed = [
         f"{query!r} finds {', '.join(pages[:FIRST]) or 'nothing'}, not {page}"
-        for (query, page), pages in zip(NEEDS.items(), answers, strict=True)
-        if page not in pages[:FIRST]
+        for (query, (page, first)), pages in zip(needs.items(), answers, strict=True)
+        if page not in pages[:first]
     ]
     sys.exit("\n".join(missed) or None)
 

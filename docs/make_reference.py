@@ -11,10 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import spark_elastic
+import spark_elastic as se
 from spark_elastic.cli import COMMANDS
 from spark_elastic.driver.settings import JobSettings
-from spark_elastic.estimator import TorchClassifier, TorchEstimator, TorchRegressor
+from spark_elastic.estimator import (
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+    TorchModel,
+    TorchRegressionModel,
+    TorchRegressor,
+)
+from spark_elastic.estimator.params import FitParams
 from spark_elastic.task.facts import worker_environment
 from spark_elastic.worker.scripts import Meeting, environment
 
@@ -23,27 +31,44 @@ OURS = {
     "PYSPARK_PYTHON": "the executors' Python; unset, executors of a local master run the driver's",
     "JAVA_HOME": "read by `doctor`, as by Spark",
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
-    "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses its Python processes again, and so warm parents are",
+    "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses Python processes again, and importers are kept there, too",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
     "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "set to 0 in workers with NCCL: the driver aborts a world, torch's watchdog does not",
     "PYTHONPATH": "set in workers to the Spark task's import path",
     "OMP_NUM_THREADS": "set in workers to `spark.task.cpus`, unless it is set",
-    "MKL_NUM_THREADS": "the same",
+    "MKL_NUM_THREADS": "set in workers to the number of `OMP_NUM_THREADS`, unless it is set",
     "OPENBLAS_NUM_THREADS": "the same",
     "CUDA_VISIBLE_DEVICES": "set in workers to the GPU that Spark has assigned to the task",
+    "SPARK_ELASTIC_DEFAULT_THREADS": "set in workers if nobody has chosen a number of threads, so that `shards=` takes one",
     "SPARK_ELASTIC_DEVICE": "set in workers that have a GPU to what `device()` returns; `cuda:0`, the only one that they see",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "set in workers that have a GPU, so that asking for GPUs starts no CUDA before a fork",
 }
+
+MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
+# Whose arguments are listed, beside those of run.
+SIGNATURES = (
+    se.data.ParquetLoader,
+    se.data.ElasticDataLoader,
+    se.data.WeightedSamplingLoader,
+    se.TorchState,
+    se.ObjectState,
+    se.DistributedDataParallel,
+    se.ZeroRedundancyOptimizer,
+    se.loggers.MLflowLogger,
+    se.loggers.TensorBoardLogger,
+    se.load_model,
+    se.load_checkpoint,
+)
 
 
 def document() -> str:
     """The reference as Markdown."""
     sections = [
         "# Settings reference\n\nMade from the code by `docs/make_reference.py`. A dash is None.\n",
-        "## run\n\n" + _table(("Argument", "Default", "Meaning"), _run_arguments()),
-        "Raises:\n\n" + "".join(f"- `{names}`: {text}\n" for names, text in _entries("Raises")),
+        "## run\n\n" + _table(("Argument", "Default", "Meaning"), _arguments(se.run)),
+        "Raises:\n\n" + "".join(f"- `{names}`: {text}\n" for names, text in _entries(se.run, "Raises")),
         "## Timeouts that few need to change\n\nKeyword arguments of `run`, in seconds.\n\n"
         + _table(("Argument", "Default", "Meaning"), _timeouts()),
         "## Environment variables\n\n" + _table(("Variable", "Use"), sorted(_variables())),
@@ -52,24 +77,43 @@ def document() -> str:
         + ".\n",
         "## Params of the estimators\n\nWhat they mean in practice is told in [Estimators](estimator.md).\n\n"
         + _table(("Param", "Default", "Meaning"), _params(TorchEstimator)),
-        "In place of `featureCols`, `inputs`, `labelCols` and `outputCols` the others have Spark ML's shared columns:\n\n"
-        + "".join(f"- `{kind.__name__}`: {_further_params(kind)}\n" for kind in (TorchClassifier, TorchRegressor)),
+        "The other estimators have no `inputs`, `labelCols` and `outputCols`. They have these Params besides, and all\n"
+        "others with the same defaults:\n",
+        *(_params_beside(kind, TorchEstimator) for kind in (TorchClassifier, TorchRegressor)),
+        "## Params of the models\n\nA model has Params of the fit that made it, which tell how it was trained and have no\n"
+        "defaults here. It has these besides:\n",
+        *(_params_beside(kind, FitParams) for kind in MODELS),
+        "## Loaders, states, wrappers, loggers, checkpoints\n\nThe API pages have the rest of what they do.\n",
+        *(_signature(value) for value in SIGNATURES),
         "## The command line\n\n`spark-elastic COMMAND --help` says the same.\n",
         *(_command(name, parser) for name, parser in _commands().items()),
     ]
     return "\n".join(sections)
 
 
-def _run_arguments() -> Iterable[tuple[str, ...]]:
-    parameters = inspect.signature(spark_elastic.run).parameters
-    for name, text in _entries("Args"):
-        if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-            yield f"`{name}`", _shown(parameters[name].default), text
+def _arguments(value: Any) -> Iterable[tuple[str, ...]]:
+    """The arguments, those in one line that the docstring tells together. One that it does not tell is a KeyError."""
+    told = {name: (names, text) for names, text in _entries(value, "Args") for name in names.split(", ")}
+    parameters = inspect.signature(value).parameters
+    for name, parameter in parameters.items():
+        names, text = told[name]
+        together = [parameters[each] for each in names.split(", ")]
+        if parameter is together[0] and (value, parameter.kind) != (se.run, inspect.Parameter.VAR_KEYWORD):
+            defaults = dict.fromkeys(_shown(each.default) for each in together)
+            yield ", ".join(f"`{_called(each)}`" for each in together), ", ".join(defaults), text
 
 
-def _entries(section: str) -> list[tuple[str, str]]:
-    """The names and texts in one section of the docstring of ``run``."""
-    lines = inspect.getdoc(spark_elastic.run).split(f"\n{section}:\n")[1].split("\n\n")[0]
+def _called(parameter: inspect.Parameter) -> str:
+    return "**" * (parameter.kind is inspect.Parameter.VAR_KEYWORD) + parameter.name
+
+
+def _signature(value: Any) -> str:
+    return f"### {value.__name__}\n\n" + _table(("Argument", "Default", "Meaning"), _arguments(value))
+
+
+def _entries(value: Any, section: str) -> list[tuple[str, str]]:
+    """The names and texts in one section of a docstring."""
+    lines = inspect.getdoc(value).split(f"\n{section}:\n")[1].split("\n\n")[0]
     entries = re.split(r"^ {4}(?=\S)", lines, flags=re.MULTILINE)[1:]
     return [(name, _prose(text)) for name, _, text in (entry.partition(":") for entry in entries)]
 
@@ -77,7 +121,7 @@ def _entries(section: str) -> list[tuple[str, str]]:
 def _timeouts() -> Iterable[tuple[str, ...]]:
     """The fields of JobSettings that ``run`` takes by their names alone, with the comments above them."""
     source = inspect.getsource(JobSettings)
-    known = inspect.signature(spark_elastic.run).parameters
+    known = inspect.signature(se.run).parameters
     text = ""
     for field in fields(JobSettings):
         comment = re.search(rf"((?:    # .*\n)+)    {field.name}: ", source)
@@ -87,7 +131,7 @@ def _timeouts() -> Iterable[tuple[str, ...]]:
 
 
 def _variables() -> Iterable[tuple[str, ...]]:
-    package = Path(spark_elastic.__file__).parent
+    package = Path(se.__file__).parent
     found = set(worker_environment({}, {}, ("0",), 1, []))
     for file in package.rglob("*.py"):
         found |= set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', file.read_text(encoding="utf-8")))
@@ -107,10 +151,15 @@ def _params(kind: Any) -> Iterable[tuple[str, ...]]:
         yield f"`{param.name}`", _shown(default), _prose(param.doc.removesuffix("."))
 
 
-def _further_params(kind: Any) -> str:
-    """The Params that TorchEstimator has not. What the shared ones mean is told by Spark."""
-    known = {param.name for param in TorchEstimator().params}
-    return ", ".join(f"`{param.name}`" for param in kind().params if param.name not in known)
+def _params_beside(kind: Any, other: Any) -> str:
+    """The Params that another kind has not, or with another meaning, or that have a default here and not the same there."""
+    known = {name: (default, text) for name, default, text in _params(other)}
+    own = []
+    for name, default, text in _params(kind):
+        same_default, same_text = known.get(name, ("", ""))
+        if text != same_text or default not in (same_default, _shown(None)):
+            own.append((name, default, text))
+    return f"### {kind.__name__}\n\n" + _table(("Param", "Default", "Meaning"), own)
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
@@ -125,7 +174,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
     for action in parser._actions:
         if not isinstance(action, argparse._HelpAction):
             shown = ", ".join(action.option_strings) or (action.metavar or action.dest)
-            rows.append((f"`{shown}`", _prose(action.help or f"as `{action.dest}` of `run`")))
+            rows.append((f"`{shown}`", _prose(action.help)))
     return f"### spark-elastic {name}\n\n{_prose(parser.description or '')}\n\n" + _table(("Option", "Meaning"), rows)
 
 
