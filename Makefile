@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # its share takes half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo browser test test-clusters wheel-test docs schedules simulate fuzz chaos bits memory gpu lint bench java clean
+.PHONY: setup environments demo browser test test-clusters wheel-test docs schedules simulate fuzz chaos bits memory gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# All that the suite runs in. `make --jobs` installs both at the same time.
+environments: $(VENV)/spark.jsa $(PETASTORM)/spark.jsa
 
 # Each JVM of the suite starts from this archive of Spark's classes, in a third of the time.
 %/spark.jsa: %/.installed
@@ -32,7 +35,7 @@ java:
 demo: java setup
 	$(BIN)/python examples/flights_demo.py
 
-test: java $(VENV)/spark.jsa $(PETASTORM)/spark.jsa
+test: java environments
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 	$(PETASTORM)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/petastorm tests/unit/data
 
@@ -72,7 +75,8 @@ fuzz: java setup
 chaos: java setup
 	PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py --jobs $(or $(N),8) --seed $(or $(SEED),1)
 
-$(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt
+# After the other one, as both write the package's metadata into this folder.
+$(PETASTORM)/.installed: pyproject.toml constraints-petastorm.txt | $(VENV)/.installed
 	$(PYTHON) -m venv $(PETASTORM)
 	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt torch
 	$(PETASTORM)/bin/pip install --quiet --constraint constraints-petastorm.txt --editable '.[petastorm]' \

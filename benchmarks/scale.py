@@ -5,9 +5,9 @@
 A tiny model, so that all that is seen is ours. Workers are local processes, or with ``--spark`` those of one executor of as many
 cores. ``ready`` is from the call to the first step of all, in a session that has kept nothing; ``form`` from the driver's word to
 the complete world; ``next step`` and ``full size`` from the death of a worker, ``join`` the pause of those who train on when its
-successor comes. ``driver`` is the share of a core that the driver's process takes while steps go on. Sizes are the
-median of a kind of process, in MiB of PSS, in which a page counts in parts for the processes that share it. Prints a table and
-a line of JSON.
+successor comes. ``driver`` is the share of a core that the driver's process takes while steps go on. Sizes are in
+MiB of PSS, in which a page counts in parts for the processes that share it: the median of a kind of process, and what all that a
+worker takes comes to, its part of the importer included. Prints a table and a line of JSON.
 """
 
 from __future__ import annotations
@@ -94,10 +94,16 @@ class Look:
 
     def _look(self) -> None:
         workers = [psutil.Process(e["pid"]) for e in self.events if e["event"] == "worker_started"]
-        parents = [worker.parent() for worker in workers]
-        kinds = {"worker": workers, "warm parent": parents, "task": [each.parent() for each in parents if each]}
-        for kind, processes in kinds.items():
-            self.sizes[kind] = statistics.median(each.memory_full_info().pss for each in processes if each) / MIB
+        parents = [parent for worker in workers if (parent := worker.parent())]
+        tasks = [psutil.Process(e["facts"]["pid"]) for e in self.events if e["event"] == "host_facts"]
+        # On this machine these are the tasks, and what forks them is above.
+        forking = {above for parent in parents if (above := parent.parent())}
+        if forking == set(tasks):
+            forking = {above for task in tasks if (above := task.parent())}
+        kinds = {"worker": workers, "warm parent": parents, "task": tasks, "importer": [*forking]}
+        sizes = {kind: [each.memory_full_info().pss / MIB for each in processes] for kind, processes in kinds.items()}
+        self.sizes = {kind: statistics.median(found) for kind, found in sizes.items()}
+        self.sizes["all of a worker"] = sum(map(sum, sizes.values())) / len(workers)
         self.descriptors = {"driver": psutil.Process().num_fds(), "worker": workers[0].num_fds()}
 
 
@@ -158,7 +164,8 @@ def measure(workers: int, kills: int, on_spark: bool) -> tuple[dict[str, Any], l
         "pss_mib": {kind: round(size) for kind, size in look.sizes.items()},
     }
     middle = [statistics.median(values) if values else "" for values in (losses, full, joins)]
-    sizes = " / ".join(f"{look.sizes[kind]:.0f}" for kind in ("worker", "warm parent", "task"))
+    sizes = " / ".join(f"{look.sizes[kind]:.0f}" for kind in ("worker", "warm parent", "task", "importer"))
+    sizes += f"; {look.sizes['all of a worker']:.0f}"
     open_files = f"{look.descriptors['driver']} / {look.descriptors['worker']}"
     row = [found["ready"], found["form"], *middle, found["commit_cpu_ms"], found["driver_share"], sizes, open_files]
     return found, row
@@ -175,7 +182,7 @@ def main() -> None:
     plain = plain_size()
     table = Table(
         "workers", "ready", "form", "next step", "full size", "join", "commit, CPU ms", "driver",
-        "PSS worker / parent / task", "descriptors driver / worker", unit="seconds, medians; MiB",
+        "PSS worker / parent / task / importer; all", "descriptors driver / worker", unit="seconds, medians; MiB",
     )  # fmt: skip
     results: dict[str, Any] = {"import_torch_mib": round(plain)}
     for workers in map(int, options.workers.split(",")):
