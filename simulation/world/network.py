@@ -154,6 +154,7 @@ class Door:
 
     def __init__(self, accepted: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
         self.accepted = accepted
+        self.visits: set[asyncio.Task[None]] = set()
         self.is_open = True
 
     def close(self) -> None:
@@ -182,10 +183,13 @@ async def connect(simulation: Universe, process: Any, addresses: Any, credential
 
 
 def _accept(simulation: Universe, link: Link, accepted: asyncio.Future[None]) -> None:
-    if not simulation.door.is_open:
-        link.lose()
     end: Any = link.server  # stands for reader and writer
-    simulation.driver.loop.create_task(simulation.door.accepted(end, end))
+    if simulation.door.is_open:
+        visit = simulation.driver.loop.create_task(simulation.door.accepted(end, end))
+        simulation.door.visits.add(visit)
+        visit.add_done_callback(simulation.door.visits.discard)
+    else:
+        link.lose()
     if not accepted.done():
         simulation.clock.after(simulation.random.uniform(0.0005, 0.005), _resolve, accepted)
 

@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -25,7 +25,7 @@ from spark_elastic.protocol.credentials import Credentials
 logger = logging.getLogger("spark_elastic")
 
 T = TypeVar("T")
-Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[object, object, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class WaitingLine(Generic[T]):
 class Door:
     """Accepts connections from ``open`` to ``close``, on the loop that called ``open``; owns the listening socket.
 
-    ``accepted`` is called, as a task, with each connection whose handshake is done.
+    ``accepted`` runs as a task with each connection whose handshake is done; none is begun once ``close`` has returned.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class Door:
         self._listener = listener
         self._context = context
         self._accepted = accepted
+        # The tasks of the connections that have been accepted, until they end. Only read by others.
+        self.visits: set[asyncio.Task[None]] = set()
         self._limits = limits or DoorLimits()
         self._line: WaitingLine[socket.socket] = WaitingLine(self._limits.waiting)
         # Handshakes in progress and when they began, the oldest first.
@@ -185,11 +187,19 @@ class Door:
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         def protocol() -> asyncio.StreamReaderProtocol:
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._accepted)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._shown)
 
         await self._loop.connect_accepted_socket(
             protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
         )
+
+    def _shown(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._listener.fileno() < 0:
+            writer.transport.abort()  # the last bytes of the handshake came in the turn of the loop that closed the door
+            return
+        visit = self._loop.create_task(self._accepted(reader, writer))
+        self.visits.add(visit)
+        visit.add_done_callback(self.visits.discard)
 
 
 def open_door(address: str, port: int, credentials: Credentials, accepted: Accepted) -> Door:

@@ -73,7 +73,6 @@ class PostOffice:
         self.taken, self.emptied = threading.Event(), threading.Event()
         self.port = 0
         self._door: Door
-        self._visits: set[asyncio.Task[object]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="spark_elastic-post", daemon=True)
 
@@ -124,13 +123,10 @@ class PostOffice:
         self._is_closing = True
         self._changed.set()
         self._door.close()
-        if self._visits:
-            await asyncio.wait(self._visits, timeout=END_SECONDS)
+        if self._door.visits:
+            await asyncio.wait(self._door.visits, timeout=END_SECONDS)
 
     async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        visit = asyncio.current_task()
-        assert visit is not None
-        self._visits.add(visit)
         connection = Connection(reader, writer, Put | Fetch)
         try:
             match await asyncio.wait_for(connection.receive(), REQUEST_SECONDS):
@@ -147,7 +143,6 @@ class PostOffice:
         except (ConnectionLostError, asyncio.TimeoutError, ConnectionError):
             pass  # the caller fetches again if it still wants the letters
         finally:
-            self._visits.discard(visit)
             connection.abort()
 
     async def _after(self, number: int) -> list[Letter]:

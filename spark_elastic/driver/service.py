@@ -107,7 +107,6 @@ class SparkDriverService:
         self._has_device_group = False
         self._timer: asyncio.TimerHandle | None = None
         self._deciding: asyncio.Handle | None = None
-        self._connections: set[asyncio.Task[None]] = set()
         self._loop = runtime.new_event_loop()
         self._narration = Narration(settings.elastic, self._printer.log, self._loop.call_later)
         self._door: Door | None = None
@@ -192,7 +191,7 @@ class SparkDriverService:
         for task in self._tasks.values():
             task.connection.send(m.ReleaseTask())
         self._standby.close()
-        pending = set(self._connections)
+        pending = set(self._door.visits)
         if pending:
             _, pending = await asyncio.wait(pending, timeout=release_seconds)
         for connection in pending:
@@ -203,9 +202,6 @@ class SparkDriverService:
     # ------------------------------------------------------------------ connections
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        self._connections.add(current)
         connection = self._runtime.connection(reader, writer, m.ToDriver)
         try:
             hello = await asyncio.wait_for(connection.receive(), HELLO_SECONDS)
@@ -219,7 +215,6 @@ class SparkDriverService:
         except (ConnectionLostError, asyncio.TimeoutError, ConnectionError) as error:
             logger.debug("connection from %s ended: %s", connection.peer_address, error)
         finally:
-            self._connections.discard(current)
             connection.abort()
 
     async def _serve_task(self, hello: m.TaskHello, connection: Connection) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import platform
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 from spark_elastic.driver.event_log import EventLog
+from spark_elastic.driver.runtime import REAL_RUNTIME
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import JobCancelledError, SparkElasticError, TrainingFailedError
@@ -398,3 +400,25 @@ def test_events_of_a_drain_reach_the_machine(service: SparkDriverService, log: L
 
     assert play(service, scene) == m.KillWorker(0)
     assert log.wait_for(records.HostDraining).host == 0
+
+
+def test_a_connection_that_came_in_as_the_service_closes_is_cut_before_close_returns() -> None:
+    class Silent:
+        peer_address = "somebody"
+
+        async def receive(self) -> Any:
+            await asyncio.Event().wait()
+
+        def abort(self) -> None:
+            pass
+
+    settings = JobSettings(min_np=1, max_np=1, num_proc=1)
+    runtime = replace(REAL_RUNTIME, connection=lambda *args: Silent())
+    with SparkDriverService(settings, CREDENTIALS, b"", bind_address="127.0.0.1", runtime=runtime) as service:
+
+        async def close_and_look() -> set[Any]:
+            service._door._shown(None, None)  # a handshake that ends in the turn of the loop in which close() begins
+            await service.close(release_seconds=0.0)
+            return asyncio.all_tasks() - {asyncio.current_task()}
+
+        assert service.call(close_and_look()) == set()

@@ -129,3 +129,35 @@ def test_a_door_that_closes_turns_away_all_who_are_not_in() -> None:
             return [await asyncio.to_thread(connection.recv, 1) for connection in made]
 
     assert play(scene, DoorLimits(handshakes=2)) == [b""] * 10
+
+
+def test_nobody_comes_in_once_the_door_has_closed_however_far_the_handshake_is() -> None:
+    async def close_after(turns: int) -> bool:
+        """Close after some turns of the loop, with the guest on the same loop. Return whether the guest was in by then."""
+        came: list[str] = []
+        closed = asyncio.Event()
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append("the guest")
+            await closed.wait()
+            writer.transport.abort()
+
+        door = Door(socket.create_server(("127.0.0.1", 0)), CREDENTIALS.server_context(), greet)
+        door.open()
+        guest = asyncio.create_task(come_in(door.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        door.close()
+        inside = len(door.visits)
+        closed.set()
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(guest, SECONDS)
+        await until(lambda: not door.handshakes)
+        await until(lambda: not door.visits)
+        assert len(came) == inside
+        return bool(inside)
+
+    turns = 0
+    while not asyncio.run(close_after(turns)):
+        turns += 1
+    assert turns > 0

@@ -74,7 +74,7 @@ def test_who_waits_is_answered_when_the_post_office_closes(credentials: Credenti
 def waiting(post: PostOffice) -> None:
     """Return when a visit is going on."""
     end = time.monotonic() + 5
-    while not post._visits:
+    while not post._door.visits:
         assert time.monotonic() < end
         time.sleep(0.01)
 
