@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import psutil
 from torch.distributed import TCPStore
 
@@ -110,22 +111,32 @@ def _find_fault(
 ) -> None:
     """Raise if the script itself has failed. Returns if the world is over for another reason.
 
-    When one script fails, all do. The first rank to say so has the script to blame, unless a worker was lost, as the driver
-    would soon tell.
+    When one script fails, all do, and the first to fail has the script to blame, unless a worker was lost, as the driver would
+    soon tell. The rank that says first that its script has ended tells of it, on behalf of whichever failed first.
     """
     control, mine = record.control, str(world.rank).encode()
+    record.tell(world, read_failure(world.rank, code, error_file))
     reply = control.store("set_default", ("script/failed",), (mine,), generation=world.generation)
     if _wait(control, is_over, BLAME_SECONDS if reply.values == (mine,) else None):
         return
-    message, traceback = read_error(error_file)
-    story = f"the script {describe_end(code)} on rank {world.rank}{f': {message}' if message else ''}"
+    first = record.first_failure(world)
     failures = record.add_failure(world.generation)
     if failures > plan.max_restarts:
-        more = f"\n\n{traceback.rstrip()}" if traceback else "; its output says more"
-        raise ScriptFailedError(f"{story}. That was failure {failures} of max_restarts={plan.max_restarts} + 1{more}")
-    if traceback:
-        logger.warning("%s\n%s", story, traceback.rstrip())
-    raise WorkerLostError(f"{story}; restart {failures} of {plan.max_restarts}")
+        more = f"\n\n{first.traceback.rstrip()}" if first.traceback else "; its output says more"
+        raise ScriptFailedError(
+            f"{first.story}. That was failure {failures} of max_restarts={plan.max_restarts} + 1{more}"
+        )
+    if first.traceback:
+        logger.warning("%s\n%s", first.story, first.traceback.rstrip())
+    raise WorkerLostError(f"{first.story}; restart {failures} of {plan.max_restarts}")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How a script has failed on a rank, and when: at its error, in nanoseconds, or at its end where it has told of none."""
+
+    at: int
+    story: str
+    traceback: str
 
 
 class _Record:
@@ -137,6 +148,16 @@ class _Record:
     def began(self) -> float:
         now = str(time.time()).encode()
         return float(self.control.store("set_default", ("script/began",), (now,), generation=WHOLE_JOB).values[0])
+
+    def tell(self, world: World, failure: Failure) -> None:
+        key = f"script/failed/{world.rank}"
+        self.control.store("set", (key,), (msgspec.msgpack.encode(failure),), generation=world.generation)
+
+    def first_failure(self, world: World) -> Failure:
+        keys = [(f"script/failed/{rank}",) for rank in range(world.size)]
+        told = [key for key in keys if self.control.store("check", key, generation=world.generation).amount]
+        found = [self.control.store("get", key, generation=world.generation).values[0] for key in told]
+        return min((msgspec.msgpack.decode(each, type=Failure) for each in found), key=lambda failure: failure.at)
 
     def add_failure(self, generation: int) -> int:
         self.control.store("set", ("script/failed-in",), (str(generation).encode(),), generation=WHOLE_JOB)
@@ -287,6 +308,14 @@ def _running(call: bytes, environment: Mapping[str, str]) -> Iterator[tuple[subp
     finally:
         os.close(descriptor)
         os.close(error_file)
+
+
+def read_failure(rank: int, code: int, error_file: int) -> Failure:
+    """Tell how a script has failed. What torch does as an interpreter with an error ends, such as abort, is not the failure."""
+    message, traceback = read_error(error_file)
+    if message:
+        return Failure(os.fstat(error_file).st_mtime_ns, f"the script failed on rank {rank}: {message}", traceback)
+    return Failure(time.time_ns(), f"the script {describe_end(code)} on rank {rank}", traceback)
 
 
 def read_error(descriptor: int) -> tuple[str, str]:

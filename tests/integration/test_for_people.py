@@ -95,7 +95,7 @@ def test_a_script_for_torchrun_runs_as_it_is_and_starts_anew_at_every_change(
     (cause,) = (line.cause for line in history.workers if line.cause)
     assert cause.startswith("killed by SIGKILL")
     reasons = [entry.record.reason for entry in read_events(log) if isinstance(entry.record, WorldBroken)]
-    assert "the script ended with exit code 1 on rank 1: ValueError: a bad batch; restart 1 of 5" in reasons[-1]
+    assert "the script failed on rank 1: ValueError: a bad batch; restart 1 of 5" in reasons[-1]
     assert "in fail" in output.err, "the traceback of the script"
 
 

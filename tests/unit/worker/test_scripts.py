@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,7 +83,7 @@ def fails(control: OneControl, generation: int, rank: int = 1, allowed: int = 2,
     """The script fails on a rank; the error file holds ``error``."""
     descriptor = os.memfd_create("error")
     os.write(descriptor, error)
-    world: Any = SimpleNamespace(rank=rank, generation=generation)
+    world: Any = SimpleNamespace(rank=rank, generation=generation, size=2)
     record = scripts._Record(control)  # type: ignore[arg-type]
     plan = scripts.RestartOnChange(b"", max_restarts=allowed)
     try:
@@ -102,7 +103,8 @@ def test_a_script_is_started_again_as_often_as_it_may_fail(control: OneControl) 
 def test_what_record_has_written_reaches_the_user(control: OneControl) -> None:
     told = {"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback …\nValueError: bad\n"}}}
     with pytest.raises(
-        ScriptFailedError, match=r"rank 1: ValueError: bad\. That was[^\n]*\n\nTraceback …\nValueError: bad"
+        ScriptFailedError,
+        match=r"the script failed on rank 1: ValueError: bad\. That was[^\n]*\n\nTraceback …\nValueError: bad",
     ):
         fails(control, 1, allowed=0, error=json.dumps(told).encode())
 
@@ -125,6 +127,30 @@ def test_only_the_first_to_fail_is_to_blame(control: OneControl) -> None:
     control.over_at = control.now + 100.0
     fails(control, 1, rank=1)
     assert scripts._Record(control).failures_before(2) == 1  # type: ignore[arg-type]
+
+
+def test_the_rank_whose_error_came_first_is_to_blame_even_where_its_process_ended_last(
+    control: OneControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = scripts.Failure(time.time_ns(), "the script failed on rank 0: ValueError: bad", "Traceback …")
+
+    def wait_while_the_other_ends(*args: Any) -> bool:
+        scripts._Record(control).tell(SimpleNamespace(rank=0, generation=1), cause)  # type: ignore[arg-type]
+        return _WAIT(*args, now=lambda: control.now)
+
+    monkeypatch.setattr(scripts, "_wait", wait_while_the_other_ends)
+    with pytest.raises(WorkerLostError, match="the script failed on rank 0: ValueError: bad; restart 1 of 2"):
+        fails(control, 1, rank=1)
+
+
+def test_an_error_is_told_from_what_its_process_does_as_it_ends() -> None:
+    descriptor = os.memfd_create("error")
+    os.write(descriptor, json.dumps({"message": {"message": "ValueError: bad"}}).encode())
+    os.utime(descriptor, ns=(7, 7))
+    assert scripts.read_failure(1, -6, descriptor) == scripts.Failure(
+        7, "the script failed on rank 1: ValueError: bad", ""
+    )
+    os.close(descriptor)
 
 
 def test_only_a_failure_just_before_holds_a_start_up(control: OneControl) -> None:
