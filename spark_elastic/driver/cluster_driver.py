@@ -13,8 +13,8 @@ import os
 import pickle
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import cloudpickle
@@ -23,7 +23,7 @@ import msgspec
 from spark_elastic import testing
 from spark_elastic._exhaustive import assert_never
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.driver.meeting import OpenMeeting, read_addresses
+from spark_elastic.driver.meeting import EndMeeting, OpenMeeting, read_addresses
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.places import SIGNAL_SECONDS, CheckpointWish
 from spark_elastic.driver.post import Addresses, FetchLetters, Letter, read_letters
@@ -65,6 +65,8 @@ OWN_SLOTS = 2
 LOST_DRIVERS = 3
 # How many seconds pass before the next query after one that has not reached the driver.
 RETRY_SECONDS = 1.0
+# How many seconds the end of the process that waits for the driver is waited for, where none is going to come.
+LEAVE_SECONDS = 10.0
 # Output arrives in bursts here, and a busy printer may delay the next query by this many seconds.
 PRINT_SECONDS = 0.5
 
@@ -184,16 +186,12 @@ class _Life:
     def _drive(self, call: bytes) -> list[bytes]:
         deadline = time.monotonic() + self._settings.start_timeout
         towards = str(self._launcher.session.conf.get("spark.driver.host", "") or "").strip("[]")
-        opening = OpenMeeting(self._credentials, towards, self._settings.start_timeout)
-        asked = self._queries.submit(opening, f"spark_elastic run {self._run_id}, where the driver will be found")
-        self._wait_for([asked], deadline)
-        meeting = read_addresses(self._result_of(asked)[0])
-
         job = SlotJob(self._run_id, self._launcher.application, self._settings, call, testing.active_plan(), self._wish)
         rows = [part.data for part in chunks(cloudpickle.dumps(job))]
-        driving = DriveInSlot(self._credentials, meeting, towards)
-        self._driving = self._queries.submit(driving, f"spark_elastic run {self._run_id}, driver", rows)
-        addressed = self._find_driver(meeting, deadline)
+        with self._meeting(towards, deadline) as meeting:
+            driving = DriveInSlot(self._credentials, meeting, towards)
+            self._driving = self._queries.submit(driving, f"spark_elastic run {self._run_id}, driver", rows)
+            addressed = self._find_driver(meeting, deadline)
         if addressed is None:
             return self._read(self._result_of(self._driving))
         self.has_begun = True
@@ -208,6 +206,23 @@ class _Life:
             stack.callback(self._slots.submit_no_more)
             self._listen(addressed.post)
             return self._read(self._result_of(self._driving))
+
+    @contextmanager
+    def _meeting(self, towards: str, deadline: float) -> Iterator[Addresses]:
+        """Have a process wait for the driver, which ends when the driver has been found there. Without one, end it."""
+        opening = OpenMeeting(self._credentials, towards, self._settings.start_timeout)
+        asked = self._queries.submit(opening, f"spark_elastic run {self._run_id}, where the driver will be found")
+        try:
+            self._wait_for([asked], deadline)
+            yield read_addresses(self._result_of(asked)[0])
+        except BaseException:
+            # If this task of a moment were taken back, nobody would know the process that it leaves behind.
+            concurrent.futures.wait([asked], LEAVE_SECONDS)
+            if asked.done() and not asked.exception():
+                ending = EndMeeting(read_addresses(asked.result()[0]), self._credentials)
+                ended = self._queries.submit(ending, f"spark_elastic run {self._run_id}, no driver comes")
+                concurrent.futures.wait([ended], LEAVE_SECONDS)
+            raise
 
     def _find_driver(self, meeting: Addresses, deadline: float) -> Addressed | None:
         """Wait until the driver is there; None where it has ended already."""

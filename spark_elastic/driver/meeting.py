@@ -7,6 +7,7 @@ third task fetches them. The process ends when that has been done, with its exec
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from spark_elastic.driver.door import listen
-from spark_elastic.driver.post import Addresses, PostOffice
+from spark_elastic.driver.post import Addresses, Fetch, PostOffice, Put, visit
 from spark_elastic.launchers.connect import local_address
 from spark_elastic.launchers.spark_task import find_executor
 from spark_elastic.protocol.credentials import Credentials
@@ -62,6 +63,21 @@ class OpenMeeting:
             timeout=START_SECONDS,
         ).stdout
         return [msgspec.msgpack.encode(own_addresses(self.towards, int(said)))]
+
+
+@dataclass(frozen=True, slots=True)
+class EndMeeting:
+    """The function of a task that ends the process, where no driver is going to come."""
+
+    addresses: Addresses
+    credentials: Credentials
+
+    def __call__(self, rows: Iterable[bytes]) -> list[bytes]:
+        """Leave a letter and fetch it, after which the process ends. One that has ended already is no error."""
+        with contextlib.suppress(OSError):
+            for request in (Put(b""), Fetch(0)):
+                visit(self.addresses, self.credentials, request)
+        return []
 
 
 def own_addresses(towards: str, port: int) -> Addresses:

@@ -49,7 +49,8 @@ class Queries:
         self._session = session
         self._name = f"spark_elastic-{run_id}-driver"
         self._numbers = itertools.count()
-        self._open: dict[str, threading.Thread] = {}
+        # Those that run, and those that have ended since the last one was submitted.
+        self._threads: dict[str, threading.Thread] = {}
         self._properties: dict[str, str] = {}
 
     def __enter__(self) -> Queries:
@@ -63,11 +64,9 @@ class Queries:
     ) -> None:
         """Interrupt what runs until nothing is left, or ``END_SECONDS``."""
         deadline = time.monotonic() + END_SECONDS
-        while (
-            left := [query for query in list(self._open.values()) if query.is_alive()]
-        ) and time.monotonic() < deadline:
+        while (left := self._running()) and time.monotonic() < deadline:
             self.interrupt()
-            left[0].join(INTERRUPT_SECONDS)
+            next(iter(left.values())).join(INTERRUPT_SECONDS)
 
     def submit(
         self, function: RowsFunction, description: str, rows: Sequence[bytes] = (), tasks: int = 1
@@ -75,18 +74,19 @@ class Queries:
         """Run ``function`` on ``rows`` as one task, or without rows in several. The future has the result or Spark's error."""
         future: concurrent.futures.Future[list[bytes]] = concurrent.futures.Future()
         tag = f"{self._name}-{next(self._numbers)}"
-        thread = self._open[tag] = threading.Thread(
+        thread = threading.Thread(
             target=self._run,
             args=(tag, description, function, partial(self._frame, rows, tasks), future),
             name="spark_elastic-query",
             daemon=True,
         )
         thread.start()
+        self._threads = {**self._running(), tag: thread}
         return future
 
     def interrupt(self) -> None:
         """Take back all queries, whether they run or wait; returns before they have ended."""
-        for tag in list(self._open):
+        for tag in self._running():
             try:
                 if is_connect(self._session):
                     self._session.interruptTag(tag)
@@ -132,11 +132,12 @@ class Queries:
             result = [bytes(row[0]) for row in found]
         except BaseException as error:
             logger.debug("query %s ended", tag, exc_info=True)
-            del self._open[tag]
             future.set_exception(error)
         else:
-            del self._open[tag]
             future.set_result(result)
+
+    def _running(self) -> dict[str, threading.Thread]:
+        return {tag: thread for tag, thread in self._threads.items() if thread.is_alive()}
 
     def _frame(self, rows: Sequence[bytes], tasks: int) -> Any:
         if not rows:

@@ -127,6 +127,7 @@ def peer_pid(connection: socket.socket) -> int:
 def _connect(address: str, environment: Mapping[str, str]) -> socket.socket:
     end = time.monotonic() + TURN_SECONDS
     while True:
+        begun = time.monotonic()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect("\0" + address)
@@ -138,7 +139,7 @@ def _connect(address: str, environment: Mapping[str, str]) -> socket.socket:
             if not isinstance(error, ConnectionRefusedError):
                 raise
         if not _start(address, environment):
-            if time.monotonic() > end:
+            if begun > end:
                 raise TimeoutError(f"nobody listens at {address}")
             time.sleep(0.001)  # the kernel has nothing to wait for here
 

@@ -18,7 +18,7 @@ from submitted import Submitted
 from yarn_cluster import Yarn, compile_stand_in
 
 # What a stand-in or an application has started ends within this after both have been ended.
-SETTLE_SECONDS = 15.0
+SETTLE_SECONDS = 30.0
 
 
 @pytest.fixture(autouse=True)

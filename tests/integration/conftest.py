@@ -33,7 +33,7 @@ from spark_elastic.testing import LocalCluster, local_cluster
 
 EXECUTORS = 4
 # What a finished job has started ends within this; Spark keeps idle Python processes of its own, which do not count.
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 30.0
 
 # pytest's folder, torch's cache of compiled code, and what Python's multiprocessing leaves when a DataLoader is killed.
 NOT_OURS = ("pytest-of-", "torchinductor_", "pymp-")
@@ -66,6 +66,19 @@ def spark() -> Iterator[Any]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The events of the runs that estimators start."""
+    import spark_elastic
+
+    seen: list[dict[str, Any]] = []
+    run: Callable[..., Any] = spark_elastic.run
+    monkeypatch.setattr(
+        spark_elastic, "run", lambda *args, **settings: run(*args, **{**settings, "on_event": seen.append})
+    )
+    return seen
 
 
 def ours() -> list[psutil.Process]:

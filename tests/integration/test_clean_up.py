@@ -19,8 +19,8 @@ from standalone import Standalone
 
 import spark_elastic
 
-GONE_SECONDS = 15.0
-START_SECONDS = 60.0
+GONE_SECONDS = 30.0
+START_SECONDS = 200.0
 
 
 def wait_until(

@@ -29,7 +29,7 @@ from spark_elastic.testing import kill
 cloudpickle.register_pickle_by_value(networks)
 EXECUTORS = 4
 WORKERS = 2
-SETTLE_SECONDS = 20.0
+SETTLE_SECONDS = 30.0
 
 
 def once(kind: str, act: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
@@ -104,7 +104,10 @@ def test_a_killed_worker_costs_no_committed_step(run_on_spark: Any) -> None:
         faults=[kill(rank=1, step=20)],
     )
     check(result, 60)
-    assert result.sizes[:2] == [2, 1]
+    assert result.faults == 1
+    # The next world may be the survivor's, or be formed when another worker is there already.
+    assert result.sizes[0] == WORKERS
+    assert len(result.sizes) > 1
 
 
 def test_the_world_grows_when_a_core_becomes_free(spark: Any, run_on_spark: Any, tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ def test_cancelled_spark_jobs_cancel_the_job_and_leave_nothing(spark: Any, run_o
 
 
 def test_the_driver_of_a_fit_runs_in_a_slot_and_its_workers_have_the_slots_that_are_left(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, before = spark_elastic.run, ports_of(psutil.Process())
     ports, free = [], []
@@ -179,6 +182,8 @@ def test_the_driver_of_a_fit_runs_in_a_slot_and_its_workers_have_the_slots_that_
         return run(*args, **{**settings, "on_event": look})
 
     monkeypatch.setattr(spark_elastic, "run", run_and_look)
+    with busy(spark, EXECUTORS, tmp_path / "busy"):
+        pass  # now all executors are there, also one that replaces another
     model = networks.row_counter(200, driver="cluster").fit(spark.range(200, numPartitions=2))
     assert ports, "nothing was told"
     assert all(each == before for each in ports), f"the driver listens here: {ports}, {before} before"

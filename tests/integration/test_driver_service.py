@@ -27,7 +27,7 @@ from spark_elastic.task.facts import gather_facts
 R = TypeVar("R")
 
 CREDENTIALS = create_credentials("test")
-SECONDS = 5.0
+SECONDS = 60.0
 
 
 class Log(EventLog):

@@ -38,6 +38,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, StructField, StructType
 from test_clean_up import wait_until
 
+from spark_elastic.checkpoint.naming import MANIFEST
 from spark_elastic.errors import CheckpointError, DamagedError, TrainingFailedError
 from spark_elastic.estimator import (
     Store,
@@ -275,7 +276,11 @@ def test_a_fit_goes_on_after_the_drivers_death_and_counts_every_row_once(
 ) -> None:
     folder = tmp_path / "fitting"
     first = script("local[2]", "fitting")
-    wait_until((folder / "epochs").exists, "the end of the first epoch", first)
+    wait_until(
+        lambda: (folder / "epochs").exists() and any((folder / "store").rglob(MANIFEST)),
+        "the end of the first epoch, and a checkpoint",
+        first,
+    )
     first.kill()
     model = fit_counting(spark, folder, numProc=3, maxNp=3)
     assert model.model.seen.tolist() == pytest.approx([2.0] * 600)

@@ -92,7 +92,7 @@ def test_two_thousand_strangers_at_each_port_of_a_job_cost_it_nothing(
 
     def visit() -> None:
         try:
-            assert formed.wait(60)
+            assert formed.wait(250)
             forked = [process for process in descendants() if "importer" in command_of(process)]
             # Workers listen, for Gloo, and nothing else that is forked from an importer.
             workers = {process: ports for process in forked if (ports := ports_of(process))}
@@ -149,7 +149,7 @@ def test_the_key_is_nowhere_to_be_read_and_jobs_run_with_all_of_sparks_own_encry
 ) -> None:
     """The script looks at every process of the machine while its job runs, and at all logs after it."""
     process = script(f"local-cluster[{executors},1,1024]", f"secured {driver}")
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err[-3000:]
     assert "equal 1 of 2" in out
     found = {name: int(count) for name, _, count in (line.partition("=") for line in out.splitlines()) if count}

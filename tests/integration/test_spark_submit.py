@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+import pytest
 from standalone import Standalone
 
 import spark_elastic
@@ -27,12 +28,13 @@ def submit(master: str, *options: str, store: str, epochs: int, workers: int) ->
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     command += [*options, str(SCRIPT), store, str(epochs), str(workers)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
+@pytest.mark.timeout(600)
 def test_a_pipeline_script_runs_with_the_package_shipped_and_goes_on_with_it_installed(
     standalone: Standalone, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 60.0
+START_SECONDS = 200.0
 
 
 @contextmanager

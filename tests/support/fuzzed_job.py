@@ -50,7 +50,7 @@ def attacked(spark: Any, frames: int, seed: str, folder: Path) -> dict[str, Any]
 
     def strike() -> None:
         try:
-            assert formed.wait(60)
+            assert formed.wait(250)
             supervisors = _supervisors()
             found["supervisors"] = len(supervisors)
             found["listeners"] = [process.pid for process in supervisors if ports_of(process)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -75,5 +77,8 @@ def executor_of(worker: int) -> psutil.Process:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
+    """Find a port below those that Linux gives to whoever asks for any, so that nobody is given it before it is used."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port

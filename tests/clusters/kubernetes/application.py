@@ -18,6 +18,8 @@ from kube.image import DIE_WITH_PARENT, SPARK_HOME
 
 JOB = Path(__file__).parent / "training_job.py"
 LOOK_SECONDS = 0.05
+# A guard: with JVMs and imports of torch in what is waited for, a busy machine takes long.
+WAIT_SECONDS = 250.0
 
 SETTINGS = {
     "spark.kubernetes.container.image": "train:1",
@@ -78,7 +80,7 @@ class Application:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 90.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
         """Wait until something can be read from the folder; return it."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):
@@ -87,7 +89,7 @@ class Application:
             time.sleep(LOOK_SECONDS)
         return value
 
-    def finish(self, seconds: float = 60.0) -> int:
+    def finish(self, seconds: float = WAIT_SECONDS) -> int:
         """Wait for the submitter's end; return its code."""
         return self.process.wait(seconds)
 

@@ -3,7 +3,6 @@ through fsspec's."""
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,11 +44,9 @@ def s3_endpoint() -> Iterator[str]:
 def gcs_endpoint() -> Iterator[str]:
     from gcp_storage_emulator.server import create_server
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = create_server("127.0.0.1", port, in_memory=True)
+    server = create_server("127.0.0.1", 0, in_memory=True)
     server.start()
-    yield f"127.0.0.1:{port}"
+    yield f"127.0.0.1:{server._api._httpd.server_port}"
     server.stop()
 
 

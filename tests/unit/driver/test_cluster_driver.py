@@ -15,7 +15,7 @@ import pytest
 from spark_elastic.driver import cluster_driver as module
 from spark_elastic.driver.cluster_driver import LOST_DRIVERS, OWN_SLOTS, ClusterDriver
 from spark_elastic.driver.event_log import EventLog
-from spark_elastic.driver.meeting import OpenMeeting
+from spark_elastic.driver.meeting import EndMeeting, OpenMeeting
 from spark_elastic.driver.output import OutputPrinter
 from spark_elastic.driver.places import CheckpointWish
 from spark_elastic.driver.post import FetchLetters, Letter
@@ -106,6 +106,7 @@ class Cluster:
         self.asked: list[Any] = []
         self.acknowledged: list[int] = []
         self.end_of_session = ""
+        self.finds_driver = True
         self.listener: Any = None
 
     # -- queries
@@ -126,7 +127,13 @@ class Cluster:
         if isinstance(function, OpenMeeting):
             future.set_result([encode(MEETING)])
         elif isinstance(function, FetchLetters) and function.addresses == MEETING:
-            future.set_result([encode([Letter(1, encode(Addressed(SERVICE, POST)))])])
+            if self.finds_driver:
+                future.set_result([encode([Letter(1, encode(Addressed(SERVICE, POST)))])])
+            else:
+                future.set_exception(LOST)
+        elif isinstance(function, EndMeeting):
+            self.asked.append(("meeting ended", function.addresses))
+            future.set_result([])
         elif isinstance(function, FetchLetters):
             self.acknowledged.append(function.after)
             if self.driver.fetches:
@@ -268,3 +275,12 @@ def test_a_session_that_has_ended_cancels_the_job_with_or_without_a_checkpoint(p
     assert isinstance(error, JobCancelledError)
     assert str(error) == "the job cannot go on in Spark: its queries were interrupted"
     assert [event["error"] for event in events] == ["JobCancelledError"]
+
+
+def test_where_no_driver_comes_the_process_that_waits_for_it_is_ended(play: Any) -> None:
+    cluster = Cluster(Driver())
+    cluster.finds_driver, cluster.end_of_session = False, "its queries were interrupted"
+    error, events = play(cluster)
+    assert isinstance(error, JobCancelledError)
+    assert cluster.asked == [("meeting ended", MEETING), "all taken back"]
+    assert events == []

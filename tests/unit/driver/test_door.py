@@ -91,7 +91,7 @@ def test_a_flood_of_silent_strangers_gets_few_handshakes_and_a_member_comes_in_a
             assert door.waiting <= 20
             return greetings
 
-    assert play(scene, DoorLimits(handshakes=5, waiting=20, hurried_seconds=0.2)) == [b"hello"] * 3
+    assert play(scene, DoorLimits(handshakes=5, waiting=20)) == [b"hello"] * 3
 
 
 def test_who_is_slow_is_not_hurried_while_nobody_waits() -> None:

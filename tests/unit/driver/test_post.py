@@ -13,6 +13,9 @@ from spark_elastic.driver import post as module
 from spark_elastic.driver.post import Addresses, Fetch, FetchLetters, Letter, PostOffice, Put, read_letters, visit
 from spark_elastic.protocol.credentials import Credentials, create_credentials
 
+# A guard: whoever waits this long waits in vain.
+SECONDS = 60.0
+
 
 @pytest.fixture(scope="module")
 def credentials() -> Credentials:
@@ -50,7 +53,7 @@ def test_a_letter_that_was_put_by_connection_is_fetched(
     assert visit(place(post), credentials, Put(b"from afar")) == []
     assert not post.taken.is_set()
     assert fetch(0) == [b"from afar"]
-    assert post.taken.wait(5)
+    assert post.taken.wait(SECONDS)
 
 
 def test_who_finds_no_letter_waits_for_one(post: PostOffice, fetch: Callable[[int], list[bytes]]) -> None:
@@ -59,7 +62,7 @@ def test_who_finds_no_letter_waits_for_one(post: PostOffice, fetch: Callable[[in
         waiting(post)
         assert not early.done()
         post.put(b"late")
-        assert early.result(5) == [b"late"]
+        assert early.result(SECONDS) == [b"late"]
 
 
 def test_who_waits_is_answered_when_the_post_office_closes(credentials: Credentials) -> None:
@@ -67,13 +70,13 @@ def test_who_waits_is_answered_when_the_post_office_closes(credentials: Credenti
         with PostOffice(credentials) as post:
             waiter = pool.submit(visit, place(post), credentials, Fetch(0))
             waiting(post)
-        assert waiter.result(5) == []
+        assert waiter.result(SECONDS) == []
     assert [thread for thread in threading.enumerate() if thread.name == "spark_elastic-post"] == []
 
 
 def waiting(post: PostOffice) -> None:
     """Return when a visit is going on."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + SECONDS
     while not post._door.visits:
         assert time.monotonic() < end
         time.sleep(0.01)

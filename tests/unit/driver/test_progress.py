@@ -120,6 +120,11 @@ def test_without_rows_the_line_counts_steps() -> None:
     assert "5.0 steps/s" in shown.tail
 
 
+@pytest.fixture(autouse=True)
+def last_line_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "END_SECONDS", 60.0)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -576,8 +576,8 @@ def test_fits_share_slots_where_these_suffice_and_wait_in_line_where_not() -> No
             small = threading.Thread(target=lambda: (fit("small", 1), done.set()))
             small.start()
         assert not order, "the first in line waits for three, and nobody passes it"
-    big.join(5)
-    small.join(5)
+    big.join(60)
+    small.join(60)
     assert [name for name, _ in order] == ["big", "small"]
     assert done.is_set()
 

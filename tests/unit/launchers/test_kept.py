@@ -132,7 +132,7 @@ def test_a_forked_child_leaves_the_process_to_the_one_that_has_started_it(kept: 
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(5)
+        signal.alarm(60)
         kept.renew_lock()
         kept.end()
         os._exit(0)

@@ -25,7 +25,7 @@ from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
 from spark_elastic.task.warm import StartedParent
 
 TICKET = Ticket("run", (), Credentials(b"", b""))
-SECONDS = 60.0  # only a failing test waits for so long
+SECONDS = 200.0  # only a failing test waits for so long
 
 # An importer that imports nothing but what a test wants, and whose workers end at once.
 CODE = """
@@ -124,6 +124,8 @@ def change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     # Each process of pytest's has an executor of its own.
     monkeypatch.setattr(importer, "find_executor_pid", os.getpid)
     monkeypatch.setattr(importer, "_above", lambda: iter([os.getpid()]))
+    monkeypatch.setattr(importer, "END_SECONDS", SECONDS)
+    monkeypatch.setattr(importer, "TURN_SECONDS", SECONDS)
 
     def set_change(code: str) -> None:
         monkeypatch.setattr(importer, "_CODE", CODE.format(change=code))
@@ -254,8 +256,9 @@ def test_an_importer_that_dies_leaves_running_workers_alone(change: Callable[[st
             pid = await task.forked()
             (worker,) = await asyncio.to_thread(wait_for, psutil.Process(pid).children)
             os.kill(first := importer_of(task), signal.SIGKILL)
+            await asyncio.to_thread(wait_for, lambda: not is_alive(first))  # until then its socket takes connections
             async with Task() as other:
-                await other.forked()
+                assert await other.forked()
                 assert importer_of(other) not in (0, first)
             assert worker.is_running()
             assert not task.supervisor.broken.done()

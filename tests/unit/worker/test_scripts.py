@@ -204,7 +204,7 @@ def test_an_error_of_the_script_comes_through_the_error_file(tmp_path: Path) -> 
     (tmp_path / "script.py").write_text(text)
     call = pickle.dumps(find_target(str(tmp_path / "script.py"), []))
     with scripts._running(call, {**os.environ, "PYTHONPATH": ":".join(sys.path)}) as (process, error_file):
-        assert process.wait() == 1
+        assert process.wait() != 0  # torch may abort what ends with an error
         message, traceback = scripts.read_error(error_file)
     assert message == "ValueError: bad batch"
     assert "in main" in traceback

@@ -12,6 +12,7 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import HostsUpdatedInterrupt, SparkElasticError, TrainingCodeError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.reports import Entered, Metrics, Progress, SharesChanged, Stepped
+from spark_elastic.worker.reporting import Reporter
 from spark_elastic.worker.state.commits import MEASURED
 from spark_elastic.worker.state.objects import ObjectState
 from spark_elastic.worker.state.torch_state import TorchState
@@ -239,6 +240,7 @@ def test_who_enters_a_generation_says_so_and_rank_0_tells_how_far_the_job_is() -
     for rank, told in ((0, [Entered(0), progress, Stepped(1)]), (1, [Entered(0), Stepped(1)])):
         with on_stage() as stage:
             state = TorchState(loader=loader)
+            stage.reporter = Reporter(stage.control.report, lambda: 0.0)  # no time passes in which it would tell more
             stage.begin(state, rank=rank, others=[None])
             state.commit()
             assert stage.control.reported == told
