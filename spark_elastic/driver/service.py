@@ -411,7 +411,8 @@ class SparkDriverService:
             ping = encode(m.Ping(self._pings))
             for task in self._tasks.values():
                 task.connection.send_encoded(ping)
-        self._handle(ev.Tick())
+        # What has arrived while this process stood still is heard in this turn of the loop, and only then is judged who is late.
+        self._loop.call_soon(self._handle, ev.Tick())
 
     def _execute(self, command: do.Command) -> None:  # noqa: C901  # a case for each command
         match command:

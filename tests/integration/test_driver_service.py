@@ -182,6 +182,36 @@ def test_a_slot_whose_task_is_silent_is_taken_over_before_tcp_gives_its_connecti
     assert log.of(records.HostLost)[0].reason == "it did not answer pings for 1 s"
 
 
+def test_what_has_arrived_while_the_driver_stood_still_is_heard_before_it_judges_who_is_late(log: Log) -> None:
+    now, answered = [0.0], threading.Event()
+
+    async def stand_still(service: SparkDriverService) -> None:
+        now[0] += 1.0
+        service._tick()
+        assert answered.wait(SECONDS)
+        now[0] += 2.0
+        service._loop.call_later(0.0, service._tick)
+
+    async def scene(task: Any, worker: Any) -> None:
+        host = await task(0)
+        await expect(host, m.Welcome)
+        standing = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stand_still(service), service._loop))
+        ping = await expect(host, m.Ping)
+        host.send(m.Pong(ping.number))
+        answered.set()
+        await standing
+        assert (await expect(host, m.Ping)).number > ping.number
+
+    settings = JobSettings(min_np=1, max_np=1, num_proc=1, heartbeat_timeout=1.5)
+    runtime = replace(REAL_RUNTIME, clock=lambda: now[0])
+    with SparkDriverService(
+        settings, CREDENTIALS, b"", bind_address="127.0.0.1", event_log=log, runtime=runtime
+    ) as service:
+        play(service, scene)
+        service.cancel(JobCancelledError("the test is over"))
+    assert {lost.reason for lost in log.of(records.HostLost)} <= {"its connection to the driver broke"}
+
+
 def test_a_message_that_is_not_a_workers_to_send_ends_its_connection_only(
     service: SparkDriverService, log: Log
 ) -> None:
