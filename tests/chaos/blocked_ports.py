@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
 
         results = spark_elastic.run(
             train, args=(folder,), spark=cluster.spark, min_np=2, max_np=3, host_discovery_script=str(script),
-            on_event=note, form_timeout=4.0, elastic_timeout=60,
+            on_event=note, elastic_timeout=60,
         )  # fmt: skip
     lost = [event["worker"] for event in events if event["event"] == "worker_lost"]
     first = next(event["workers"] for event in events if event["event"] == "world_forming")

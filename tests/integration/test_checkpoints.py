@@ -30,7 +30,8 @@ def test_after_the_drivers_death_the_same_call_goes_on_and_counts_every_row_once
 ) -> None:
     (tmp_path / "dataset").write_text(dataset)
     first = script("local[2]", "checkpointed")
-    wait_for_event(tmp_path / "checkpointed" / "log", "fault_injected", first)
+    for kind in ("fault_injected", "checkpoint_written"):
+        wait_for_event(tmp_path / "checkpointed" / "log", kind, first)
     first.kill()
     steps = []
     for _ in range(2):  # the second of these has nothing left to do
@@ -49,7 +50,17 @@ def test_after_the_drivers_death_the_same_call_goes_on_and_counts_every_row_once
 def test_another_rank_writes_on_and_a_damaged_checkpoint_is_passed_over(run: Any, tmp_path: Path) -> None:
     place = {"storage_options": {"path": str(tmp_path), "target_protocol": "file"}}
     durable = {"checkpoint": "dir://", "checkpoint_interval": 0, "min_np": 1, "max_np": 2, "num_proc": 2, **place}
-    result = run(training.count_steps, 30, 0.02, faults=[kill(rank=0, step=15)], **durable)
+    told = tmp_path / "told"
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint_written":
+            told.touch()
+
+    result = run(
+        training.count_steps, 30, 0.02, kwargs={"held": (14, str(tmp_path), told.name)}, faults=[kill(rank=0, step=15)],
+        on_event=tell, **durable,
+    )  # fmt: skip
+    told.unlink()
     check(result, 30)
     written = result.of("checkpoint_written")
     assert len({event["worker"] for event in written}) == 2
@@ -75,7 +86,8 @@ def test_another_rank_writes_on_and_a_damaged_checkpoint_is_passed_over(run: Any
 
 def test_a_job_whose_workers_are_all_lost_goes_on_from_its_checkpoint(run: Any, tmp_path: Path) -> None:
     result = run(
-        training.count_steps, 30, 0.02, faults=[kill(rank=0, step=20)], checkpoint=tmp_path, min_np=1, max_np=1
+        training.count_steps, 30, 0.02, kwargs={"held": (19, str(tmp_path), "*/manifest.json")},
+        faults=[kill(rank=0, step=20)], checkpoint=tmp_path, min_np=1, max_np=1,
     )  # fmt: skip
     check(result, 30)
     assert len(result.of("state_lost")) == 1

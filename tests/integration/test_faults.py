@@ -113,10 +113,10 @@ def test_a_killed_task_and_a_killed_executor_are_brought_back_by_spark_while_sur
 
 def test_workers_that_are_stopped_or_never_enter_a_collective_are_found_killed_and_replaced(run: Any) -> None:
     faults = [stop(rank=1, step=9), hang(rank=1, step=20)]
-    result = run(count_steps, 40, 0.02, faults=faults, min_np=2, max_np=2, heartbeat_timeout=3.0, hang_timeout=5.0)
+    result = run(count_steps, 40, 0.02, faults=faults, min_np=2, max_np=2, heartbeat_timeout=6.0, hang_timeout=8.0)
     check(result, 40)
     stopped, hung = result.of("worker_lost")
-    assert "silent for 3 s" in stopped["cause"]
+    assert "silent for 6 s" in stopped["cause"]
     assert "hang_timeout" in hung["cause"]
 
 

@@ -25,6 +25,7 @@ from spark_elastic import (
     ResetLimitExceededError,
     TrainingFailedError,
 )
+from spark_elastic.driver.failures import FirstSign
 from spark_elastic.testing import inject, kill, local_cluster, take_away
 
 
@@ -121,7 +122,7 @@ def test_elastic_timeout_ends_a_job_that_stays_below_min_np() -> None:
         inject(take_away(rank=1, step=20, grace=0)),
         pytest.raises(NotEnoughHostsError, match=r"1 of min_np=2 workers .* \(elastic_timeout\)"),
     ):
-        spark_elastic.run(training.count_steps, (1000, 0.02), local=cluster, min_np=2, max_np=2, elastic_timeout=0.3)
+        spark_elastic.run(training.count_steps, (1000, 0.02), local=cluster, min_np=2, max_np=2, elastic_timeout=3.0)
 
 
 def test_too_few_executors_end_the_job_after_start_timeout(run: Any) -> None:
@@ -152,8 +153,8 @@ def test_the_same_exception_three_times_without_a_commit_between_fails_the_job(r
 
 
 def test_a_function_that_never_commits_fails_the_job_naming_the_setting(run: Any) -> None:
-    with pytest.raises(TrainingFailedError, match=r"no worker reached a commit .*hang_timeout=1"):
-        run(training.never_commit, min_np=2, max_np=2, hang_timeout=1.0)
+    with pytest.raises(TrainingFailedError, match=r"no worker reached a commit .*hang_timeout=4"):
+        run(training.never_commit, min_np=2, max_np=2, hang_timeout=4.0)
 
 
 def test_rank_above_the_elastic_function_is_an_error_that_says_so(run: Any) -> None:
@@ -163,7 +164,7 @@ def test_rank_above_the_elastic_function_is_an_error_that_says_so(run: Any) -> N
 
 def test_what_would_train_wrongly_ends_the_job_and_says_what_to_do(run: Any) -> None:
     with pytest.raises(
-        RanksDifferError, match=r"state\.model\.module\.\w+ has not been the same on rank 1 .* since commit 1\.4"
+        RanksDifferError, match=r"state\.model\.module\.\w+ has not been the same on rank 1 .* since commit 1\.[34]"
     ):
         run(training.train_wrongly, "inner", min_np=2, max_np=2)
     with pytest.raises(TrainingFailedError, match=r"optimizer=optimizer\)"):
@@ -209,7 +210,9 @@ def test_workers_that_crash_before_training_or_cannot_join_fail_the_job(run: Any
         run(training.crash, 3, min_np=3, max_np=3)
     causes = Counter(failure.cause for failure in failure.value.failures)
     assert causes.pop("exited with code 3 before its result had arrived") >= 10
-    assert set(causes) <= {"its process died"}, "the job was over before the code of the last ones was known"
+    assert set(causes) <= {sign.value for sign in FirstSign}, (
+        "the job was over before the code of the last ones was known"
+    )
     with pytest.raises(TrainingFailedError, match="3 times without a commit") as failure:
         run(training.plain, "x", min_np=1, max_np=1, network_interface="none0")
     assert "network_interface='none0' does not exist here; the interfaces with an address are" in str(failure.value)
@@ -233,7 +236,7 @@ def test_what_runs_in_spark_after_a_run_gets_its_python_processes_as_they_were(r
 
 
 def test_a_long_evaluation_with_heartbeats_is_not_taken_for_a_hang(run: Any) -> None:
-    result = run(training.long_evaluation, 3.0, min_np=2, max_np=2, hang_timeout=1.0)
+    result = run(training.long_evaluation, 9.0, min_np=2, max_np=2, hang_timeout=4.0)
     assert result.results == [[0, 2, 1], [1, 2, 1]]
 
 
@@ -242,7 +245,7 @@ def test_a_long_call_that_holds_the_lock_of_python_on_all_ranks_costs_nobody_als
 ) -> None:
     # The first call begins on both ranks after the first commit; rank 1 dies at the second.
     result = run(
-        training.hold_the_lock_of_python, 4.0, faults=[kill(rank=1, step=2)], min_np=2, max_np=2, heartbeat_timeout=1.5
+        training.hold_the_lock_of_python, 7.0, faults=[kill(rank=1, step=2)], min_np=2, max_np=2, heartbeat_timeout=4.0
     )
     assert result.results == [[0, 2, 3], [1, 2, 3]]
     assert [event["worker"] for event in result.of("worker_lost")] == [1]
@@ -308,7 +311,7 @@ class StuckTerminal(io.StringIO):
             self.gate.set()
 
     def write(self, text: str) -> int:
-        assert self.gate.wait(60)
+        assert self.gate.wait(200)
         return super().write(text)
 
 
@@ -359,7 +362,7 @@ def test_two_runs_side_by_side_on_too_few_slots_take_turns(run_on_spark: Any) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=250)
     assert set(outcomes) == {"a", "b"}
     for outcome in outcomes.values():
         check(outcome, 20)
@@ -401,8 +404,8 @@ def test_a_stopped_run_leaves_within_seconds(spark: Any) -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert formed.wait(60)
+    assert formed.wait(200)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     assert len(problems) == 1

@@ -118,7 +118,7 @@ def test_nothing_is_left_of_a_driver_that_is_ended_by_a_signal(
     (port,) = {entry.laddr.port for entry in psutil.Process(driver.pid).net_connections() if entry.status == "LISTEN"}
     driver.send_signal(how)
     assert_gone(list(set(pids)))
-    code = driver.wait(timeout=20)
+    code = driver.wait(timeout=60)
     assert code == -how
     assert port not in {entry.laddr.port for entry in psutil.net_connections() if entry.status == "LISTEN"}
 

@@ -81,7 +81,7 @@ def test_with_no_grace_it_is_killed_at_once_and_does_not_come_back(cluster: Loca
 
 def test_who_has_not_left_when_its_grace_is_over_is_killed(cluster: LocalCluster) -> None:
     result = count(
-        cluster, hang(rank=1, step=10, at="recorded"), take_away(rank=1, step=10, grace=0.2), num_proc=2, max_np=2
+        cluster, hang(rank=1, step=10, at="recorded"), take_away(rank=1, step=10, grace=2.0), num_proc=2, max_np=2
     )
     assert result.faults == 2
     assert result.of("world_broken")

@@ -84,7 +84,7 @@ def main(master: str, folder: str, *acts: str) -> None:
             _stop_while_running(spark, own)
         elif act == "paused":
             results = spark_elastic.run(
-                training.die_quietly, args=(str(own),), spark=spark, min_np=2, max_np=2, heartbeat_timeout=2.0
+                training.die_quietly, args=(str(own),), spark=spark, min_np=2, max_np=2, heartbeat_timeout=4.0
             )
             print("generations", set(results))
         elif act == "trained":

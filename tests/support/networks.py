@@ -161,7 +161,7 @@ class SlowExchange:
         from spark_elastic.data import stopwatch
 
         stopwatch.LEAST_SECONDS = 0.2
-        time.sleep(0.03 * se.size())
+        time.sleep(0.08 * se.size())
 
     def on_epoch_end(self, ctx: Any) -> None:
         import spark_elastic as se

@@ -19,11 +19,16 @@ def count_steps(
     hidden: int = 64,
     commit: str = "copy",
     until: str | None = None,
+    held: tuple[int, str, str] | None = None,
 ) -> dict[str, Any]:
-    """Make so many steps; fewer if there is the file ``until`` before: all ranks leave at the same step."""
+    """Make so many steps; fewer if there is the file ``until`` before: all ranks leave at the same step.
+
+    held: a step, a folder and a pattern; the step is not begun before a file in the folder matches.
+    """
     import hashlib
     import os
     import time
+    from pathlib import Path
 
     import torch
 
@@ -62,6 +67,8 @@ def count_steps(
         entries.append((se.generation(), se.size()))
         rows = iter(feed) if feed is not None else None
         while not is_enough():
+            while held is not None and state.step + 1 == held[0] and not any(Path(held[1]).glob(held[2])):
+                time.sleep(0.01)
             if rows is not None:
                 next(rows)
             generator = torch.Generator().manual_seed(state.step * 64 + se.rank())
