@@ -33,6 +33,8 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run_on_spark: Any
                 names.add((store.job(job).jobGroup().get(), store.job(job).description().get()))
                 for stage in spark.sparkContext.statusTracker().getJobInfo(job).stageIds:
                     pools.add(store.lastStageAttempt(stage).schedulingPool())
+        elif event["event"] == "worker_exited":
+            (tmp_path / "exited").touch()  # before the job ends, as the log is closed then
 
     log = tmp_path / "events.jsonl"
     faults = [kill(rank=1, step=40)]
@@ -41,6 +43,7 @@ def test_a_job_is_readable_in_spark_and_in_its_log(spark: Any, run_on_spark: Any
         training.count_steps,
         80,
         0.02,
+        kwargs={"held": (80, str(tmp_path), "exited")},
         min_np=1,
         max_np=2,
         num_proc=2,

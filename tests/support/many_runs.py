@@ -39,6 +39,11 @@ class Held:
 def run_once(spark: Any) -> Held:
     """Train a few steps on two executors; return what is held afterwards."""
     spark_elastic.run(training.count_steps, args=(3,), spark=spark, min_np=2, max_np=2)
+    return measure()
+
+
+def measure() -> Held:
+    """Return what is held now."""
     gc.collect()
     me = psutil.Process()
     tasks = [held for process in me.children(recursive=True) if (held := _held_by_task(process)) is not None]
