@@ -56,6 +56,7 @@ FIRST_NEEDS = {
     "profiling": "howto/debugging/",
     "W&B": "howto/logging/",
     "reproducible": "howto/reproducible/",
+    "resume?": "recipes/resuming/",
 }
 # The page of the other needs has to be among so many that are shown first.
 FIRST = 3

@@ -22,7 +22,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils._pytree import tree_leaves
 
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.context import rank, size
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
@@ -132,6 +134,14 @@ class _Strategy(DDPStrategy):
     def _setup_model(self, model: torch.nn.Module) -> Any:
         return self._wrapped
 
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce as Lightning does, whose way to have Gloo average whole numbers depends on the backend's name."""
+        is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
+        if not is_mean or not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
+            return super().reduce(tensor, group, reduce_op)
+        total = super().reduce(tensor, group, "sum")
+        return total.copy_(total / size())
+
 
 class _Commit(pl.Callback):
     """Commits after each batch, and after each epoch, how far the Trainer is, and has a new Trainer go on from there."""
@@ -142,6 +152,13 @@ class _Commit(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._state.progress is not None:
             trainer.fit_loop.load_state_dict(self._state.progress)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not any(leaf is self._state.loader for leaf in tree_leaves(trainer.train_dataloader)):
+            raise TrainingCodeError(
+                "the Trainer trains on a loader that is not the state's, so each rank would train on all of its rows, and "
+                "none would go on where it was after a loss: trainer.fit(module, state.loader)"
+            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._state.loader.set_epoch(trainer.current_epoch)

@@ -248,7 +248,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             has_unused=recipe.has_unused,
             fit_id=secrets.token_hex(6),
         )
-        durable = self.value("runId") is not None or "checkpoints" in store.keep
+        # Also in a temporary store: fits that go on with one worker have nobody else to hold the state.
+        durable = self.value("runId") is not None or "checkpoints" in store.keep or store.temporary
         checkpoint = {
             "checkpoint": store.worker_url(store.checkpoint_url(run_id)),
             "storage_options": store.storage_options,

@@ -36,7 +36,9 @@ def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
     """Raise ValueError for a column that is missing, and TypeError for one that is neither numbers nor arrays of them."""
     for name in names:
         if name not in schema.names:
-            raise ValueError(f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}")
+            raise ValueError(
+                f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}{_hint_of_field(schema, name)}"
+            )
         kind = schema[name].dataType
         if not (_is_number(kind) or is_list(kind)) or (
             isinstance(kind, ArrayType) and not _is_number(kind.elementType)
@@ -52,10 +54,20 @@ def _hint(name: str, kind: DataType) -> str:
     if isinstance(kind, StringType):
         return "; StringIndexer makes numbers of strings"
     if isinstance(kind, StructType) and kind.names:
-        return f"; a field of it becomes a column by withColumn({kind.names[0]!r}, col({name + '.' + kind.names[0]!r}))"
+        made, meant = f"{name}_{kind.names[0]}", f"{name}.{kind.names[0]}"
+        return f"; a field of it becomes a column by withColumn({made!r}, col({meant!r}))"
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
         return f"; flatten({name!r}) makes one list of its lists, which the network can reshape"
     return ""
+
+
+def _hint_of_field(schema: StructType, name: str) -> str:
+    """Say how the field of a struct that is meant becomes a column."""
+    outer, _, inner = name.partition(".")
+    kind = schema[outer].dataType if outer in schema.names else None
+    if not isinstance(kind, StructType) or inner not in kind.names:
+        return ""
+    return f"; a field of {outer!r} becomes a column by withColumn({outer + '_' + inner!r}, col({name!r}))"
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:

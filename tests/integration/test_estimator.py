@@ -97,6 +97,15 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert [entry["last_step"] for entry in model.history] == [11, 11]
 
 
+def test_a_fit_without_a_store_outlives_the_only_worker_that_trains(spark: Any, events: list[dict[str, Any]]) -> None:
+    """As one does, where small steps are fastest alone."""
+    with inject(kill(rank=0, step=8)):
+        model = networks.row_counter(600, epochs=2, numProc=1, maxNp=1).fit(spark.range(600))
+    assert sum(event["event"] == "fault_injected" for event in events) == 1
+    assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
+    assert [entry["rows"] for entry in model.history] == [600] * 2
+
+
 def test_rows_between_two_commits_are_read_again_after_a_loss_and_count_once(
     spark: Any, events: list[dict[str, Any]], tmp_path: Path
 ) -> None:

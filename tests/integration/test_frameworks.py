@@ -11,6 +11,8 @@ import pytest
 import torch
 from examples_here import example, run_main
 
+import spark_elastic
+from spark_elastic import TrainingFailedError
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.testing import kill
 
@@ -48,6 +50,52 @@ def test_the_trainer_of_lightning_goes_on_in_memory_between_two_epochs_and_withi
     between, within = kill(rank=0, step=STEPS + 1, at="committed"), kill(rank=1, step=STEPS + 10)
     results = run_main("lightning_trainer", *COURSE, "--local", faults=[between, within])
     assert_all_are(by_hand(example("lightning_trainer")), results)
+
+
+def train_by_lightning(own_loader: bool) -> dict[str, float]:
+    """Train an epoch and log a mean of whole numbers and one of fractions; return them, and the rows that were trained."""
+    import lightning.pytorch as pl
+    import torch
+
+    import spark_elastic as se
+    from spark_elastic.lightning import LightningState
+
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.rows = torch.nn.Linear(1, 1), 0
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            self.rows += len(batch)
+            self.log("rank", torch.tensor(3 * se.rank()), on_step=False, on_epoch=True, sync_dist=True)
+            self.log("half", torch.tensor(0.5 * se.rank()), sync_dist=True)
+            return self.net(batch.float().unsqueeze(1)).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    net = Net()
+    state = LightningState(net, loader=se.data.ElasticDataLoader(range(32), global_batch_size=8))
+
+    @se.elastic
+    def train(state: Any) -> dict[str, float]:
+        trainer = state.trainer(max_epochs=1, enable_progress_bar=False, logger=False)
+        trainer.fit(net, torch.utils.data.DataLoader(range(32), batch_size=4) if own_loader else state.loader)
+        return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+    return {**train(state), "rows": net.rows}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_logs_means_over_ranks_of_whole_numbers_too_and_trains_on_no_loader_but_the_states() -> None:
+    where: dict[str, Any] = {"local": True, "num_proc": 2, "max_np": 2}
+    results = spark_elastic.run(train_by_lightning, (False,), **where)
+    assert [each.pop("rows") for each in results] == [16, 16]
+    assert results[0] == results[1] == {"rank": 1.5, "half": 0.25}
+    with pytest.raises(
+        TrainingFailedError, match=r"loader that is not the state's.*trainer\.fit\(module, state\.loader\)"
+    ):
+        spark_elastic.run(train_by_lightning, (True,), **where)
 
 
 def by_hand(script: Any) -> dict[str, Any]:

@@ -216,7 +216,11 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ({"featureCols": ["z"]}, "featureCols: there is no column 'z'; the DataFrame has x, y"),
         ({"featureCols": ["text"]}, "column 'text' is string.*StringIndexer"),
         ({"labelCols": ["text"]}, "labelCols: column 'text' is string"),
-        ({"featureCols": ["image"]}, r"'image' is struct<data:binary>.*withColumn\('data', col\('image.data'\)\)"),
+        (
+            {"featureCols": ["image"]},
+            r"'image' is struct<data:binary>.*withColumn\('image_data', col\('image.data'\)\)",
+        ),
+        ({"featureCols": ["image.data"]}, r"no column 'image.data'.*withColumn\('image_data', col\('image.data'\)\)"),
         ({"featureCols": ["matrix"]}, r"'matrix' is array<array<double>>.*flatten\('matrix'\) makes one list"),
         ({"weightCol": "list"}, "weightCol: column 'list' is array<double>; it must be one number"),
         ({"inputs": {"x": ["x"]}}, "exactly one of featureCols and inputs"),
