@@ -54,8 +54,7 @@ def _hint(name: str, kind: DataType) -> str:
     if isinstance(kind, StringType):
         return "; StringIndexer makes numbers of strings"
     if isinstance(kind, StructType) and kind.names:
-        made, meant = f"{name}_{kind.names[0]}", f"{name}.{kind.names[0]}"
-        return f"; a field of it becomes a column by withColumn({made!r}, col({meant!r}))"
+        return f"; a field of it {_becomes_column(name, kind.names[0])}"
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType):
         return f"; flatten({name!r}) makes one list of its lists, which the network can reshape"
     return ""
@@ -67,7 +66,11 @@ def _hint_of_field(schema: StructType, name: str) -> str:
     kind = schema[outer].dataType if outer in schema.names else None
     if not isinstance(kind, StructType) or inner not in kind.names:
         return ""
-    return f"; a field of {outer!r} becomes a column by withColumn({outer + '_' + inner!r}, col({name!r}))"
+    return f"; a field of {outer!r} {_becomes_column(outer, inner)}"
+
+
+def _becomes_column(outer: str, inner: str) -> str:
+    return f"becomes a column by withColumn({f'{outer}_{inner}'!r}, col({f'{outer}.{inner}'!r}))"
 
 
 def check_scalars(schema: StructType, names: Iterable[str], role: str) -> None:
