@@ -140,7 +140,7 @@ class _Strategy(DDPStrategy):
         if not is_mean or not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
             return super().reduce(tensor, group, reduce_op)
         total = super().reduce(tensor, group, "sum")
-        return total.copy_(total / size())
+        return total.copy_(total / torch.distributed.get_world_size(group))
 
 
 class _Commit(pl.Callback):

@@ -81,7 +81,9 @@ def train_by_lightning(own_loader: bool) -> dict[str, float]:
     def train(state: Any) -> dict[str, float]:
         trainer = state.trainer(max_epochs=1, enable_progress_bar=False, logger=False)
         trainer.fit(net, torch.utils.data.DataLoader(range(32), batch_size=4) if own_loader else state.loader)
-        return {name: value.item() for name, value in trainer.callback_metrics.items()}
+        alone = [torch.distributed.new_group([rank]) for rank in range(se.size())][se.rank()]
+        own = trainer.strategy.reduce(torch.tensor(4), group=alone).item()
+        return {"own": own, **{name: value.item() for name, value in trainer.callback_metrics.items()}}
 
     return {**train(state), "rows": net.rows}
 
@@ -91,7 +93,7 @@ def test_lightning_logs_means_over_ranks_of_whole_numbers_too_and_trains_on_no_l
     where: dict[str, Any] = {"local": True, "num_proc": 2, "max_np": 2}
     results = spark_elastic.run(train_by_lightning, (False,), **where)
     assert [each.pop("rows") for each in results] == [16, 16]
-    assert results[0] == results[1] == {"rank": 1.5, "half": 0.25}
+    assert results[0] == results[1] == {"own": 4, "rank": 1.5, "half": 0.25}
     with pytest.raises(
         TrainingFailedError, match=r"loader that is not the state's.*trainer\.fit\(module, state\.loader\)"
     ):
