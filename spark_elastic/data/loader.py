@@ -61,10 +61,6 @@ class Accountable(Protocol):
 class Balanced(Protocol):
     """Times the ranks' shares of a step, which these tell each other at commits, and lets shares follow speeds."""
 
-    def time_steps(self) -> None:
-        """Time steps from now on, also where shares do not follow speeds."""
-        ...
-
     def measured(self) -> int:
         """Return the microseconds that this rank needs for its share of a full step; 0 as long as that is not known."""
         ...
@@ -163,8 +159,6 @@ class PositionedLoader(Generic[T]):
         self._entered_at = 0
         self._empty_iterations = 0
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
-        # Whether the driver wants to know how long steps take.
-        self._times_steps = False
         # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
         self._iterator: weakref.ref[Iteration[T]] | None = None
         if shard is not None:
@@ -316,18 +310,14 @@ class PositionedLoader(Generic[T]):
 
     def measured(self) -> int:
         """Return how long this rank needs for a full step; see `Balanced`."""
-        if not self._is_timed:
+        if not self._in_state:
             return 0
         alone = self._tracker.size == 1  # a world of one waits for nobody
         return self._stopwatch.period() if alone else self._stopwatch.microseconds()
 
-    def time_steps(self) -> None:
-        """Time steps from now on; see `Balanced`."""
-        self._times_steps = True
-
     def balance(self, everybody: Sequence[int]) -> Timing | None:
         """Change the shares of the steps from here on if that makes steps faster; see `Balanced`."""
-        if not (self._is_timed and all(everybody)):
+        if not (self._in_state and all(everybody)):
             return None
         tracker = self._tracker
         plan = tracker.plan
@@ -339,11 +329,6 @@ class PositionedLoader(Generic[T]):
         if after != before:
             tracker.divide(after)
         return Timing(before, after, tuple(everybody), unit, period, plan.batch(tracker.size))
-
-    @property
-    def _is_timed(self) -> bool:
-        is_balanced = self._tracker.plan.balance is not None and self._tracker.size > 1
-        return self._in_state and (self._times_steps or is_balanced)
 
     def __iter__(self) -> Iterator[T]:
         self._end_iteration("another iteration over this loader was begun")
@@ -399,13 +384,13 @@ class PositionedLoader(Generic[T]):
                         self.batch_rows = step.rank_rows
                         if self._in_state and (tracker.size > 1 or self.shards is not None):
                             deliveries.note(self, batch, step.rank_rows, tracker.rank, self._cut(step))
-                        if self._is_timed and step.rows != tracker.plan.batch(tracker.size):
+                        if self._in_state and step.rows != tracker.plan.batch(tracker.size):
                             self._stopwatch.drop()
                         if self._shard is None or self._in_state or step.rank_rows[tracker.rank]:
                             yield batch
                         if shares != tracker.shares:
                             break
-                        if self._is_timed:
+                        if self._in_state:
                             self._stopwatch.start()
         finally:
             self._stopwatch.drop()

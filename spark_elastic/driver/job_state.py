@@ -17,7 +17,7 @@ from spark_elastic.driver.settings import JobSettings
 from spark_elastic.driver.shortage import Shortage
 from spark_elastic.driver.situation import Situation
 from spark_elastic.driver.sizing import Sizing
-from spark_elastic.driver.slowness import Slowness
+from spark_elastic.driver.slowness import TOLD_BELOW, Replacements, Slowness
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import SparkElasticError, TrainingFailedError
 from spark_elastic.protocol.messages import CommitId, Member
@@ -50,7 +50,11 @@ class JobState:
         self.book = FailureBook()
         self.setbacks = Setbacks(settings)
         self.shortage = Shortage(settings)
-        self.slowness = Slowness(settings.replace_slow)
+        self.slow = Slowness(TOLD_BELOW)
+        self.too_slow = Slowness(settings.replace_slow)
+        self.replacements = Replacements()
+        # The workers that were found slow; each is told of once.
+        self.told_slow: set[int] = set()
         self.sizing = Sizing(settings.adaptive_np, settings.min_np)
         self.history = RecentHistory()
         # Lost workers whose exit code, once it is known, counts against the user's code.

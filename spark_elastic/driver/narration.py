@@ -114,7 +114,7 @@ class Narrator:
                 return [(logging.WARNING, _describe_pause(record))]
             case records.DriverPaused(seconds):
                 return [(logging.WARNING, f"the driver stood still for {seconds:g} s")]
-            case records.WorkerTooSlow():
+            case records.WorkerSlow() | records.WorkerTooSlow():
                 return [(logging.WARNING, record.describe())]
             case records.WorldSized():
                 return [(logging.INFO, record.describe())]

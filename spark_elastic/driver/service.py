@@ -441,10 +441,9 @@ class SparkDriverService:
                 tasks = [self._tasks.get(self._job.workers[member.worker].host) for member in members]
                 backend = self._backend or choose_backend(tasks)
                 self._has_device_group = backend != HOST_BACKEND
-                is_timed = self.settings.replace_slow is not None or self.settings.adaptive_np
                 self._to_workers(
                     tuple(member.worker for member in members),
-                    m.FormWorld(generation, members, previous_size, backend, times_steps=is_timed),
+                    m.FormWorld(generation, members, previous_size, backend),
                 )
             case do.AbortWorld(generation, workers, reason):
                 self._store.close_generation(generation)

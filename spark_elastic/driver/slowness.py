@@ -1,4 +1,4 @@
-"""Slowness: which rank computes so slowly that its worker is to be replaced, where ``run(replace_slow=)`` asks for that.
+"""Slowness: which rank computes much more slowly than the others, and when its worker may be replaced for that.
 
 A rank's speed is its rows, or shards, per second of its own part of a step, and is compared with the median of the others. One
 measurement may be chance, so several in a row decide. A rank that ``balance="auto"`` has relieved seems slower than it is,
@@ -17,6 +17,8 @@ from spark_elastic.driver.workers import Worker
 
 # How many measurements in a row have to find a rank too slow. A measurement takes a second and eight steps, or longer.
 MEASUREMENTS = 3
+# Below this fraction of the others' speed a rank is told of, in any job: all wait for it in every step.
+TOLD_BELOW = 0.5
 # For so many seconds after a replacement its place gets no worker, and no other worker is replaced. Each replacement doubles the
 # time: where the user's code makes one rank slow, whichever worker has it, replacing that worker does not help.
 SHORTEST_PAUSE = 60.0
@@ -39,8 +41,6 @@ class Slowness:
         self._generation = 0
         # How many measurements in a row have found each rank of the generation too slow.
         self._counts: list[int] = []
-        self._pause = SHORTEST_PAUSE
-        self._paused_until = 0.0
 
     def measured(self, generation: int, shares: Sequence[int], microseconds: Sequence[int]) -> SlowRank | None:
         """Take a measurement of all ranks of a generation, in rank order. Return the slowest of those that are too slow."""
@@ -64,11 +64,19 @@ class Slowness:
         ]
         return max(slow, key=lambda found: found.times, default=None)
 
-    def is_paused(self, now: float) -> bool:
+
+class Replacements:
+    """When workers that are too slow may be replaced: one at a time, and after ever longer pauses."""
+
+    def __init__(self) -> None:
+        self._pause = SHORTEST_PAUSE
+        self._paused_until = 0.0
+
+    def are_paused(self, now: float) -> bool:
         """Whether the last replacement was too short a time ago for another one."""
         return now < self._paused_until
 
-    def replaced(self, now: float) -> float:
+    def begin(self, now: float) -> float:
         """Note that a worker is replaced. Return for how many seconds its place gets no worker."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._paused_until = now + pause

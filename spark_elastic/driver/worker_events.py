@@ -164,25 +164,37 @@ def world_broken(job: JobState, event: ev.WorldBroken) -> None:
 
 
 def steps_timed(job: JobState, event: ev.StepsTimed) -> None:
-    """All ranks have timed their steps, which may show that a worker is too slow, or that fewer workers are faster."""
+    """All ranks have timed their steps, which may show that a worker is slow or too slow, or that fewer workers are faster."""
     world = job.world
     if world is None or event.generation != world.generation or not _is_credible(event, world):
         return
+    _tell_slow(job, world, event)
     _replace_slow(job, world, event)
     sized = job.sizing.measured(event.generation, event.rows, event.period, event.microseconds)
     if sized is not None:
         job.record(sized)
 
 
+def _tell_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
+    """Say once of a worker that the others wait for it in every step."""
+    slow = job.slow.measured(event.generation, event.shares, event.microseconds)
+    if slow is None:
+        return
+    worker = job.workers[world.workers[slow.rank]]
+    if worker.worker not in job.told_slow:
+        job.told_slow.add(worker.worker)
+        job.record(records.WorkerSlow(worker.worker, slow.rank, worker.host_name, slow.times))
+
+
 def _replace_slow(job: JobState, world: Generation, event: ev.StepsTimed) -> None:
     """Have a worker that is too slow leave at the next commit, as one does whose host drains."""
-    slow = job.slowness.measured(event.generation, event.shares, event.microseconds)
-    if slow is None or job.slowness.is_paused(job.now) or not may_replace(job.situation):
+    slow = job.too_slow.measured(event.generation, event.shares, event.microseconds)
+    if slow is None or job.replacements.are_paused(job.now) or not may_replace(job.situation):
         return
     worker = job.workers[world.workers[slow.rank]]
     seconds = None
     if can_spare(job.situation, worker):
-        seconds = job.slowness.replaced(job.now)
+        seconds = job.replacements.begin(job.now)
         job.hosts.worker_too_slow(worker.place, job.now + seconds)
     elif worker.worker in world.recorded_slow:
         return

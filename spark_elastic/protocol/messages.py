@@ -284,7 +284,7 @@ class StepsTimed(Message, frozen=True):
 
     ``shares`` are each rank's rows, or shards, of a step. ``microseconds`` do not include the time that a rank waited for others.
     ``period`` are the microseconds from one step to the next, which do; 0 if not known. ``rows`` are those of a full step.
-    Only rank 0 sends this, and only in a job that was started with ``replace_slow`` or ``adaptive_np``.
+    Only rank 0 sends this.
     """
 
     generation: int
@@ -363,16 +363,12 @@ class ClaimFault(Message, frozen=True):
 
 
 class FormWorld(Message, frozen=True):
-    """Build the process group of a generation. ``previous_size``: the size of the newest commit's world, 0 without a commit.
-
-    ``times_steps``: ranks are to time their steps, and rank 0 is to send ``StepsTimed``.
-    """
+    """Build the process group of a generation. ``previous_size``: the size of the newest commit's world, 0 without a commit."""
 
     generation: int
     members: tuple[Member, ...]
     previous_size: int
     backend: str
-    times_steps: bool = False
 
 
 class AbortWorld(Message, frozen=True):

@@ -208,6 +208,26 @@ class WorkerExited(_OfDriver, frozen=True):
     last_lines: list[str] | None = None
 
 
+class WorkerSlow(_OfDriver, frozen=True):
+    """A worker computes at less than half the speed of the others, and rows have not moved away from it. This is told once.
+
+    host: the machine's name
+    times: how many times as long as the median of the other ranks a row takes it
+    """
+
+    worker: int
+    rank: int
+    host: str
+    times: float
+
+    def describe(self) -> str:
+        """Say who is slow, and what helps."""
+        return (
+            f"{name_worker(self.worker, self.rank)} on {self.host} is slow: a row takes it {self.times:.1f} times as long as "
+            'the median of the other ranks, which wait for it in every step; balance="auto" gives it fewer rows'
+        )
+
+
 class WorkerTooSlow(_OfDriver, frozen=True):
     """A worker computes more slowly than ``replace_slow`` allows. It leaves at the next commit, and its slot goes back to Spark.
 
@@ -415,6 +435,7 @@ DriverRecord = (
     | WorkerRaised
     | WorkerLost
     | WorkerExited
+    | WorkerSlow
     | WorkerTooSlow
     | ResultArrived
     | WorldForming

@@ -74,10 +74,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """A worker that has computed more slowly than others.
+    """A worker that has computed more slowly than others, which has taken rows from it (`RelievedWorker`) or not.
 
-    times: how many times as long as the fastest rank it needed for a row when that was first found. at: when its part of a step
-    last became smaller. part, of: its rows, or shards, of those of a step from then on.
+    times: how many times as long as the fastest rank, or as the median of the others where rows have not moved, it needed for a
+    row when that was first found.
     """
 
     worker: int
@@ -85,6 +85,21 @@ class SlowWorker:
     host: str
     at: float
     times: float
+
+    def __str__(self) -> str:
+        return (
+            f"{name_worker(self.worker, self.rank)} on {self.host} was slow: {self.times:.1f} times as long for a row as the "
+            "others, which waited for it in every step"
+        )
+
+
+@dataclass(frozen=True)
+class RelievedWorker(SlowWorker):
+    """A slow worker whose part of a step became smaller, last at ``at``.
+
+    part, of: its rows, or shards, of those of a step from then on.
+    """
+
     part: int
     of: int
     unit: str
@@ -324,7 +339,7 @@ def _generations(entries: Sequence[Entry]) -> list[Generation]:
 
 
 def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list[SlowWorker]:
-    """Return the workers whose parts of a step became smaller because they were slow, in the order in which that was found."""
+    """Return the workers that were slow, in the order in which that was found."""
     ranks = {(generation, rank): line for line in lines for generation, rank in line.ranks.items()}
     found: dict[int, SlowWorker] = {}
     for entry in entries:
@@ -337,10 +352,12 @@ def _slow_workers(entries: Sequence[Entry], lines: Sequence[WorkerLine]) -> list
                             line.worker
                         )  # with a small part, what is not in proportion to rows weighs more
                         times = times if first is None else first.times
-                        slow = SlowWorker(
+                        slow = RelievedWorker(
                             line.worker, rank, line.host, entry.time, times, part, sum(change.after), change.unit
                         )
                         found[line.worker] = slow
+            case records.WorkerSlow(worker, rank, host, times):
+                found.setdefault(worker, SlowWorker(worker, rank, host, entry.time, times))
     return list(found.values())
 
 

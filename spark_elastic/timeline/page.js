@@ -298,11 +298,11 @@ function drawSlow() {
   html("h2", parent, "Slow workers");
   for (const sentence of data.tooSlow) html("p", parent, `${sentence[0].toUpperCase()}${sentence.slice(1)}.`);
   if (!data.slow.length) return;
-  html("p", parent, "Others have taken rows of theirs, so that a step does not wait for them.", { class: "soft" });
-  const element = table(parent, ["worker", "on", "since", "times as long as the fastest rank", "part of a step"]);
+  html("p", parent, 'A step waits for its slowest rank. With balance="auto" others take rows of it.', { class: "soft" });
+  const element = table(parent, ["worker", "on", "since", "times as long for a row as other ranks", "part of a step"]);
   for (const slow of data.slow) {
     const row = html("tr", element);
-    for (const text of [`rank ${slow.rank} (worker ${slow.worker})`, slow.host, clock(slow.at), slow.times_as_long.toFixed(1), `${slow.part} of ${slow.of} ${slow.unit}`]) html("td", row, text);
+    for (const text of [`rank ${slow.rank} (worker ${slow.worker})`, slow.host, clock(slow.at), slow.times_as_long.toFixed(1), slow.part]) html("td", row, text);
   }
 }
 function drawResets() {

@@ -18,7 +18,7 @@ from typing import TypeVar
 from spark_elastic._json import Json
 from spark_elastic.errors import name_worker
 from spark_elastic.timeline.follower import ALL_READ, Unread
-from spark_elastic.timeline.history import Doing, History, SlowWorker, WorkerLine
+from spark_elastic.timeline.history import Doing, History, RelievedWorker, SlowWorker, WorkerLine
 from spark_elastic.timeline.plain import all_plain
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.start import Stage
@@ -152,8 +152,6 @@ def _slow(slow: SlowWorker) -> dict[str, Json]:
         "host": slow.host,
         "at": slow.at,
         "times_as_long": slow.times,
-        "part": slow.part,
-        "of": slow.of,
-        "unit": slow.unit,
+        "part": f"{slow.part} of {slow.of} {slow.unit}" if isinstance(slow, RelievedWorker) else "an even one",
         "sentence": str(slow),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_elastic._json import Json
 from spark_elastic.protocol.records import WorkerTooSlow, WorldSized
 from spark_elastic.timeline.follower import ALL_READ, Unread
-from spark_elastic.timeline.history import History, SlowWorker
+from spark_elastic.timeline.history import History, RelievedWorker, SlowWorker
 from spark_elastic.timeline.plain import plain
 from spark_elastic.timeline.resets import Kind, Part, Reset
 
@@ -40,8 +40,7 @@ def _slow_facts(slow: SlowWorker) -> dict[str, Json]:
         "host": slow.host,
         "at": round(slow.at, 3),
         "times_as_long": round(slow.times, 2),
-        f"{slow.unit}_a_step": slow.part,
-        "of": slow.of,
+        **({f"{slow.unit}_a_step": slow.part, "of": slow.of} if isinstance(slow, RelievedWorker) else {}),
     }
 
 

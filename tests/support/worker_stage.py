@@ -75,7 +75,6 @@ class Stage:
             size=len(members),
             previous_size=previous_size,
             backend="nccl",
-            times_steps=False,
             newest_commit=max((commit for commit in held if commit is not None), default=None),
             is_broken=lambda: self.broken,
             has_met=lambda: self.has_met,

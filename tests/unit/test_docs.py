@@ -79,7 +79,7 @@ OURS = {
     "NGram": {"columns", "columns_at", "describe", "starts"},
     "Parameterized": {"value"},
     "PositionedLoader": {
-        *("balance", "confirm", "measured", "report", "set_world", "shards", "time_steps", "tracker"),
+        *("balance", "confirm", "measured", "report", "set_world", "shards", "tracker"),
     },
     "Store": {"check", "checkpoint_url", "data_url", "files", "log_url", "run_url", "spark_url", "worker_url"},
     "ZeroRedundancyOptimizer": {

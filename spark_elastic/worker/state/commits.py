@@ -291,8 +291,7 @@ class Commits:
             return
         if timing.after != timing.before:
             job.reporter.balanced(self.steps, timing)
-        if world.times_steps:
-            job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
+        job.control.steps_timed(timing.before, timing.microseconds, timing.period, timing.rows)
 
     def _parts_of_loader(self, state: State) -> tuple[Accountable | None, Balanced | None]:
         """The state's loader, if it reports rows, and if its steps can be timed. It is asked only once, as that takes time."""
@@ -300,9 +299,6 @@ class Commits:
         if loader is not self._known_loader[0]:
             accountable = loader if has_part(loader, Accountable) else None
             balanced = loader if has_part(loader, Balanced) else None
-            world = present_world()
-            if balanced is not None and world is not None and world.times_steps:
-                balanced.time_steps()
             self._known_loader = loader, accountable, balanced
         return self._known_loader[1:]
 

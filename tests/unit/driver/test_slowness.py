@@ -9,8 +9,8 @@ from machine_script import Script, running
 
 from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
-from spark_elastic.driver.slowness import LONGEST_PAUSE, MEASUREMENTS, SHORTEST_PAUSE, Slowness, SlowRank
-from spark_elastic.protocol.records import WorkerTooSlow
+from spark_elastic.driver.slowness import LONGEST_PAUSE, MEASUREMENTS, SHORTEST_PAUSE, Replacements, Slowness, SlowRank
+from spark_elastic.protocol.records import WorkerSlow, WorkerTooSlow
 
 EVEN = (30, 30, 30)
 HOPELESS = (1000, 11_000, 1000)
@@ -69,12 +69,12 @@ def test_nobody_is_too_slow_without_a_limit_or_above_it(limit: float | None) -> 
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    slowness = Slowness(0.1)
-    pauses = [slowness.replaced(0.0) for _ in range(7)]
+    replacements = Replacements()
+    pauses = [replacements.begin(0.0) for _ in range(7)]
     assert pauses[:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
     assert pauses[-1] == LONGEST_PAUSE
-    assert slowness.is_paused(LONGEST_PAUSE - 1)
-    assert not slowness.is_paused(LONGEST_PAUSE)
+    assert replacements.are_paused(LONGEST_PAUSE - 1)
+    assert not replacements.are_paused(LONGEST_PAUSE)
 
 
 # -- what the driver does ----------------------------------------------------------------------------------------------
@@ -217,3 +217,18 @@ def test_without_the_setting_nobody_is_replaced() -> None:
     measure(script, slow=1, times=5)
     assert script.recorded(WorkerTooSlow) == []
     assert script.told[-1] == script.worlds[-1]
+
+
+def test_a_slow_worker_is_told_of_once_in_any_job() -> None:
+    script = running("a", "b", "c", min_np=1)
+    script.commit()
+    measure(script, slow=1, times=MEASUREMENTS - 1)
+    assert script.recorded(WorkerSlow) == []
+    measure(script, slow=1, times=5)
+    assert script.recorded(WorkerSlow) == [WorkerSlow(1, 1, "b", 20.0)]
+    script.kill(2)
+    script.come_back()
+    script.acknowledge()
+    script.commit()
+    measure(script, slow=1, times=MEASUREMENTS)
+    assert len(script.recorded(WorkerSlow)) == 1, "a new generation is no news"

@@ -304,6 +304,20 @@ def test_the_summary_names_the_slow_host_and_what_it_came_to_take() -> None:
     ]
 
 
+def test_the_summary_names_the_host_of_a_slow_worker_that_kept_its_rows() -> None:
+    events = story.killed()
+    place = next(n for n, event in enumerate(events) if event["event"] == "fault_injected")
+    slow = {"event": "worker_slow", "worker": 1, "rank": 1, "host": "west", "times": 3.04}
+    found = read_history(entries([*events[:place], {**events[place], **slow}, *events[place:]]))
+    sentence = "rank 1 (worker 1) on west was slow: 3.0 times as long for a row as the others, which waited for it in every step"
+    assert sentence in summary_text(found)
+    assert sentence[0].upper() + sentence[1:] in headline(found)
+    (told,) = summarize(found)["slow_workers"]
+    del told["at"]
+    assert told == {"worker": 1, "rank": 1, "host": "west", "times_as_long": 3.04}
+    assert facts(found)["slow"][0]["part"] == "an even one"
+
+
 def test_the_summary_names_the_host_of_a_worker_that_was_too_slow() -> None:
     events = story.killed()
     place = next(n for n, event in enumerate(events) if event["event"] == "fault_injected")

@@ -140,23 +140,20 @@ def test_shares_follow_the_speeds_that_all_ranks_have_told_at_one_commit() -> No
         assert loader.tracker.shares == ()
 
 
-@pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize(("sizes", "share"), [({"global_batch_size": 20}, 10), ({"batch_size": 1}, 1)])
-def test_rank_0_tells_the_driver_what_all_ranks_have_timed_if_it_is_asked_to(
-    sizes: dict[str, int], share: int, is_asked: bool
-) -> None:
+def test_rank_0_tells_the_driver_what_all_ranks_have_timed(sizes: dict[str, int], share: int) -> None:
     with on_stage() as stage:
         loader = ElasticDataLoader(range(1000), **sizes)
         state = TorchState(loader=loader)
         stage.begin(state, others=[None])
-        stage.world.group.runs_ahead, stage.world.times_steps = False, is_asked
+        stage.world.group.runs_ahead = False
         loader._stopwatch.microseconds = lambda: 1000  # type: ignore[method-assign]
         loader._stopwatch.period = lambda: 4000  # type: ignore[method-assign]
         stage.peers = lambda mine: [mine, [*mine[:MEASURED], 3 * mine[MEASURED], *mine[MEASURED + 1 :]]]
         state.commit()
         state.commit()
-        assert stage.exchanged[-1][MEASURED] == (1000 if is_asked else 0)
-        assert stage.control.timed == ([((share, share), (1000, 3000), 4000, 2 * share)] if is_asked else [])
+        assert stage.exchanged[-1][MEASURED] == 1000
+        assert stage.control.timed == [((share, share), (1000, 3000), 4000, 2 * share)]
         assert loader.tracker.shares == (), "shares stay even without balance"
         assert [each for each in stage.control.reported if isinstance(each, SharesChanged)] == []
 
@@ -166,7 +163,7 @@ def test_a_rank_that_is_alone_tells_how_long_whole_steps_take() -> None:
         loader = ElasticDataLoader(range(1000), global_batch_size=20)
         state = TorchState(loader=loader)
         stage.begin(state)
-        stage.world.group.runs_ahead, stage.world.times_steps = False, True
+        stage.world.group.runs_ahead = False
         loader._stopwatch.period = lambda: 4000  # type: ignore[method-assign]
         state.commit()
         state.commit()
