@@ -20,6 +20,7 @@ TYPES = {
         "str | Sequence[float] | Mapping[int, float]",
     ),
     "class_thresholds": ("list[float]", "Sequence[float]"),
+    "folder": ("str", "str | os.PathLike[str]"),
     "function": ("Function", "Function"),
     "functions": ("Function | list[Function]", "Function | Sequence[Function]"),
     "inputs": ("dict[str, object]", "Mapping[str, object]"),
@@ -59,6 +60,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 

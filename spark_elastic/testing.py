@@ -5,9 +5,9 @@
     with spark_elastic.testing.inject(kill(rank=1, step=20), raise_error(rank=0, step=35)):
         spark_elastic.run(train_fn, min_np=2, max_np=4)
 
-Faults are deterministic: no sleeping and hoping. ``step`` counts the explicit commits of the job from 1 on; by default a fault
-strikes when the worker of that rank calls ``commit()`` for that step, before anything is saved. Each strikes once in a job
-unless ``times`` says otherwise, whichever worker then has the rank.
+Faults are deterministic: no sleeping and hoping. One that has not struck when a job succeeds is warned of. ``step`` counts the
+explicit commits of the job from 1 on; by default a fault strikes when the worker of that rank calls ``commit()`` for that step,
+before anything is saved. Each strikes once in a job unless ``times`` says otherwise, whichever worker then has the rank.
 
 A cluster that shrinks and grows, of processes of this machine, without Spark::
 
@@ -20,6 +20,7 @@ A cluster that shrinks and grows, of processes of this machine, without Spark::
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +31,7 @@ from msgspec.structs import replace
 from spark_elastic._integers import whole_number
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.fault_points import Action, Fault, InjectedFaultError, Point
+from spark_elastic.protocol.records import Entry, FaultInjected
 
 __all__ = [
     "Action",
@@ -137,6 +139,27 @@ def inject(*faults: Fault) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+class Strikes:
+    """Watches which of the faults strike that are to strike in a run that is started here."""
+
+    def __init__(self) -> None:
+        self._missing = {entry.number: entry for entry in active_plan()}
+
+    def see(self, entry: Entry) -> None:
+        """Note an entry of the job's event log."""
+        if isinstance(entry.record, FaultInjected):
+            self._missing.pop(entry.record.fault, None)
+
+    def warn_of_missing(self) -> None:
+        """Warn the caller of ``run`` of faults that have not struck: a test with such a fault has tested nothing."""
+        if self._missing:
+            told = ", ".join(map(str, self._missing.values()))
+            warnings.warn(
+                f"injected, but never struck: {told}. Did the job reach that step, with that rank, in that generation?",
+                stacklevel=3,
+            )
 
 
 def active_plan() -> tuple[Fault, ...]:

@@ -210,7 +210,8 @@ def run(
             memory_setting=launcher.memory_setting,
             **timeouts,
         )
-        watchers = [display.see]
+        strikes = testing.Strikes()
+        watchers = [display.see, strikes.see]
         if loggers:
             stack.enter_context(feed)
             watchers.append(stack.enter_context(EventLog(None, None, [feed.see], reader="loggers")).pass_on)
@@ -219,6 +220,7 @@ def run(
             results = place.run(launcher, settings, call, log, OutputPrinter(display.aside))
         except SparkElasticError as error:
             raise error.with_traceback(None)  # noqa: B904  # frames of ours say nothing about what went wrong in the job
+    strikes.warn_of_missing()
     return [pickle.loads(result) for result in results]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
@@ -228,6 +229,10 @@ class TrainingParamsAccessors:
         def getCallbacks(self) -> list[object] | None: ...
 
         def setCallbacks(self, value: object) -> Self: ...
+
+        def getEventLogDir(self) -> str | None: ...
+
+        def setEventLogDir(self, value: str | os.PathLike[str]) -> Self: ...
 
         def getLoggers(self) -> list[Logger] | None: ...
 

@@ -16,11 +16,12 @@ from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
 from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
+from spark_elastic.estimator.converters import class_thresholds, class_weights, whole
 from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.model import ElasticModel
 from spark_elastic.estimator.objective import Loss
-from spark_elastic.estimator.params import class_thresholds, class_weights, param, whole
+from spark_elastic.estimator.params import param
 from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
 from spark_elastic.estimator.shapes import ClassificationLoss

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -25,6 +26,7 @@ from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
 from spark_elastic.estimator.accessors import TorchEstimatorAccessors
 from spark_elastic.estimator.batch_size import pick_batch_size, width_of
+from spark_elastic.estimator.converters import inputs, names, text
 from spark_elastic.estimator.dataset import check_names, identity_of, written
 from spark_elastic.estimator.expectations import are_probabilities
 from spark_elastic.estimator.frame import (
@@ -40,7 +42,7 @@ from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional
 from spark_elastic.estimator.learning_rate import LearningRates, find_learning_rate
 from spark_elastic.estimator.model import ElasticModel, TorchModel
 from spark_elastic.estimator.objective import Loss, Objective
-from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, TrainingParams, inputs, names, param, text
+from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, TrainingParams, param
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
 from spark_elastic.estimator.planning import (
@@ -248,13 +250,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             has_unused=recipe.has_unused,
             fit_id=secrets.token_hex(6),
         )
-        # Also in a temporary store: fits that go on with one worker have nobody else to hold the state.
-        durable = self.value("runId") is not None or "checkpoints" in store.keep or store.temporary
-        checkpoint = {
-            "checkpoint": store.worker_url(store.checkpoint_url(run_id)),
-            "storage_options": store.storage_options,
-        }
-        trained = self._run(session, plan, sizes, checkpoint if durable else {})
+        trained = self._run(session, plan, sizes, store)
         if trained.not_finite is not None:
             raise NotFiniteLossError(
                 f"{run_id} ended in {trained.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "
@@ -280,11 +276,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         model._resetUid(self.uid)  # Spark's own models have the uid of their estimator, too
         return model
 
-    def _run(self, session: SparkSession, plan: TrainingPlan, sizes: Sizes, checkpoint: Mapping[str, Any]) -> Trained:
+    def _run(self, session: SparkSession, plan: TrainingPlan, sizes: Sizes, store: Store) -> Trained:
         """Train on the executors and return rank 0's result."""
         limits = {"start_timeout": "startTimeout", "elastic_timeout": "elasticTimeout", "hang_timeout": "hangTimeout"}
         settings = {key: self.value(name) for key, name in limits.items() if self.value(name) is not None}
-        total, driver = parallelism(session), self.value("driver")
+        total, driver, logs = parallelism(session), self.value("driver"), self.value("eventLogDir")
         own = OWN_SLOTS if driver == "cluster" else 0
         with slots.ledger.slots(sizes.least + own, sizes.most + own, total) as granted:
             results = spark_elastic.run(
@@ -301,7 +297,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 adaptive_np=adapts_np(self, plan.data),
                 on_event=_printer(plan.run_id) if self.value("verbose") else None,
                 loggers=[copy.copy(each) for each in self.value("loggers") or ()],  # fits may run side by side
-                **checkpoint,
+                event_log=str(Path(logs) / f"{plan.run_id}.jsonl") if logs is not None else None,
+                checkpoint=store.worker_url(store.checkpoint_url(plan.run_id)),
+                storage_options=store.storage_options,
                 **settings,
             )
         trained: Trained = next(result for result in results if result is not None)
@@ -312,7 +310,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
 
     @contextmanager
     def _opened_store(self, session: SparkSession) -> Iterator[Store]:
-        """Yield the store after checking it; in local modes, a temporary one if none is given."""
+        """Yield the store after checking it; in local modes, a temporary one if none is given. Make the folder of event logs."""
         store = self.value("store")
         if store is None:
             if not is_local(session):
@@ -325,6 +323,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             store = Store.temporary_folder()
         try:
             store.check(session)
+            if self.value("eventLogDir") is not None:
+                Path(self.value("eventLogDir")).mkdir(parents=True, exist_ok=True)
             yield store
         finally:
             store.close()

@@ -63,7 +63,7 @@ def find_learning_rate(
     if isinstance(estimator.value("optimizer"), torch.optim.Optimizer):
         raise ValueError("an optimizer instance has a learning rate of its own; give the optimizer's class")
     trial = estimator.copy()
-    for name in ("callbacks", "checkpointSteps", "loggers", "runId"):
+    for name in ("callbacks", "checkpointSteps", "eventLogDir", "loggers", "runId"):
         trial.clear(trial.getParam(name))
     growth = Growth(high / low, steps)
     model = trial.setParams(

@@ -20,20 +20,11 @@ from spark_elastic._json import Json
 from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import ElasticModelAccessors, TorchModelAccessors
 from spark_elastic.estimator.callbacks import Metrics
+from spark_elastic.estimator.converters import boolean, module, names, text, whole
 from spark_elastic.estimator.export import export_network
 from spark_elastic.estimator.frame import Facts, column
 from spark_elastic.estimator.layout import Input, Layout, positional_inputs
-from spark_elastic.estimator.params import (
-    CATEGORICAL_COLS,
-    FEATURE_COLS,
-    FitParams,
-    boolean,
-    module,
-    names,
-    param,
-    text,
-    whole,
-)
+from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
 from spark_elastic.estimator.transform import Finish, PredictionUdf, Scorer, carry_vectors, check_features

@@ -19,11 +19,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, StructType
 
 from spark_elastic.estimator.accessors import HasPredictorColsAccessors, PredictorAccessors
+from spark_elastic.estimator.converters import names
 from spark_elastic.estimator.estimator import ElasticEstimator
 from spark_elastic.estimator.frame import check_columns, check_scalars
 from spark_elastic.estimator.layout import Layout, positional_inputs
 from spark_elastic.estimator.model import ElasticModel
-from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, names, param
+from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, param
 from spark_elastic.estimator.transform import Finish
 
 if TYPE_CHECKING:

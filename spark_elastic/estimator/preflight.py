@@ -116,17 +116,40 @@ def try_layouts(
     )
     together = replace(layout, inputs=side_by_side(layout.inputs)) if len(layout.features) > 1 else layout
     candidates = list(dict.fromkeys((layout, replace(layout, inputs=scalar), together)))
-    failure: Exception | None = None
+    failures: list[tuple[Layout, Exception]] = []
     for candidate in candidates:
         try:
             tried = copy.deepcopy(model)
             return candidate.call(tried, batch), candidate, tried
         except Exception as error:
-            failure = failure or error
+            failures.append((candidate, error))
+    # Of the attempts, the one with as many arguments as forward takes tells what is wrong.
+    taken = [each for each in failures if _takes(model, each[0], batch)]
+    tried_layout, failure = (taken or failures)[0]
+    reason = str(failure) if taken else f"{_forward_of(model)} takes another number of arguments"
+    columns = ", ".join(_of(batch, layout.features))
+    if tried_layout is together is not layout:
+        columns += f", side by side in one argument {shown_shape(together.inputs[0].tensor(batch))}"
     raise ValueError(
-        f"the model cannot be called with these columns: {failure} (columns {', '.join(_of(batch, layout.features))})"
-        f"{_hint(model, candidates, batch)}"
+        f"the model cannot be called with these columns: {reason} (columns {columns}){_hint(model, candidates, batch)}"
     ) from failure
+
+
+def _takes(model: torch.nn.Module, layout: Layout, batch: Mapping[str, torch.Tensor]) -> bool:
+    """Whether ``forward`` takes as many arguments as a layout makes, by these names."""
+    args, kwargs = layout.arguments(batch)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # compiled code without a signature
+    return True
+
+
+def _forward_of(model: torch.nn.Module) -> str:
+    names = inspect.signature(model.forward).parameters
+    return f"{type(model).__name__}.forward({', '.join(names)})"
 
 
 def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[str, torch.Tensor]) -> str:

@@ -29,6 +29,7 @@ FREE = frozenset(
         "driver",
         "elasticTimeout",
         "epochs",
+        "eventLogDir",
         "hangTimeout",
         "loggers",
         "maxNp",

@@ -64,6 +64,12 @@ class Fault(msgspec.Struct, frozen=True):
     code: int = 1
     grace: float = 30.0
 
+    def __str__(self) -> str:
+        places = {"rank": self.rank, "step": self.step, "generation": self.generation}
+        told = [f"{name}={value}" for name, value in places.items() if value is not None]
+        told += [] if self.point is Point.COMMIT else [f"at={self.point.value!r}"]
+        return f"{self.action.value}({', '.join(told)})"
+
 
 class InjectedFaultError(Exception):
     """What a fault of the kind RAISE raises in user code."""

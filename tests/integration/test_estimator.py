@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,18 @@ def test_every_row_counts_once_an_epoch_through_the_loss_of_a_worker_and_of_an_e
     assert [entry["last_step"] for entry in model.history] == [11, 11]
 
 
-def test_a_fit_without_a_store_outlives_the_only_worker_that_trains(spark: Any, events: list[dict[str, Any]]) -> None:
-    """As one does, where small steps are fastest alone."""
+@pytest.mark.parametrize("has_store", [False, True])
+def test_a_fit_that_keeps_no_checkpoints_outlives_the_only_worker_that_trains(
+    spark: Any, tmp_path: Path, has_store: bool
+) -> None:
+    """As one does, where small steps are fastest alone. Its event log tells it."""
+    store = {"store": Store.create(tmp_path / "store", keep=False)} if has_store else {}
+    settings = {"numProc": 1, "maxNp": 1, "eventLogDir": tmp_path / "made" / "logs", **store}
     with inject(kill(rank=0, step=8)):
-        model = networks.row_counter(600, epochs=2, numProc=1, maxNp=1).fit(spark.range(600))
+        model = networks.row_counter(600, epochs=2, **settings).fit(spark.range(600))
+    events = map(json.loads, (tmp_path / "made" / "logs" / f"{model.run_id}.jsonl").read_text().splitlines())
     assert sum(event["event"] == "fault_injected" for event in events) == 1
+    assert not has_store or not list((tmp_path / "store" / "runs").iterdir())
     assert model.model.seen.tolist() == pytest.approx([2.0] * 600)
     assert [entry["rows"] for entry in model.history] == [600] * 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,3 +155,11 @@ def test_faults_of_a_cluster_are_refused_where_it_cannot_be_changed() -> None:
         pytest.raises(ValueError, match="give_back and take_away need a cluster"),
     ):
         spark_elastic.run(training.plain, (1,), local=True)
+
+
+def test_a_fault_that_has_not_struck_is_warned_of(cluster: LocalCluster) -> None:
+    """A test with such a fault has tested nothing: it names a rank or a step that the job has not reached."""
+    faults = (take_away(rank=2, step=10), hang(rank=1, step=STEPS + 1), hang(rank=7, at="return"))
+    missing = re.escape(f"never struck: hang(rank=1, step={STEPS + 1}), hang(rank=7, at='return'). Did")
+    with pytest.warns(UserWarning, match=missing):
+        count(cluster, *faults)

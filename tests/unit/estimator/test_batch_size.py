@@ -202,7 +202,7 @@ def test_a_run_of_an_earlier_release_with_a_global_batch_is_the_same_run() -> No
     ],
 )
 def test_fewer_workers_may_train_where_steps_do_not_depend_on_their_number_unless_the_param_says_no(
-    params: dict[str, Any], adapts: bool, monkeypatch: pytest.MonkeyPatch
+    params: dict[str, Any], adapts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
 
@@ -215,7 +215,7 @@ def test_fewer_workers_may_train_where_steps_do_not_depend_on_their_number_unles
     estimator = make(verbose=0, **params)
     plan: Any = SimpleNamespace(run_id="run", data=data_of(estimator))
     session: Any = None
-    estimator._run(session, plan, Sizes(1, 4, 4), {})
+    estimator._run(session, plan, Sizes(1, 4, 4), Store.create(tmp_path))
     assert given["adaptive_np"] is adapts
 
 

@@ -130,7 +130,8 @@ SETTINGS = {
     "batchSize": 7, "globalBatchSize": 8, "deterministic": True, "shards": 4, "balance": "auto", "valBatchSize": 9,
     "replaceSlow": 0.1, "adaptiveNp": False, "transformBatchSize": 10, "epochs": 11,
     "stepsPerEpoch": 12, "validationFraction": 0.25, "minNp": 2, "numProc": 3, "maxNp": 4, "resetLimit": 5, "startTimeout": 1.5,
-    "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "store": Store.create("/x"), "runId": "run",
+    "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "eventLogDir": "/logs",
+    "store": Store.create("/x"), "runId": "run",
     "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "zeroRedundancy": True, "callbacks": [EarlyStopping()],
     "loggers": [TensorBoardLogger("logs")], "backwardPassesPerStep": 2,
     "gradientClipNorm": 4.5, "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
@@ -246,6 +247,14 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ),
         ({"optimizer": torch.optim.SGD, "optimizerParams": {"speed": 1}}, "speed"),
         ({"model": torch.nn.Linear(3, 1)}, "the model cannot be called with these columns"),
+        (
+            {"model": torch.nn.Linear(3, 1), "featureCols": ["x", "n"]},
+            r"these columns: mat1 .*3x1\) \(columns x \[rows\] .*, n \[rows\] .*, side by side in one argument \[rows, 2\]\)",
+        ),
+        (
+            {"model": torch.nn.Bilinear(1, 1, 1)},
+            r"these columns: Bilinear.forward\(input1, input2\) takes another number of arguments \(columns x \[rows\] float32\)",
+        ),
         ({"model": torch.nn.Linear(1, 4)}, "labels do not fit the loss.*shape"),
         ({"loss": torch.nn.CrossEntropyLoss(), "model": torch.nn.Linear(1, 1), "labelCols": ["y", "n"]}, "do not fit"),
     ],
@@ -292,7 +301,7 @@ def test_columns_are_put_side_by_side_for_a_network_that_takes_one_argument() ->
     assert together.arguments(batch)[0][0].tolist() == [[1.0, 0.0, 2.0], [1.0, 0.0, 2.0]]
     apart = recipe(make(model=torch.nn.Bilinear(1, 1, 1), featureCols=["x", "y"], labelCols=["x"])).layout
     assert [entry.columns for entry in apart.inputs] == [("x",), ("y",)]
-    with pytest.raises(ValueError, match=r"Linear.forward\(\) takes 2 positional arguments but 3 were given"):
+    with pytest.raises(ValueError, match=r"mat1 and mat2 .* side by side in one argument \[rows, 2\]"):
         recipe(make(model=torch.nn.Linear(5, 1), featureCols=["x", "y"], labelCols=["x"]))
 
 

@@ -23,12 +23,12 @@ from spark_elastic.errors import DataError, WorkerLostError
 from spark_elastic.estimator.callback_runner import _does
 from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
+from spark_elastic.estimator.converters import callback_list
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.learning_rate import Sweep
 from spark_elastic.estimator.objective import Objective
-from spark_elastic.estimator.params import callback_list
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
