@@ -148,7 +148,10 @@ def break_stuck(job: JobState, stuck: CollectivesStuck) -> None:
 
 
 def _all_members_lost(job: JobState, world: Generation) -> None:
-    what = f"all {len(world.members)} workers of generation {world.generation} were lost"
+    members = len(world.members)
+    what = f"all {members} workers of generation {world.generation} were lost"
+    if members == 1:
+        what = f"the only worker of generation {world.generation} was lost"
     if not job.settings.elastic:
         pass  # a fixed world keeps no state: the whole function runs again
     elif world.raised >= set(world.workers):

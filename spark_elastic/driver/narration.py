@@ -43,6 +43,10 @@ class Narrator:
         self._elastic = elastic
         self._is_broken = False
         self._commit = "None"
+        # Whether the newest world's rank 0 has not entered the user's function yet.
+        self._is_beginning = False
+        # How the state was lost, until the job has gone on from its durable checkpoint.
+        self._state_lost = ""
         # The host of every worker, and the workers of every generation in rank order.
         self._hosts: dict[int, str] = {}
         self._members: dict[int, list[int]] = {}
@@ -101,7 +105,7 @@ class Narrator:
             case records.WorkerStarting(worker, name=name):
                 self._hosts[worker] = name
             case records.WorldForming(generation, workers=workers, newest_commit=commit):
-                self._commit = commit
+                self._commit, self._is_beginning = commit, True
                 self._members[generation] = workers
             case records.WorkerReported(generation=generation, report=reports.SharesChanged() as change):
                 return self._tell_shares(generation, change)
@@ -109,7 +113,11 @@ class Narrator:
                 begins = "begins" if self._commit == "None" else f"goes on from commit {self._commit}"
                 return self._go_on(f"generation {generation} of size {size} {begins}")
             case records.StateLost(reason=reason):
-                return [(logging.WARNING, f"{reason}; the next world begins from the newest durable checkpoint")]
+                self._is_broken = True
+                self._state_lost = f"{reason}, so that the next world begins from the newest durable checkpoint"
+                return [] if self._waiting else [(logging.WARNING, self._state_lost)]
+            case records.WorkerReported(rank=0, generation=generation, report=reports.Entered(step=step)):
+                return self._note_entry(generation, step)
             case records.NewcomersPaused():
                 return [(logging.WARNING, _describe_pause(record))]
             case records.DriverPaused(seconds):
@@ -138,6 +146,8 @@ class Narrator:
 
     @property
     def _consequence(self) -> str:
+        if self._state_lost:
+            return f"; {self._state_lost}"
         # In a fixed world the next line tells what follows: RunAgain, or the job's error.
         return "; its survivors go back to their last commit" if self._is_broken and self._elastic else ""
 
@@ -160,8 +170,21 @@ class Narrator:
         self._is_broken = False
         if not self._waiting:
             return [(level, text)]
-        self._sequel = f". {text[0].upper()}{text[1:]}"
+        lost = f"; {self._state_lost}" if self._state_lost else ""
+        self._sequel = f"{lost}. {text[0].upper()}{text[1:]}"
         return self._flush_what_is_complete()
+
+    def _note_entry(self, generation: int, step: int) -> list[Line]:
+        """Tell from where a world goes on that has begun without a commit, if not from the beginning of the training."""
+        level = logging.WARNING if self._state_lost else logging.INFO
+        is_told = self._is_beginning and self._commit == "None" and (step > 0 or bool(self._state_lost))
+        self._is_beginning, self._state_lost = False, ""
+        begins = (
+            f"goes on from the durable checkpoint of step {step}"
+            if step
+            else "begins anew: no checkpoint had been written"
+        )
+        return [(level, f"generation {generation} {begins}")] if is_told else []
 
     def _flush_what_is_complete(self) -> list[Line]:
         is_complete = not self._is_broken and all(loss.has_exited for loss in self._waiting)

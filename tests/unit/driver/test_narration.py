@@ -12,12 +12,15 @@ from spark_elastic.driver.narration import Narrator
 from spark_elastic.protocol.records import (
     DriverPaused,
     NewcomersPaused,
+    StateLost,
     WorkerLost,
     WorkerReported,
     WorkerTooSlow,
     WorldBroken,
+    WorldFormed,
+    WorldForming,
 )
-from spark_elastic.protocol.reports import SharesChanged
+from spark_elastic.protocol.reports import Entered, SharesChanged
 
 
 def told(script: Script) -> list[tuple[int, str]]:
@@ -102,6 +105,45 @@ def test_what_all_ranks_have_raised_is_shown_once() -> None:
         "row; its survivors go back to their last commit\nTraceback: the same"
     )
     assert narrator.flush() == []
+
+
+@pytest.mark.parametrize("has_survivor", [False, True])
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [(40, "goes on from the durable checkpoint of step 40"), (0, "begins anew: no checkpoint had been written")],
+)
+def test_a_lost_state_is_told_with_the_checkpoint_from_which_the_job_goes_on(
+    step: int, end: str, has_survivor: bool
+) -> None:
+    script = running("a", "b", min_np=1, durable=True)
+    script.commit()
+    for worker in (0,) if has_survivor else (0, 1):
+        script.kill(worker)
+    narrator = Narrator()
+    said = [line for record in script.records for line in narrator.tell(record)]
+    lost = "all workers that held the newest commit were lost"
+    said += narrator.tell(StateLost(1, lost)) if has_survivor else []
+    said += narrator.tell(WorldForming(2, 1, 0, [2], "None")) + narrator.tell(WorldFormed(2, 1, 0.1))
+    said += narrator.tell(WorkerReported(2, 0, 2, Entered(step)))
+    said += narrator.tell(WorkerReported(2, 0, 2, Entered(step)))
+    told = [text for level, text in said if level == logging.WARNING]
+    lost = lost if has_survivor else "all 2 workers of generation 1 were lost"
+    assert told[0].endswith(
+        f"; {lost}, so that the next world begins from the newest durable checkpoint. Generation 2 of size 1 begins"
+    )
+    assert "survivors" not in told[0]
+    assert told[1:] == [f"generation 2 {end}"]
+
+
+@pytest.mark.parametrize(
+    ("step", "end"), [(7, ["generation 1 goes on from the durable checkpoint of step 7"]), (0, [])]
+)
+def test_a_run_that_resumes_says_from_where_and_another_elastic_function_does_not(step: int, end: list[str]) -> None:
+    narrator = Narrator()
+    said = [line for record in running("a").records for line in narrator.tell(record)]
+    assert said == [(logging.INFO, "generation 1 of size 1 begins")]
+    assert narrator.tell(WorkerReported(0, 0, 1, Entered(step))) == [(logging.INFO, text) for text in end]
+    assert narrator.tell(WorkerReported(0, 0, 1, Entered(step + 9))) == []
 
 
 def test_what_the_jobs_error_tells_is_not_told_before() -> None:
