@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from simulation.world import checkpoints, mesh, network, threads
 from simulation.world.process import Process
@@ -48,6 +48,7 @@ def of_task(process: Process, facts: HostFacts, supervisor: Any) -> TaskRuntime:
         supervisor=supervisor,
         orphaned=_never,
         leaving=lambda executor: _never(),
+        asked_to_leave=_never,
     )
 
 
@@ -104,8 +105,9 @@ def _reached(point: Point, *_: Any) -> None:
     threads.current().process.reached(point.name)
 
 
-async def _never() -> None:
+async def _never() -> NoReturn:
     await asyncio.get_running_loop().create_future()
+    raise AssertionError("nothing ends this")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""spark-elastic: runs scripts, shows what happened to them, inspects data sets, and finds faults in a set-up."""
+"""spark-elastic: runs scripts, shows what happened to them, inspects data sets, finds faults in a set-up, empties a machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from spark_elastic import __version__
-from spark_elastic.cli import diff, doctor, inspect, run, summary, timeline
+from spark_elastic.cli import diff, doctor, inspect, leave, run, summary, timeline
 from spark_elastic.errors import SparkElasticError
 
-COMMANDS = (run, timeline, summary, inspect, diff, doctor)
+COMMANDS = (run, timeline, summary, inspect, diff, doctor, leave)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

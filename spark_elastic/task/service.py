@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from spark_elastic.protocol.fault_points import EXECUTOR_VARIABLE, TASK_VARIABLE
 from spark_elastic.protocol.ticket import Ticket
 from spark_elastic.task.decommission import executor_leaves
 from spark_elastic.task.facts import gather_facts, worker_environment
+from spark_elastic.task.leave import asked_to_leave, hold
 from spark_elastic.task.supervisor import HostFaultError, WorkerSupervisor
 
 logger = logging.getLogger("spark_elastic")
@@ -74,6 +76,8 @@ class TaskRuntime:
     orphaned: Callable[[], Coroutine[object, object, None]] = ancestors_gone
     # Returns when the executor with this pid is being decommissioned.
     leaving: Callable[[int], Coroutine[object, object, None]] = executor_leaves
+    # Returns a connection to `spark-elastic leave` when that runs on this machine.
+    asked_to_leave: Callable[[], Coroutine[object, object, socket.socket]] = asked_to_leave
 
 
 REAL_RUNTIME = TaskRuntime()
@@ -139,14 +143,18 @@ class _Host:
         self._ticket = ticket
         self._driver = driver
         self._environment = environment
+        # Whether `spark-elastic leave` has asked for this, and whether the driver has released the task since.
+        self._is_asked = False
+        self._released = asyncio.Event()
 
     async def serve(self) -> None:
         async with self._runtime.supervisor(self._ticket, self._driver, self._environment) as supervisor:
             obeying = asyncio.ensure_future(self._obey(supervisor))
             orphaned = asyncio.ensure_future(self._runtime.orphaned())
             leaving = asyncio.ensure_future(self._tell_when_leaving())
+            asked = asyncio.ensure_future(self._leave_when_asked())
             try:
-                await asyncio.wait({obeying, supervisor.broken, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({obeying, supervisor.broken, orphaned, asked}, return_when=asyncio.FIRST_COMPLETED)
                 if supervisor.broken.done():
                     reason = str(supervisor.broken.exception())
                     self._driver.send(m.TaskFailed(reason))
@@ -156,13 +164,21 @@ class _Host:
             except HostFaultError as error:
                 raise TaskRestartError(str(error)) from error
             finally:
-                for waiting in (obeying, orphaned, leaving):
+                for waiting in (obeying, orphaned, leaving, asked):
                     waiting.cancel()
-                await asyncio.gather(obeying, orphaned, leaving, return_exceptions=True)
+                await asyncio.gather(obeying, orphaned, leaving, asked, return_exceptions=True)
 
     async def _tell_when_leaving(self) -> None:
         await self._runtime.leaving(self._executor)
         self._driver.send(m.TaskDraining())
+
+    async def _leave_when_asked(self) -> None:
+        """Have the worker leave when the command asks for it, and then hold the slot, so that no other worker comes here."""
+        with await self._runtime.asked_to_leave() as command:
+            self._is_asked = True
+            self._driver.send(m.TaskDraining())
+            await self._released.wait()
+            await hold(command)
 
     async def _obey(self, supervisor: WorkerSupervisor) -> None:
         """Carry out the driver's commands until it releases the task or is gone."""
@@ -178,7 +194,9 @@ class _Host:
                     raise TaskRestartError(reason)
                 case m.ReleaseTask():
                     await _within(supervisor.idle.wait(), GRACE_SECONDS)
-                    return
+                    if not self._is_asked or self._released.is_set():
+                        return
+                    self._released.set()  # the slot is held; at the end of the job it is released once more
 
 
 async def _within(waiting: Awaitable[object], seconds: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,6 +152,32 @@ def test_without_decommissioning_an_evicted_pod_does_not_use_its_grace(
     assert gone.pod.code == 143
     assert gone.time - deleted.time < 10, "Spark's executors wait for their tasks now: let the worker drain"
     assert job.events("world_broken")
+    job.enough()
+    assert job.leave() == 0
+
+
+@pytest.mark.long
+def test_without_decommissioning_a_hook_has_the_worker_of_an_evicted_pod_leave_within_its_grace(
+    kubernetes: Any, submitted: Any, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "spark_elastic.cli", "leave"]  # users write ["spark-elastic", "leave"]
+    container = {"name": "executor", "lifecycle": {"preStop": {"exec": {"command": command}}}}
+    (tmp_path / "template.yml").write_text(json.dumps({"spec": {"containers": [container]}}))
+    settings = {
+        "spark.kubernetes.executor.podTemplateFile": str(tmp_path / "template.yml"),
+        "spark.kubernetes.executor.podTemplateContainerName": "executor",
+    }
+    cluster = kubernetes(node=3)
+    job = submitted(Training(cluster, tmp_path / "job", conf=settings, num_proc=3, min_np=1, max_np=3))
+    world = job.wait_for_size(3)
+    name = cluster.pod_of(world.workers[1])
+    cluster.evict(name)
+    smaller = job.wait_for_size(2, after=world.generation)
+    assert repeated(job, world) == 0
+    assert job.events("host_draining")
+    again = job.wait_for_size(3, after=smaller.generation)
+    assert name not in {cluster.pod_of(pid) for pid in again.workers.values()}
+    assert not job.events("world_broken")
     job.enough()
     assert job.leave() == 0
 

@@ -5,9 +5,11 @@ What a pod mounts lies in its folder, and paths below a mount in its arguments a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +65,7 @@ class Container:
 
     command: list[str]
     environment: dict[str, str]
-    hook: str
+    hook: list[str]
 
 
 def make_container(pod: Object, ip: str, folder: Path, hosts: Path, config_maps: dict[str, Object]) -> Container:
@@ -93,8 +95,8 @@ def make_container(pod: Object, ip: str, folder: Path, hosts: Path, config_maps:
         environment[entry["name"]] = ",".join(_translate(part, mounts) for part in value.split(","))
     arguments = [_translate(argument, mounts) for argument in spec.get("args") or []]
     (folder / "tmp").mkdir(parents=True)
-    hook = (((spec.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}).get("command") or [""]
-    return Container(_entry_point(arguments, environment), environment, hook[0])
+    hook = (((spec.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}).get("command") or []
+    return Container(_entry_point(arguments, environment), environment, hook)
 
 
 def _make_mounts(pod: Object, spec: Object, folder: Path, config_maps: dict[str, Object]) -> list[Mount]:
@@ -163,9 +165,12 @@ def processes_of(pod: Object) -> Iterator[psutil.Process]:
             continue
 
 
-def run_hook(pod: Object, hook: str) -> int:
-    """Do what the script of an image does at once; return the seconds that it stays."""
-    assert hook == "/opt/decom.sh", f"the stand-in's image has no {hook}"
+def run_hook(pod: Object, container: Container, grace: int) -> int:
+    """Run the hook of a container. Of the image's own script only the beginning is run; return the seconds that it stays."""
+    if container.hook[0] != "/opt/decom.sh":
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(container.hook, env=container.environment, timeout=grace, check=False)
+        return 0
     for process in processes_of(pod):
         if process.name() == "java":
             _signal(process, signal.SIGPWR)

@@ -190,7 +190,7 @@ class Kubelets:
         assert pod.container is not None
         assert pod.process is not None
         if pod.container.hook:
-            stay = await asyncio.to_thread(run_hook, pod.obj, pod.container.hook)
+            stay = await asyncio.to_thread(run_hook, pod.obj, pod.container, grace)
             if not await _within(pod, min(stay, grace)):
                 end = max(end, time.monotonic() + LAST_SECONDS)
         if not pod.ended.is_set():

@@ -1,0 +1,135 @@
+"""The meeting of ``spark-elastic leave`` and the tasks of its machine, or container: their workers leave, and then they wait.
+
+The command listens as long as it runs. Tasks look for it now and then, because nothing tells a task that its container is about
+to end: Kubernetes hands SIGTERM to the executor's JVM alone, which ends at once. A task that finds the command keeps the
+connection, and sends a byte when its worker has left. Then it holds its slot, until ``HOLD_SECONDS`` after the command's end:
+Spark would start the slot's task again in the same place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+# A new socket causes no event elsewhere, so tasks look for it at this interval.
+LOOK_SECONDS = 0.5
+# The command waits so long for tasks to find it: several looks, as a busy machine may delay one.
+FIND_SECONDS = 2.0
+# What ends the container comes when the command has ended, at once. If nothing does, the slot is Spark's again.
+HOLD_SECONDS = 10.0
+
+_LEFT = b"."
+# How the kernel tells who is at the other end of a socket: pid, uid and gid.
+_CREDENTIALS = struct.Struct("3i")
+
+
+async def asked_to_leave(pause: float = LOOK_SECONDS) -> socket.socket:
+    """Wait until the command runs on this machine, for this user. Return a connection to it."""
+    while (found := _call()) is None:
+        await asyncio.sleep(pause)
+    return found
+
+
+async def hold(command: socket.socket, seconds: float = HOLD_SECONDS) -> None:
+    """Tell the command that the worker has left. Return that long after the command has ended."""
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_sendall(command, _LEFT)
+        await loop.sock_recv(command, 1)  # nothing comes but the end
+    except OSError:
+        pass  # it has ended already
+    await asyncio.sleep(seconds)
+
+
+class LeaveCommand:
+    """The side of the command. Entering it asks tasks, leaving it ends that. Raises ``OSError`` if another one runs here."""
+
+    def __init__(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._tasks: set[socket.socket] = set()
+        self._left: set[socket.socket] = set()
+
+    @property
+    def asked(self) -> int:
+        """How many tasks have been asked."""
+        return len(self._tasks)
+
+    @property
+    def left(self) -> int:
+        """How many of them have no worker any more."""
+        return len(self._left)
+
+    def __enter__(self) -> LeaveCommand:
+        running = _call()
+        if running is not None:
+            running.close()
+            raise FileExistsError("another spark-elastic leave runs here")
+        with _meeting_place() as path:
+            if os.path.lexists(path):
+                os.unlink(path)  # left by one that was killed
+            self._listener.bind(path)
+            os.chmod(path, 0o600)
+        self._listener.listen(socket.SOMAXCONN)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _meeting_place() as path:
+            os.unlink(path)
+        for end in (self._listener, *self._tasks):
+            end.close()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until tasks have found this and none of them has a worker any more. Return False if one still has after that."""
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds:
+            if passed >= min(FIND_SECONDS, seconds / 2) and self.left == self.asked:
+                return True
+            ready, _, _ = select.select([self._listener, *self._tasks - self._left], [], [], LOOK_SECONDS / 5)
+            self._left.update(task for task in ready if task in self._tasks)  # a byte, or the end of the task
+            if self._listener in ready:
+                task, _ = self._listener.accept()
+                if _uid_behind(task) == os.getuid():
+                    self._tasks.add(task)
+                else:
+                    task.close()
+        return self.left == self.asked
+
+
+def _call() -> socket.socket | None:
+    """Connect to the command, if one of this user's runs here."""
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    caller.setblocking(False)
+    try:
+        with _meeting_place() as path:
+            caller.connect(path)
+        if _uid_behind(caller) == os.getuid():
+            return caller
+    except OSError:
+        pass
+    caller.close()
+    return None
+
+
+@contextmanager
+def _meeting_place() -> Iterator[str]:
+    """Yield the path of the socket. It leads through the open folder, because the path of a socket has 107 bytes at most."""
+    folder = os.open(tempfile.gettempdir(), os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/spark_elastic-leave-{os.getuid()}"
+    finally:
+        os.close(folder)
+
+
+def _uid_behind(end: socket.socket) -> int:
+    packed = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[1])

@@ -1,0 +1,150 @@
+"""``spark-elastic leave`` and a task: the worker leaves, the command hears of it, and the slot is held until the job ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_elastic.cli import main
+from spark_elastic.protocol import messages as m
+from spark_elastic.task.leave import LeaveCommand, asked_to_leave, hold
+from spark_elastic.task.service import TaskPlace, TaskRuntime, serve
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine of its own, as far as the command is concerned. Nothing is left there."""
+    folder = tmp_path / ("long" * 30)  # the path of a socket must not be
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+class Driver:
+    """The driver as a task sees it."""
+
+    local_address = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[m.Message] = asyncio.Queue()
+        self.told: asyncio.Queue[m.Message] = asyncio.Queue()
+        self.send = self.told.put_nowait
+
+    async def receive(self) -> m.Message:
+        return m.Welcome(1, {})
+
+    async def messages(self) -> AsyncIterator[m.Message]:
+        while True:
+            yield await self.orders.get()
+
+    async def close(self) -> None:
+        pass
+
+
+class Supervisor:
+    """A supervisor whose worker has ended."""
+
+    def __init__(self, *_: object) -> None:
+        self.idle, self.broken = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self.idle.set()
+
+    async def __aenter__(self) -> Supervisor:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.broken.cancel()
+
+
+async def never(*_: object) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def runtime_for(driver: Driver) -> TaskRuntime:
+    async def connected(*_: object) -> Any:
+        return driver
+
+    facts: Any = SimpleNamespace(executor_pid=1, pid=2)
+    return TaskRuntime(
+        connect=connected, facts=lambda *_: facts, environment=lambda *_: {}, supervisor=Supervisor,  # type: ignore[arg-type]
+        orphaned=never, leaving=never,
+    )  # fmt: skip
+
+
+def test_a_task_drains_tells_when_its_worker_is_gone_and_holds_its_slot_until_the_job_ends() -> None:
+    async def job(command: LeaveCommand) -> tuple[bool, int, int]:
+        driver, ticket = Driver(), SimpleNamespace(addresses=[], credentials=None, run_id="run")
+        task = asyncio.ensure_future(serve(ticket, TaskPlace(0), runtime_for(driver)))  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(asyncio.to_thread(command.wait, 60.0))
+        assert isinstance(await driver.told.get(), m.TaskHello)
+        assert isinstance(await driver.told.get(), m.TaskDraining)
+        assert not waiting.done(), "the worker has not left yet"
+        driver.orders.put_nowait(m.ReleaseTask())
+        done = await waiting
+        driver.orders.put_nowait(m.Ping(1))
+        assert await driver.told.get() == m.Pong(1), "the slot would have been started again here"
+        driver.orders.put_nowait(m.ReleaseTask())
+        await task
+        return done, command.asked, command.left
+
+    with LeaveCommand() as command:
+        assert asyncio.run(job(command)) == (True, 1, 1)
+
+
+def test_a_task_that_was_not_asked_ends_when_it_is_released() -> None:
+    async def job() -> None:
+        driver, ticket = Driver(), SimpleNamespace(addresses=[], credentials=None, run_id="run")
+        driver.orders.put_nowait(m.ReleaseTask())
+        await serve(ticket, TaskPlace(0), runtime_for(driver))  # type: ignore[arg-type]
+
+    asyncio.run(job())
+
+
+def test_the_slot_is_held_until_the_command_has_ended() -> None:
+    async def held() -> bool:
+        with LeaveCommand() as command:
+            end = await asked_to_leave()
+            holding = asyncio.ensure_future(hold(end, 0.0))
+            assert await asyncio.to_thread(command.wait, 60.0)
+            was_held = not holding.done()
+        await holding
+        end.close()
+        return was_held
+
+    assert asyncio.run(held())
+
+
+def test_a_worker_that_stays_is_told_of_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[socket.socket] = []
+    finding = threading.Thread(target=lambda: found.append(asyncio.run(asked_to_leave(0.01))))
+    finding.start()
+    assert main(["leave", "--grace", "1"]) == 1
+    finding.join()
+    found[0].close()
+    assert "of 1 task 1 still had a worker after 1." in capsys.readouterr().out
+
+
+def test_where_no_task_runs_nothing_is_waited_for(
+    capsys: pytest.CaptureFixture[str], machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:  # of a command that was killed
+        monkeypatch.chdir(machine)
+        stale.bind(f"spark_elastic-leave-{os.getuid()}")
+    assert main(["leave"]) == 0
+    assert capsys.readouterr().out == "no task of a job runs here\n"
+
+
+def test_there_is_one_command_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with LeaveCommand():
+        assert main(["leave"]) == 2
+    assert "another spark-elastic leave runs here" in capsys.readouterr().err
+    assert main(["leave", "--grace", "0"]) == 2
