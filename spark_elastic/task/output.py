@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from spark_elastic.protocol.connection import Connection
 from spark_elastic.protocol.messages import OutputLines, Stream
@@ -18,7 +18,8 @@ LAST_LINES = 20
 class OutputForwarder:
     """Reads one stream of a worker through a pipe. The pipe is always emptied, so that the worker never blocks on it.
 
-    A line longer than ``LINE_LIMIT`` is cut into several. While the connection to the driver is crowded, lines are counted
+    Of a line that is written over and over, as progress bars are, the last state counts. A line longer than ``LINE_LIMIT`` is cut
+    into several. While the connection to the driver is crowded, lines are counted
     instead of sent.
     """
 
@@ -52,18 +53,12 @@ class OutputForwarder:
         if not data:
             self.close()
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_LIMIT:
-            lines.append(self._rest)
-            self._rest = b""
-        self._forward(lines)
+        *lines, self._rest = map(_last_state, (self._rest + data).split(b"\n"))
+        *long, self._rest = _pieces(self._rest)
+        self._forward([*(line.rstrip(b"\r") for line in lines), *long])
 
     def _forward(self, lines: list[bytes], last: bool = False) -> None:
-        texts = [
-            line[start : start + LINE_LIMIT].decode("utf-8", "replace")
-            for line in lines
-            for start in range(0, max(len(line), 1), LINE_LIMIT)
-        ]
+        texts = [piece.decode("utf-8", "replace") for line in lines for piece in _pieces(line)]
         self._last_lines.extend(texts)
         if self._connection.crowded and not last:
             self._dropped += len(texts)
@@ -81,3 +76,17 @@ class OutputForwarder:
         self._forward([self._rest] if self._rest else [], last=True)
         self._rest = b""
         self._on_end()
+
+
+def _last_state(line: bytes) -> bytes:
+    """What a terminal shows of a line: what follows the last carriage return that something follows."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
+
+
+def _pieces(line: bytes) -> Iterator[bytes]:
+    """Cut a long line, between two characters."""
+    while len(line) > LINE_LIMIT:
+        end = next(place for place in range(LINE_LIMIT, 0, -1) if line[place] & 0xC0 != 0x80 or place == LINE_LIMIT - 3)
+        yield line[:end]
+        line = line[end:]
+    yield line
