@@ -57,6 +57,7 @@ FIRST_NEEDS = {
     "W&B": "howto/logging/",
     "reproducible": "howto/reproducible/",
     "resume?": "recipes/resuming/",
+    "missing values": "data/",
 }
 # The page of the other needs has to be among so many that are shown first.
 FIRST = 3

@@ -82,6 +82,8 @@ from spark_elastic.estimator.sessions import is_local, master_of, prepare_python
 from spark_elastic.estimator.store import Store
 from spark_elastic.estimator.training import train
 from spark_elastic.launchers.session import check_gpus, parallelism
+from spark_elastic.protocol.event_format import read_event
+from spark_elastic.protocol.records import WorldSized
 
 logger = logging.getLogger("spark_elastic")
 
@@ -439,5 +441,7 @@ def _printer(run_id: str) -> Callable[[dict[str, Any]], None]:
             # A loss of NaN is reported before the epoch's end.
             rows = f", {values['rows']:,} rows" if "rows" in values else ""
             print(f"{run_id} epoch {values.get('epoch')}: {numbers}{rows}", flush=True)
+        elif event["event"] == "world_sized" and isinstance(record := read_event(event).record, WorldSized):
+            print(f"{run_id}: {record.describe()}", flush=True)
 
     return show

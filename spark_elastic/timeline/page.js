@@ -204,11 +204,11 @@ function drawSpeed() {
   chart.marks();
 }
 function drawMetric(parent, name, points, left) {
-  html("h3", parent, name);
+  html("h3", parent, points.length > 1 ? name : `${name}: ${amount(points[0][1])}`);
   const near = points.filter(([time]) => seen(time, time)), shown = near.length ? near : points, values = shown.map(point => point[1]);
   const chart = new Chart(parent, 90, left), y = chart.scale(Math.min(...values), Math.max(...values));
   if (near.length > 1) svg("polyline", chart.root, { points: near.map(([time, value]) => `${chart.x(time).toFixed(1)},${y(value).toFixed(1)}`).join(" "), fill: "none", stroke: "var(--mark)", "stroke-width": 1.6, "stroke-linejoin": "round" });
-  if (near.length && near.length < 40) for (const [time, value] of near) svg("circle", chart.root, { cx: chart.x(time), cy: y(value), r: 2.2, fill: "var(--mark)" });
+  if (near.length && near.length < 40) for (const [time, value] of near) svg("circle", chart.root, { cx: chart.x(time), cy: y(value), r: near.length > 1 ? 2.2 : 4, fill: "var(--mark)" });
   chart.marks();
   if (near.length) chart.follow(near, y, (at, value) => `${name} ${amount(value)} at ${clock(at)}`);
 }

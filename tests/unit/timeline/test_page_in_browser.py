@@ -70,6 +70,14 @@ def test_all_metrics_are_drawn(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate("document.querySelectorAll('#metrics polyline').length") == 12
 
 
+def test_a_metric_that_is_reported_once_is_shown_with_its_value(browser: Browser, tmp_path: Path) -> None:
+    events = story.killed()
+    text = show(
+        browser, tmp_path, [*events[:-1], story.told("metrics", 15, 0, 0, 3, step=9, final_auc=0.75), events[-1]]
+    )
+    assert "final_auc: 0.75" in text
+
+
 def test_what_workers_use_and_say_is_shown(browser: Browser, tmp_path: Path) -> None:
     samples = [
         story.event(
@@ -105,6 +113,10 @@ def test_a_slow_worker_is_marked_and_named(browser: Browser, tmp_path: Path) -> 
     text = show(browser, tmp_path, [*events[:15], change, *events[15:]])
     assert "Slow workers" in text
     assert "31 of 100 rows" in text
+    slow = {**change, "event": "worker_slow", "host": "west", "times": 3.0, "rank": 1, "worker": 1}
+    text = show(browser, tmp_path, [*events[:15], slow, *events[15:]])
+    assert "Slow workers" in text
+    assert "an even one" in text
 
 
 def test_what_a_log_holds_is_text_and_never_code(browser: Browser, tmp_path: Path) -> None:
