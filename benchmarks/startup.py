@@ -121,7 +121,13 @@ def main() -> None:
             }
             floors[f"{WORKERS} imports"].append(imports(WORKERS))
             for name, call in rivals.items():
-                seconds.setdefault(name, []).append(measure(call))
+                try:
+                    seconds.setdefault(name, []).append(measure(call))
+                except (
+                    RuntimeError
+                ) as error:  # torch aborts some interpreters that end well, and torchrun then fails the job
+                    assert name == "TorchDistributor", name
+                    print(f"turn {turn}: {name} failed: {error}")
     table = Table("", "call to first step", "last step to return", unit="seconds")
     results = {}
     for name, pairs in seconds.items():

@@ -186,11 +186,11 @@ class CheckpointDirectory:
     ) -> None:
         """Remove the checkpoints that ``choose_removals`` chooses. Raises the same errors as ``check_claim``.
 
-        metric: that by which the best undamaged checkpoint is kept, too.
+        metric: that by which the best ``keep`` undamaged checkpoints are kept, too.
         """
         listing = self.check_claim(attempt)
         scored = () if metric is None else best_first(self.scores(listing.scored - set(damaged)), metric)
-        for name in choose_removals(listing, damaged, keep, scored[0] if scored else None):
+        for name in choose_removals(listing, damaged, keep, scored[:keep]):
             self.remove(name)
 
     def write_score(self, name: CheckpointName, score: Score) -> None:

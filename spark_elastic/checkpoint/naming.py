@@ -84,14 +84,14 @@ def choose_removals(
     listing: Listing,
     damaged: Collection[CheckpointName] = (),
     keep: int = KEPT,
-    best: CheckpointName | None = None,
+    best: Collection[CheckpointName] = (),
 ) -> list[CheckpointName]:
-    """Choose what may be removed once a checkpoint has been written: all but the last ``keep`` undamaged ones and the best.
+    """Choose what may be removed once a checkpoint has been written: all but the last ``keep`` undamaged ones and the best ones.
 
     Newer checkpoints stay, because another run may be writing them.
     """
     whole = [name for name in listing.newest_first if name not in damaged]
     if not whole:
         return []
-    kept = {*whole[:keep], best}
+    kept = {*whole[:keep], *best}
     return sorted(name for name in listing.complete | listing.partial if name < whole[0] and name not in kept)

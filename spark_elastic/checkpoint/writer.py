@@ -46,9 +46,10 @@ class CheckpointWriter:
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
-        # The metric by which the best checkpoint is kept, and the best value so far; None before the directory has been read.
+        # The metric by which the best checkpoints are kept, and the values of those, the best first; None before the directory
+        # has been read.
         self.metric = None if plan.best is None else Metric(*plan.best)
-        self._best: Score | None = None
+        self._best: list[float] | None = None
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
@@ -105,13 +106,13 @@ class CheckpointWriter:
         self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
 
     def score(self, commit: CommitId, value: float, snapshots: Lender, is_over: Callable[[], bool]) -> None:
-        """Have the current snapshot, which is that of ``commit``, written and kept if ``value`` is better than all before.
+        """Have the current snapshot, which is that of ``commit``, written and kept if ``value`` is one of the best so far.
 
         Blocks while an older commit is being written, as ``finish`` does.
         """
         assert self.metric is not None
         try:
-            best = self._best_value()
+            best = self._best_values()
         except Exception as error:
             logger.warning(
                 "the scores in %s could not be read; %s=%s is not compared: %s",
@@ -121,7 +122,7 @@ class CheckpointWriter:
                 error,
             )
             return
-        if self._superseded or not self.metric.is_better(value, best):
+        if self._superseded or not self.metric.is_better(value, best[-1] if len(best) == self._keep else None):
             return
         name = CheckpointName(self.attempt, commit.generation, commit.index)
         if name != self._begun:
@@ -132,8 +133,8 @@ class CheckpointWriter:
                 self._cannot_keep(name, value, "an older write has not ended")
                 return
             self.begin(commit, snapshots)
-        self._best = Score(self.metric.name, self.metric.mode, value)
-        self._writing = self._pool.submit(self._write_score, name, self._best)
+        self._best = sorted([*best, value], reverse=self.metric.mode == "max")[: self._keep]
+        self._writing = self._pool.submit(self._write_score, name, Score(self.metric.name, self.metric.mode, value))
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
@@ -149,7 +150,7 @@ class CheckpointWriter:
                 else "finds none of this run"
             )
             logger.warning("the job's last commit could not be written to %s; the next run %s", self._url, then)
-        if self.metric is not None and self._best is None and not is_over():
+        if self.metric is not None and not self._best and not is_over():
             logger.warning(
                 "no checkpoint of %s is kept as the best: rank 0 gave state.report no finite %s that could be compared",
                 self._url,
@@ -206,14 +207,13 @@ class CheckpointWriter:
         self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
         self._prune()
 
-    def _best_value(self) -> float | None:
-        """Return the best value so far, that of an earlier run or rank 0 included; None if there is none."""
+    def _best_values(self) -> list[float]:
+        """Return the ``keep`` best values so far, the best first, those of an earlier run or rank 0 included."""
         assert self.metric is not None
         if self._best is None:
             scores = self._directory.scores(self._directory.list().scored - self._damaged)
-            best = best_first(scores, self.metric)
-            self._best = scores[best[0]] if best else None
-        return None if self._best is None else self._best.value
+            self._best = [scores[name].value for name in best_first(scores, self.metric)[: self._keep]]
+        return self._best
 
     def _write_score(self, name: CheckpointName, score: Score) -> None:
         """Write the score of a checkpoint whose own write has just ended."""
@@ -224,7 +224,7 @@ class CheckpointWriter:
                 raise CheckpointError("it could not be written")
             self._directory.write_score(name, score)
         except Exception as error:
-            self._best = None  # read again what the best is
+            self._best = None  # read again what the best ones are
             self._cannot_keep(name, score.value, str(error))
             return
         self._prune()
@@ -232,7 +232,11 @@ class CheckpointWriter:
     def _cannot_keep(self, name: CheckpointName, value: float, why: str) -> None:
         assert self.metric is not None
         logger.warning(
-            "checkpoint %s with the best %s so far, %s, is not kept as the best: %s", name, self.metric.name, value, why
+            "checkpoint %s with one of the best %s so far, %s, is not kept for that: %s",
+            name,
+            self.metric.name,
+            value,
+            why,
         )
 
     def _prune(self) -> None:

@@ -68,7 +68,8 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "checkpoint_keep": (int, "how many of the newest undamaged checkpoints are kept (default 2)"),
     "checkpoint_best": (
         str,
-        "the name of a metric that rank 0 gives to state.report: the checkpoint with its best value is kept beside the newest; "
+        "the name of a metric that rank 0 gives to state.report: the checkpoints with its best values are kept beside the newest, "
+        "as many of them; "
         "NAME:max or NAME:min says which values are better (default: only the newest are kept)",
     ),
     "host_discovery_script": (

@@ -131,10 +131,10 @@ def run(
             ``checkpoint`` resumes from the newest complete one.
         checkpoint_interval: how many seconds pass between two such writes; 0 writes again as soon as the last write has ended.
         checkpoint_keep: how many of the newest undamaged checkpoints are kept; older ones are removed after each write.
-        checkpoint_best: the name of a metric that rank 0 gives to ``state.report``. The checkpoint with its best value is written
-            whatever ``checkpoint_interval`` says, and kept beside the newest; ``load_model(url, module, best=True)`` loads it.
-            Losses and errors are better when small, accuracies, AUCs and F1 when large; of other metrics say which:
-            ``"ndcg:max"``.
+        checkpoint_best: the name of a metric that rank 0 gives to ``state.report``. The checkpoints with its ``checkpoint_keep``
+            best values are written whatever ``checkpoint_interval`` says, and kept beside the newest; ``load_model(url, module,
+            best=True)`` loads the best. Losses and errors are better when small, accuracies, AUCs and F1 when large; of other
+            metrics say which: ``"ndcg:max"``.
         storage_options: options for the library that opens ``checkpoint``, on the driver and the workers. They travel by
             cloudpickle.
         host_discovery_script: an executable that prints the machines that may be used, one ``host`` or ``host:slots`` per line.

@@ -52,8 +52,9 @@ async def hold(command: socket.socket, seconds: float = HOLD_SECONDS) -> None:
 class LeaveCommand:
     """The side of the command. Entering it asks tasks, leaving it ends that. Raises ``OSError`` if another one runs here."""
 
+    _listener: socket.socket
+
     def __init__(self) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._tasks: set[socket.socket] = set()
         self._left: set[socket.socket] = set()
 
@@ -72,6 +73,7 @@ class LeaveCommand:
         if running is not None:
             running.close()
             raise FileExistsError("another spark-elastic leave runs here")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _meeting_place() as path:
             if os.path.lexists(path):
                 os.unlink(path)  # left by one that was killed

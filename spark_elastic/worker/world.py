@@ -43,7 +43,6 @@ class World:
         self.members = order.members
         self.previous_size = order.previous_size
         self.backend = order.backend
-        # Whether ranks time their steps for the driver, which replaces workers that are too slow, or has fewer train.
         self.me: Member = next(member for member in order.members if member.worker == worker)
         self.store = WorldStore(control, order.generation)
         self.group = runtime.group(

@@ -68,9 +68,9 @@ def test_all_but_the_last_two_go_and_so_does_what_is_partial_and_older() -> None
 
 def test_the_best_stays_however_old_it_is() -> None:
     listing = complete(*(name(1, 1, index) for index in range(5)))
-    assert choose_removals(listing, best=name(1, 1, 1)) == [name(1, 1, 0), name(1, 1, 2)]
-    assert choose_removals(listing, best=name(1, 1, 4)) == [name(1, 1, 0), name(1, 1, 1), name(1, 1, 2)]
-    assert choose_removals(listing, keep=1, best=name(1, 1, 0)) == [name(1, 1, 1), name(1, 1, 2), name(1, 1, 3)]
+    assert choose_removals(listing, best=[name(1, 1, 1)]) == [name(1, 1, 0), name(1, 1, 2)]
+    assert choose_removals(listing, best=[name(1, 1, 4)]) == [name(1, 1, 0), name(1, 1, 1), name(1, 1, 2)]
+    assert choose_removals(listing, keep=1, best=[name(1, 1, 0)]) == [name(1, 1, 1), name(1, 1, 2), name(1, 1, 3)]
 
 
 def test_a_score_counts_beside_a_manifest_only() -> None:

@@ -191,13 +191,13 @@ def test_as_many_are_kept_as_the_user_asks_for(job: Job, keep: int) -> None:
 # ---------------------------------------------------------------- the best
 
 
-def test_the_best_is_written_at_once_and_kept_beside_the_newest(job: Job) -> None:
-    job.new_writer(best=LOSS)
-    job.commit_and_score({1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0})
-    assert job.written == [1, 2]  # the interval is not over
+def test_the_best_ones_are_written_at_once_and_as_many_kept_as_of_the_newest(job: Job) -> None:
+    job.new_writer(keep=2, best=LOSS)
+    job.commit_and_score({1: 5.0, 2: 1.0, 3: 6.0, 4: 3.0})
+    assert job.written == [1, 2, 4]  # the interval is not over
     for step in (5, 6, 7):
         job.commit(step, durable=True)
-    assert job.kept == [7, 6, 2]
+    assert job.kept == [7, 6, 4, 2]
     assert load_checkpoint(job.url, best=True)["step"] == 2
     assert load_checkpoint(job.url)["step"] == 7
     assert json.loads(job.score_file(2).read_text()) == {"metric": "val_loss", "mode": "min", "value": 1.0}
@@ -254,6 +254,16 @@ def test_a_later_writer_goes_on_comparing_with_the_best_so_far(job: Job) -> None
     job.commit_and_score({6: 0.5})
     job.commit(7, durable=True)
     assert job.kept == [7, 6]
+
+
+def test_a_later_writer_knows_all_of_the_best(job: Job) -> None:
+    job.new_writer(keep=2, best=("auc", "max"))
+    job.commit_and_score({1: 0.5, 2: 0.7})
+    job.new_writer(keep=2, best=("auc", "max"))
+    job.commit_and_score({3: 0.4, 4: 0.6})
+    job.commit(5, durable=True)
+    job.commit(6, durable=True)
+    assert job.kept == [6, 5, 4, 2]
 
 
 def test_scores_of_another_metric_are_not_compared(job: Job) -> None:
@@ -318,7 +328,7 @@ def test_a_best_that_cannot_be_written_is_a_warning_and_a_later_one_is_kept(
     job.new_writer(best=LOSS)
     job.save(1)
     job.score(1, 1.0)
-    assert "with the best val_loss so far, 1.0, is not kept as the best" in caplog.text
+    assert "with one of the best val_loss so far, 1.0, is not kept for that" in caplog.text
     full.failing = False
     job.save(2)
     job.score(2, 3.0)
