@@ -1,4 +1,4 @@
-"""spark-elastic: runs scripts, shows what happened to them, inspects data sets, finds faults in a set-up, empties a machine."""
+"""spark-elastic: runs scripts, shows what happened to them, inspects data, finds faults, empties machines."""
 
 from __future__ import annotations
 
