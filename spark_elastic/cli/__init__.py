@@ -1,4 +1,4 @@
-"""spark-elastic: runs scripts, shows what happened to them, inspects data, finds faults, empties machines."""
+"""spark-elastic: runs scripts, shows what happened, finds faults, empties machines."""
 
 from __future__ import annotations
 
