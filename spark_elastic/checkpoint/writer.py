@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from types import TracebackType
@@ -46,10 +46,9 @@ class CheckpointWriter:
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
-        # The metric by which the best checkpoints are kept, and the values of those, the best first; None before the directory
-        # has been read.
+        # The metric by which the best checkpoints are kept, and the values of those; None before the directory has been read.
         self.metric = None if plan.best is None else Metric(*plan.best)
-        self._best: list[float] | None = None
+        self._best: dict[CheckpointName, float] | None = None
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
@@ -122,9 +121,9 @@ class CheckpointWriter:
                 error,
             )
             return
-        if self._superseded or not self.metric.is_better(value, best[-1] if len(best) == self._keep else None):
-            return
         name = CheckpointName(self.attempt, commit.generation, commit.index)
+        if self._superseded or not self._is_one_of(best, name, value):
+            return
         if name != self._begun:
             self._wait(is_over)
             if is_over():
@@ -133,7 +132,8 @@ class CheckpointWriter:
                 self._cannot_keep(name, value, "an older write has not ended")
                 return
             self.begin(commit, snapshots)
-        self._best = sorted([*best, value], reverse=self.metric.mode == "max")[: self._keep]
+        best[name] = value
+        self._best = {each: best[each] for each in self._best_first(best)}
         self._writing = self._pool.submit(self._write_score, name, Score(self.metric.name, self.metric.mode, value))
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
@@ -207,13 +207,25 @@ class CheckpointWriter:
         self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
         self._prune()
 
-    def _best_values(self) -> list[float]:
-        """Return the ``keep`` best values so far, the best first, those of an earlier run or rank 0 included."""
+    def _best_values(self) -> dict[CheckpointName, float]:
+        """Return the ``keep`` best checkpoints so far and their values, those of an earlier run or rank 0 included."""
         assert self.metric is not None
         if self._best is None:
             scores = self._directory.scores(self._directory.list().scored - self._damaged)
-            self._best = [scores[name].value for name in best_first(scores, self.metric)[: self._keep]]
+            self._best = {name: scores[name].value for name in best_first(scores, self.metric)[: self._keep]}
         return self._best
+
+    def _is_one_of(self, best: Mapping[CheckpointName, float], name: CheckpointName, value: float) -> bool:
+        """Whether a checkpoint with this value is one of the best, or better than what was reported of it before."""
+        assert self.metric is not None
+        if name in best or len(best) < self._keep:
+            return self.metric.is_better(value, best.get(name))
+        return self.metric.is_better(value, best[self._best_first(best)[-1]])
+
+    def _best_first(self, values: Mapping[CheckpointName, float]) -> list[CheckpointName]:
+        assert self.metric is not None
+        scores = {name: Score(self.metric.name, self.metric.mode, value) for name, value in values.items()}
+        return best_first(scores, self.metric)[: self._keep]
 
     def _write_score(self, name: CheckpointName, score: Score) -> None:
         """Write the score of a checkpoint whose own write has just ended."""

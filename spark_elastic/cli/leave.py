@@ -1,7 +1,8 @@
 """spark-elastic leave: has the workers of this machine, or container, leave their jobs at the next commit, and waits for that.
 
 For what runs ahead of a machine's end: the preStop hook of an executor's pod, a handler of spot notices, maintenance. No step is
-lost, and the jobs go on elsewhere. While it runs, and ten seconds longer, no worker is started here.
+lost, and the jobs go on elsewhere. While it runs, and ten seconds longer, no worker is started here. It reaches tasks of the same
+user with the same folder for temporary files (TMPDIR).
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="SECONDS",
         help=f"how long to wait for them (default {GRACE_SECONDS:g}); less than what ends the machine or the container waits",
     )
+    parser.add_argument(
+        "--hold",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how much longer no worker is started here once they have left: as long as the machine may live on (default 0)",
+    )
     parser.set_defaults(call=leave)
 
 
@@ -34,8 +42,9 @@ def leave(options: argparse.Namespace) -> int:
     began = time.monotonic()
     with LeaveCommand() as command:
         is_done = command.wait(options.grace)
+        seconds = f"{time.monotonic() - began:.1f} s"
+        time.sleep(max(options.hold, 0.0))
     tasks = f"{command.asked} {'task' if command.asked == 1 else 'tasks'}"
-    seconds = f"{time.monotonic() - began:.1f} s"
     if not command.asked:
         print("no task of a job runs here")
     elif is_done:

@@ -68,8 +68,7 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "checkpoint_keep": (int, "how many of the newest undamaged checkpoints are kept (default 2)"),
     "checkpoint_best": (
         str,
-        "the name of a metric that rank 0 gives to state.report: the checkpoints with its best values are kept, too, "
-        "as many as newest; "
+        "the name of a metric that rank 0 gives to state.report: as many checkpoints with its best values are kept as newest; "
         "NAME:max or NAME:min says which values are better (default: only the newest are kept)",
     ),
     "host_discovery_script": (

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 # How many steps, and how many seconds, have to be timed before the median is meaningful, because single steps differ by chance.
 LEAST_STEPS = 8
 LEAST_SECONDS = 1.0
+# As long as some rank has none to tell, steps are kept, but no more than these, the newest.
+MOST_STEPS = 1000
 
 # The stopwatches that are timing a step at present.
 _running: set[Stopwatch] = set()
@@ -27,8 +30,8 @@ class Stopwatch:
 
     def clear(self) -> None:
         """Forget all timed steps, because the steps from now on are different."""
-        self._steps: list[float] = []
-        self._periods: list[float] = []
+        self._steps: deque[float] = deque(maxlen=MOST_STEPS)
+        self._periods: deque[float] = deque(maxlen=MOST_STEPS)
         self._cleared_at = self._clock()
         self.drop()
 
@@ -67,7 +70,7 @@ class Stopwatch:
             return 0
         return max(1, round(statistics.fmean(self._periods) * 1e6))
 
-    def _are_enough(self, timed: list[float]) -> bool:
+    def _are_enough(self, timed: Sequence[float]) -> bool:
         return len(timed) >= LEAST_STEPS and self._clock() - self._cleared_at >= LEAST_SECONDS
 
 

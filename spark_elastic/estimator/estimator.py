@@ -6,7 +6,7 @@ import copy
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,7 +252,13 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             has_unused=recipe.has_unused,
             fit_id=secrets.token_hex(6),
         )
-        trained = self._run(session, plan, sizes, store)
+        try:
+            trained = self._run(session, plan, sizes, store)
+        except BaseException:
+            if self.value("runId") is None and "checkpoints" not in store.keep:
+                with suppress(Exception):  # the fit's own error counts
+                    store.files.delete(store.spark_url(store.checkpoint_url(run_id)))
+            raise
         if trained.not_finite is not None:
             raise NotFiniteLossError(
                 f"{run_id} ended in {trained.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "

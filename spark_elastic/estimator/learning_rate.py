@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -78,7 +79,8 @@ def find_learning_rate(
         verbose=0,
     ).fit(dataset)
     if (store := trial.value("store")) is not None and model.run_id is not None:
-        store.delete(model.run_id)
+        with suppress(KeyError):  # a store with keep=False has deleted it
+            store.delete(model.run_id)
     found = {int(step): float(loss) for step, loss in model.history[-1][_LOSSES] if step < steps}
     return LearningRates([low * growth(step) for step in found], list(found.values()))
 

@@ -126,7 +126,7 @@ def try_layouts(
     # Of the attempts, the one with as many arguments as forward takes tells what is wrong.
     taken = [each for each in failures if _takes(model, each[0], batch)]
     tried_layout, failure = (taken or failures)[0]
-    reason = str(failure) if taken else f"{_forward_of(model)} takes another number of arguments"
+    reason = str(failure) if taken else _refusal(model, failure)
     columns = ", ".join(_of(batch, layout.features))
     if tried_layout is together is not layout:
         columns += f", side by side in one argument {shown_shape(together.inputs[0].tensor(batch))}"
@@ -137,19 +137,21 @@ def try_layouts(
 
 def _takes(model: torch.nn.Module, layout: Layout, batch: Mapping[str, torch.Tensor]) -> bool:
     """Whether ``forward`` takes as many arguments as a layout makes, by these names."""
-    args, kwargs = layout.arguments(batch)
     try:
+        args, kwargs = layout.arguments(batch)
         inspect.signature(model.forward).bind(*args, **kwargs)
-    except TypeError:
+    except Exception:  # columns that do not go side by side, or another number of arguments
         return False
-    except ValueError:
-        pass  # compiled code without a signature
     return True
 
 
-def _forward_of(model: torch.nn.Module) -> str:
-    names = inspect.signature(model.forward).parameters
-    return f"{type(model).__name__}.forward({', '.join(names)})"
+def _refusal(model: torch.nn.Module, failure: Exception) -> str:
+    """Say that none of the attempts had as many arguments as ``forward`` takes."""
+    try:
+        names = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return str(failure)
+    return f"{type(model).__name__}.forward({', '.join(names)}) takes another number of arguments"
 
 
 def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[str, torch.Tensor]) -> str:

@@ -16,7 +16,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 # A new socket causes no event elsewhere, so tasks look for it at this interval.
@@ -85,10 +85,10 @@ class LeaveCommand:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _meeting_place() as path:
-            os.unlink(path)
         for end in (self._listener, *self._tasks):
             end.close()
+        with _meeting_place() as path, suppress(FileNotFoundError):
+            os.unlink(path)
 
     def wait(self, seconds: float) -> bool:
         """Wait until tasks have found this and none of them has a worker any more. Return False if one still has after that."""
@@ -109,16 +109,18 @@ class LeaveCommand:
 
 def _call() -> socket.socket | None:
     """Connect to the command, if one of this user's runs here."""
-    caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.setblocking(False)
+    caller = None
     try:
+        caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        caller.setblocking(False)
         with _meeting_place() as path:
             caller.connect(path)
         if _uid_behind(caller) == os.getuid():
             return caller
     except OSError:
-        pass
-    caller.close()
+        pass  # it does not run here, or this process is short of descriptors for the moment
+    if caller is not None:
+        caller.close()
     return None
 
 

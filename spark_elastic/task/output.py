@@ -19,8 +19,7 @@ class OutputForwarder:
     """Reads one stream of a worker through a pipe. The pipe is always emptied, so that the worker never blocks on it.
 
     Of a line that is written over and over, as progress bars are, the last state counts. A line longer than ``LINE_LIMIT`` is cut
-    into several. While the connection to the driver is crowded, lines are counted
-    instead of sent.
+    into several. While the connection to the driver is crowded, lines are counted instead of sent.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class OutputForwarder:
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
         self._reading = -1
-        self._forward([self._rest] if self._rest else [], last=True)
+        self._forward([self._rest.rstrip(b"\r")] if self._rest else [], last=True)
         self._rest = b""
         self._on_end()
 

@@ -159,8 +159,9 @@ class _Host:
                     reason = str(supervisor.broken.exception())
                     self._driver.send(m.TaskFailed(reason))
                     raise TaskRestartError(reason)
-                if obeying.done():
-                    obeying.result()
+                for ended in (obeying, asked):
+                    if ended.done():
+                        ended.result()
             except HostFaultError as error:
                 raise TaskRestartError(str(error)) from error
             finally:

@@ -166,7 +166,7 @@ def test_a_hopeless_rank_is_replaced_where_the_user_says_so_and_no_step_is_lost(
 
 def test_without_the_setting_a_hopeless_rank_is_named_and_stays(run: Any) -> None:
     # With the setting it would leave after three measurements, of 8 steps each.
-    result = run(training.count_rows_beside_a_hopeless_rank, 120, 40, False, num_proc=3, min_np=2, max_np=3)
+    result = run(training.count_rows_beside_a_hopeless_rank, 120, 80, False, num_proc=3, min_np=2, max_np=3)
     assert result.sizes == [3]
     assert result.of("worker_too_slow") == result.of("host_draining") == []
     (slow,) = result.of("worker_slow")

@@ -256,6 +256,17 @@ def test_a_later_writer_goes_on_comparing_with_the_best_so_far(job: Job) -> None
     assert job.kept == [7, 6]
 
 
+def test_of_two_reports_about_one_commit_the_better_one_counts(job: Job) -> None:
+    job.new_writer(keep=2, best=LOSS)
+    job.commit_and_score({1: 1.0})
+    job.score(1, 5.0)
+    assert json.loads(job.score_file(1).read_text())["value"] == 1.0
+    job.commit_and_score({2: 3.0})
+    job.score(2, 2.0)
+    assert json.loads(job.score_file(2).read_text())["value"] == 2.0
+    assert load_checkpoint(job.url, best=True)["step"] == 1
+
+
 def test_a_later_writer_knows_all_of_the_best(job: Job) -> None:
     job.new_writer(keep=2, best=("auc", "max"))
     job.commit_and_score({1: 0.5, 2: 0.7})

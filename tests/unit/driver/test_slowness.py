@@ -219,6 +219,14 @@ def test_without_the_setting_nobody_is_replaced() -> None:
     assert script.told[-1] == script.worlds[-1]
 
 
+def test_a_slow_worker_whose_rows_have_moved_is_not_told_of() -> None:
+    script = running("a", "b", "c", min_np=1)
+    script.commit()
+    for shares, microseconds in ((10, 10, 10), (1000, 3000, 1000)), *[((12, 4, 14), (1200, 1900, 1400))] * 5:
+        script.send(ev.StepsTimed(script.ranks[0], script.generation, shares, microseconds))
+    assert script.recorded(WorkerSlow) == []
+
+
 def test_a_slow_worker_is_told_of_once_in_any_job() -> None:
     script = running("a", "b", "c", min_np=1)
     script.commit()

@@ -49,6 +49,7 @@ def forwarded(*written: bytes) -> list[str]:
         (["\r 10%|█  |\r 50%|██ |".encode(), "\r100%|███|\ndone\n".encode()], ["100%|███|", "done"]),
         ([b"50%\r", b"100%\r", b"\n"], ["100%"]),
         ([b"\r 50%"], [" 50%"]),
+        ([b"100%\r"], ["100%"]),
     ],
 )
 def test_lines_are_what_a_terminal_shows_of_them(written: list[bytes], lines: list[str]) -> None:
