@@ -25,13 +25,13 @@ def test_a_pipeline_fits_while_the_cluster_grows_to_four_executors_and_loses_two
 ) -> None:
     growth = {"spark.dynamicAllocation.initialExecutors": 1, "spark.dynamicAllocation.maxExecutors": 4}
     submitted = yarn.submit(PIPELINE, str(tmp_path), mode=mode, settings=growth)
-    world = wait_for_world(tmp_path, 4)
+    world = wait_for_world(tmp_path, 4, driver=submitted)
     (before,) = yarn.applications()
     os.kill(world[1].executor(), signal.SIGKILL)
-    world = wait_for_world(tmp_path, 4, after=world[0].generation)
+    world = wait_for_world(tmp_path, 4, world[0].generation, submitted)
     victim = world[2].executor()
     yarn.preempt(next(one for one in yarn.executors() if one.pid == victim))
-    wait_for_world(tmp_path, 4, after=world[0].generation)
+    wait_for_world(tmp_path, 4, world[0].generation, submitted)
     (after,) = yarn.applications()
     assert after.released == before.released, "executors were given back while the fit needed them"
     assert after.most_wanted == 4
