@@ -1,8 +1,9 @@
 """spark-elastic leave: has the workers of this machine, or container, leave their jobs at the next commit, and waits for that.
 
 For what runs ahead of a machine's end: the preStop hook of an executor's pod, a handler of spot notices, maintenance. No step is
-lost, and the jobs go on elsewhere. While it runs, and ten seconds longer, no worker is started here. It reaches tasks of the same
-user with the same folder for temporary files (TMPDIR).
+lost, and the jobs go on elsewhere; of a job that has workers nowhere else one stays, which holds the state. While it runs, and
+ten seconds longer, no worker is started here. It reaches tasks of the same user with the same folder for temporary files
+(TMPDIR).
 """
 
 from __future__ import annotations

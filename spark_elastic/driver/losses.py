@@ -155,7 +155,8 @@ def _all_members_lost(job: JobState, world: Generation) -> None:
     if not job.settings.elastic:
         pass  # a fixed world keeps no state: the whole function runs again
     elif world.raised >= set(world.workers):
-        job.fail(TrainingFailedError(f"all {len(world.members)} workers of the world raised", job.book.story()))
+        who = f"all {members} workers" if members > 1 else "the only worker"
+        job.fail(TrainingFailedError(f"{who} of the world raised", job.book.story()))
     elif any(worker.phase is WorkerPhase.READY and worker.commit is not None for worker in job.workers.values()):
         pass  # a worker whose host drains may not have been dismissed yet, and then still holds a commit
     elif world.was_formed or job.newest_commit is not None:

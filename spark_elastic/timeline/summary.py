@@ -84,10 +84,10 @@ def summary_text(history: History, unread: Unread = ALL_READ) -> str:
     lines = [
         f"run {history.run_id}: {history.outcome}",
         f"  {clock(history.seconds)} in all, {history.trained_from:.1f} s to the first step, "
-        f"{len(history.generations)} generations, {len(history.workers)} workers, "
+        f"{_many(len(history.generations), 'generation')}, {_many(len(history.workers), 'worker')}, "
         f"{sum(bool(line.cause) for line in history.workers)} of them lost",
         f"  availability {history.availability:.2%}: {history.seconds_lost:.2f} s lost in "
-        f"{len(history.resets)} resets, {sum(reset.steps_lost for reset in history.resets)} committed steps lost",
+        f"{_many(len(history.resets), 'reset')}, {sum(reset.steps_lost for reset in history.resets)} committed steps lost",
         f"  {history.work:,} {unit}, {history.per_second:,.{0 if history.per_second >= 10 else 1}f} {unit}/s",
     ]
     lines += [f"  {slow}" for slow in history.slow]
@@ -122,6 +122,10 @@ def headline(history: History, present: str = "is not over in this log") -> str:
     sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
     outcome = history.outcome if history.is_over else present
     return f"The run {outcome.rstrip('.')}." + (trained if history.generations else "") + sentences
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:
