@@ -123,9 +123,8 @@ def main() -> None:
             for name, call in rivals.items():
                 try:
                     seconds.setdefault(name, []).append(measure(call))
-                except (
-                    RuntimeError
-                ) as error:  # torch aborts some interpreters that end well, and torchrun then fails the job
+                except RuntimeError as error:
+                    # Torch aborts some interpreters that end well, and torchrun then fails the job.
                     assert name == "TorchDistributor", name
                     print(f"turn {turn}: {name} failed: {error}")
     table = Table("", "call to first step", "last step to return", unit="seconds")

@@ -46,9 +46,9 @@ class CheckpointWriter:
         self._storage_options = plan.storage_options
         self._interval = plan.interval
         self._keep = plan.keep
-        # The metric by which the best checkpoints are kept, and the values of those; None before the directory has been read.
+        # The metric by which the best checkpoints are kept, and the scores of those; None before the directory has been read.
         self.metric = None if plan.best is None else Metric(*plan.best)
-        self._best: dict[CheckpointName, float] | None = None
+        self._best: dict[CheckpointName, Score] | None = None
         self._report = report
         self._beat = beat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_elastic-checkpoint")
@@ -111,7 +111,7 @@ class CheckpointWriter:
         """
         assert self.metric is not None
         try:
-            best = self._best_values()
+            best = self._best_scores()
         except Exception as error:
             logger.warning(
                 "the scores in %s could not be read; %s=%s is not compared: %s",
@@ -132,9 +132,9 @@ class CheckpointWriter:
                 self._cannot_keep(name, value, "an older write has not ended")
                 return
             self.begin(commit, snapshots)
-        best[name] = value
-        self._best = {each: best[each] for each in self._best_first(best)}
-        self._writing = self._pool.submit(self._write_score, name, Score(self.metric.name, self.metric.mode, value))
+        score = Score(self.metric.name, self.metric.mode, value)
+        self._best = self._best_of({**best, name: score})
+        self._writing = self._pool.submit(self._write_score, name, score)
 
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
@@ -207,25 +207,21 @@ class CheckpointWriter:
         self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
         self._prune()
 
-    def _best_values(self) -> dict[CheckpointName, float]:
-        """Return the ``keep`` best checkpoints so far and their values, those of an earlier run or rank 0 included."""
-        assert self.metric is not None
+    def _best_scores(self) -> dict[CheckpointName, Score]:
+        """Return the ``keep`` best checkpoints so far with their scores, the best first, those of earlier runs included."""
         if self._best is None:
-            scores = self._directory.scores(self._directory.list().scored - self._damaged)
-            self._best = {name: scores[name].value for name in best_first(scores, self.metric)[: self._keep]}
+            self._best = self._best_of(self._directory.scores(self._directory.list().scored - self._damaged))
         return self._best
 
-    def _is_one_of(self, best: Mapping[CheckpointName, float], name: CheckpointName, value: float) -> bool:
+    def _best_of(self, scores: Mapping[CheckpointName, Score]) -> dict[CheckpointName, Score]:
+        assert self.metric is not None
+        return {name: scores[name] for name in best_first(scores, self.metric)[: self._keep]}
+
+    def _is_one_of(self, best: Mapping[CheckpointName, Score], name: CheckpointName, value: float) -> bool:
         """Whether a checkpoint with this value is one of the best, or better than what was reported of it before."""
         assert self.metric is not None
-        if name in best or len(best) < self._keep:
-            return self.metric.is_better(value, best.get(name))
-        return self.metric.is_better(value, best[self._best_first(best)[-1]])
-
-    def _best_first(self, values: Mapping[CheckpointName, float]) -> list[CheckpointName]:
-        assert self.metric is not None
-        scores = {name: Score(self.metric.name, self.metric.mode, value) for name, value in values.items()}
-        return best_first(scores, self.metric)[: self._keep]
+        rival = best.get(name) or (list(best.values())[-1] if len(best) == self._keep else None)
+        return self.metric.is_better(value, None if rival is None else rival.value)
 
     def _write_score(self, name: CheckpointName, score: Score) -> None:
         """Write the score of a checkpoint whose own write has just ended."""
