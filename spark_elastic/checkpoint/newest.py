@@ -48,6 +48,11 @@ def load_checkpoint(
     if saved is None:
         how = " with a score; run(checkpoint_best=) keeps one" if best else ""
         raise CheckpointError(f"{directory.url} holds no complete checkpoint{how}")
+    return plain_objects(saved)
+
+
+def plain_objects(saved: SavedState) -> dict[str, Any]:
+    """Return the objects of a state as ``load_checkpoint`` does: state dicts with the names of plain modules."""
     return {name: _state_dicts(value) for name, value in saved.objects.items()}
 
 

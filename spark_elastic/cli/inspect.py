@@ -1,6 +1,6 @@
 """spark-elastic inspect: shows the files and row groups of a Parquet dataset, and says what in them will slow training down.
 
-Of a checkpoint directory it shows the objects in the newest checkpoint, and the hash of their bits.
+Of a checkpoint directory it shows the checkpoints with their scores, the objects in the newest one, and the hash of their bits.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from spark_elastic.errors import CheckpointError
 
 # What reads datasets and checkpoints imports pyarrow and torch, for which no other command waits.
 if TYPE_CHECKING:
+    from spark_elastic.checkpoint.best import Score
+    from spark_elastic.checkpoint.naming import CheckpointName
     from spark_elastic.data.manifest import Manifest
 
 # Row groups above the one size, and many below the other, are worth a warning. Both sizes are uncompressed but still encoded: a
 # decoded row group may be larger, and a rank holds several of them.
 HUGE_BYTES = 512 * 2**20
 TINY_BYTES = 2**20
+# Longer values of a State are left out.
+LONGEST_VALUE = 60
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,24 +76,66 @@ def _holds_checkpoints(url: str) -> bool:
 
 
 def inspect_checkpoint(options: argparse.Namespace) -> int:
-    """Print the names and sizes of the objects in the newest checkpoint, and the hash of their bits."""
-    import torch
+    """Print the checkpoints of a directory with their scores, and of the newest the objects and the hash of their bits."""
+    from spark_elastic.checkpoint.content import decode
+    from spark_elastic.checkpoint.digest import digest
+    from spark_elastic.checkpoint.directory import CheckpointDirectory
+    from spark_elastic.checkpoint.newest import load_newest, plain_objects
 
-    from spark_elastic.checkpoint.digest import digest, entries
-    from spark_elastic.checkpoint.newest import load_checkpoint
-
-    objects = load_checkpoint(options.dataset)
-    facts: dict[str, Any] = {"sha256": digest(objects), "objects": {}}
-    for name, value in objects.items():
-        tensors = [entry for entry in entries(value) if isinstance(entry.value, torch.Tensor)]
-        facts["objects"][name] = {"tensors": len(tensors), "bytes": sum(len(entry.data) for entry in tensors)}
+    directory = CheckpointDirectory(options.dataset)
+    listing = directory.list()
+    scores = directory.scores(listing.scored)
+    saved = load_newest(directory, lambda name: decode(directory, name, unpickle=False))
+    assert saved is not None, "there is a complete checkpoint"
+    objects = plain_objects(saved)
+    checkpoints = [_described(name, scores.get(name)) for name in listing.newest_first]
+    facts = {
+        "checkpoints": checkpoints,
+        "newest": str(saved.name),
+        "steps": saved.steps,
+        "workers": saved.size,
+        "sha256": digest(objects),
+        "objects": {name: _sizes(value) for name, value in objects.items()},
+    }
     if options.json:
         print(json.dumps(facts))
         return 0
-    print(f"{options.dataset}: sha256 {facts['sha256']}")
-    for name, of in facts["objects"].items():
-        print(f"  {name}: {of['tensors']} tensors, {size(of['bytes'])}" if of["tensors"] else f"  {name}")
+    print(f"{options.dataset}: {counted(len(listing.complete), 'checkpoint')}")
+    for found in checkpoints:
+        print("  " + found["name"] + (f", {found['metric']} {found['value']:g}" if "metric" in found else ""))
+    print(f"{saved.name}, {counted(saved.steps, 'step')}, {counted(saved.size, 'worker')}: sha256 {facts['sha256']}")
+    for name, value in objects.items():
+        print(f"  {name}{_shown(value)}")
     return 0
+
+
+def _described(name: CheckpointName, score: Score | None) -> dict[str, Any]:
+    return {"name": str(name)} if score is None else {"name": str(name), "metric": score.metric, "value": score.value}
+
+
+def _sizes(value: object) -> dict[str, int]:
+    """Count the tensors in an object of a state, and their bytes."""
+    import torch
+
+    from spark_elastic.checkpoint.digest import entries
+
+    tensors = [entry for entry in entries(value) if isinstance(entry.value, torch.Tensor)]
+    return {"tensors": len(tensors), "bytes": sum(len(entry.data) for entry in tensors)}
+
+
+def _shown(value: object) -> str:
+    """Describe an object of a state: its tensors, or the value itself where it is a number or a short text."""
+    sizes = _sizes(value)
+    if sizes["tensors"]:
+        return f": {counted(sizes['tensors'], 'tensor')}, {size(sizes['bytes'])}"
+    if isinstance(value, (bool, int, float, str)) and len(repr(value)) <= LONGEST_VALUE:
+        return f": {value!r}"
+    return ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:

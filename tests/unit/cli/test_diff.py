@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from spark_elastic.checkpoint.best import Score
+from spark_elastic.checkpoint.content import encode
 from spark_elastic.checkpoint.digest import digest, first_difference
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.cli import main
+from spark_elastic.worker.state.snapshot import Snapshot
 
 KEPT = Path(__file__).parents[2] / "kept"
 
@@ -64,9 +69,29 @@ def test_commands_read_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     assert equal.split()[-1] in shown
     assert "model: 9 tensors, 156 B" in shown
     assert main(["inspect", other, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["sha256"] == equal.split()[-1]
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["sha256"] == equal.split()[-1]
+    assert facts["newest"] == facts["checkpoints"][0]["name"] in shown
     assert main(["diff", one, other]) == 1
     assert "the one" in capsys.readouterr().out
+
+
+def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_of_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest, older = CheckpointName(1, 1, 5), CheckpointName(1, 1, 4)
+    directory = CheckpointDirectory(str(tmp_path))
+    objects = {"weights": torch.zeros(2), "epoch": 3, "notes": "x" * 100, "losses": [0.5]}
+    for name in (older, newest):
+        snapshot = Snapshot()
+        snapshot.take({"steps": 6, "size": 1, "objects": objects}, None)
+        directory.write(name, encode(snapshot))
+    directory.write_score(older, Score("val_loss", "min", 0.25))
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 checkpoints\n  000001-000001-000000005\n  000001-000001-000000004, val_loss 0.25\n" in shown
+    assert "000001-000001-000000005, 6 steps, 1 worker: sha256 " in shown
+    assert "  weights: 1 tensor, 8 B\n  epoch: 3\n  notes\n  losses\n" in shown
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
