@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from simulation.world import threads
 from spark_elastic.checkpoint.content import SavedState
+from spark_elastic.checkpoint.directory import FileEntry
+from spark_elastic.checkpoint.parts import Part, Written, encode_part, join
+from spark_elastic.checkpoint.tree import TreeDecoder
+from spark_elastic.checkpoint.writer import PartMeeting
+from spark_elastic.errors import CheckpointError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
@@ -40,20 +47,43 @@ class Writer:
     def is_due(self) -> bool:
         return not self._is_writing and bool(self._simulation.clock.now >= self._due_at)
 
-    def finish(self, commit: CommitId, snapshots: Any, is_over: Callable[[], bool]) -> None:
-        steps = snapshots.current.skeleton["steps"]
-        while self._durable != steps and not is_over():
-            if not self._is_writing:
-                self.begin(commit, snapshots)
+    def lacks(self, steps: int) -> bool:
+        return not self._is_writing and self._durable != steps
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        while self._is_writing and not is_over():
             threads.sleep(0.05)
 
+    def finish(self, commit: CommitId, snapshots: Any, is_over: Callable[[], bool]) -> None:
+        steps = snapshots.current.skeleton["steps"]
+        self.wait(is_over)
+        if self.lacks(steps) and not is_over():
+            self.begin(commit, snapshots)
+            self.wait(is_over)
+        self.end(steps, is_over)
+
+    def end(self, steps: int, is_over: Callable[[], bool]) -> None:
+        if self.lacks(steps) and not is_over():
+            self._simulation.fail(f"worker {self._process.number} leaves the commit after {steps} steps unwritten")
+
     def begin(self, commit: CommitId, snapshots: Any) -> None:
+        snapshot = snapshots.lend()
+        # By way of the process's loop: a dead process writes nothing.
+        self._process.loop.call_later(self._begin(), self._end, commit, snapshot, snapshot.content(), snapshots)
+
+    def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
+        is_writing, seconds = self._is_writing, self._begin()
+        if part.rank != 0 and is_writing:
+            _bring(meeting, Written(part.file, error="it still writes"))
+            return
+        threads.Thread(lambda: self._write_part(commit, part, meeting, seconds), process=self._process).start()
+
+    def _begin(self) -> float:
+        """Return how long the write takes that begins."""
         self._due_at = self._simulation.clock.now + self._interval
         self._is_writing = True
-        snapshot = snapshots.lend()
-        seconds = self._simulation.random.uniform(0.01, 0.6) * self._process.machine.slowness
-        # By way of the process's loop: a dead process writes nothing.
-        self._process.loop.call_later(seconds, self._end, commit, snapshot, snapshot.content(), snapshots)
+        seconds: float = self._simulation.random.uniform(0.01, 0.6) * self._process.machine.slowness
+        return seconds
 
     def _end(self, commit: CommitId, snapshot: Any, lent: Any, snapshots: Any) -> None:
         content = snapshot.content()
@@ -61,8 +91,35 @@ class Writer:
             self._simulation.fail(
                 f"what worker {self._process.number} lent as {commit} was overwritten: {lent}, {content}"
             )
-        saved = SavedState(commit, content["steps"], content["size"], content["objects"])  # type: ignore[arg-type]
-        self._simulation.disk[commit] = saved
-        self._simulation.note("writes", self._process, str(commit))
+        self._put(commit, content["steps"], content["size"], content["objects"])
         snapshots.take_back()
-        self._is_writing, self._durable = False, content["steps"]
+        self._is_writing = False
+
+    def _write_part(self, commit: CommitId, part: Part, meeting: PartMeeting, seconds: float) -> None:
+        threads.sleep(seconds)
+        mine = encode_part(part)
+        tensors = self._simulation.tensors.setdefault((self.attempt, commit), {})
+        tensors.update(mine.tensors)
+        try:
+            if part.rank != 0:
+                _bring(meeting, Written(part.file, FileEntry(0, ""), tuple(mine.tensors), tuple(mine.dicts)))
+            else:
+                join(mine, [msgspec.json.decode(packed, type=Written) for packed in meeting.collect()])
+                decoder = TreeDecoder(tensors, mine.opaque, None)
+                objects = {name: decoder.decode(node) for name, node in mine.objects.items()}
+                self._put(commit, part.skeleton["steps"], part.skeleton["size"], objects)
+        except (CheckpointError, WorkerLostError) as error:
+            self._simulation.note("gives up", self._process, f"{commit}: {error}")
+        self._is_writing = False
+
+    def _put(self, commit: CommitId, steps: int, size: int, objects: Any) -> None:
+        self._simulation.disk[commit] = SavedState(commit, steps, size, objects)  # type: ignore[arg-type]
+        self._simulation.note("writes", self._process, str(commit))
+        self._durable = steps
+
+
+def _bring(meeting: PartMeeting, written: Written) -> None:
+    try:
+        meeting.bring(msgspec.json.encode(written))
+    except WorkerLostError:
+        pass

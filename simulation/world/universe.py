@@ -31,6 +31,8 @@ class Universe:
         self.violation = ""
         self.history: list[str] | None = [] if keep_history else None
         self.disk: dict[Any, Any] = {}
+        # The tensors of checkpoints that all ranks write together, by attempt and commit.
+        self.tensors: dict[Any, dict[str, Any]] = {}
         self.points: Counter[str] = Counter()
         self.processes: list[Any] = []
         self.workers: dict[int, Any] = {}

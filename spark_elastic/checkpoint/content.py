@@ -1,12 +1,14 @@
 """Turns a snapshot into the files of a checkpoint, and these back into objects; docs/formats.md describes the files.
 
 ``tree.json`` holds the state without its tensors, ``tensors.safetensors`` the tensors, and ``objects.pickle`` what is neither a
-tensor nor plain data. Only a job that resumes from its own checkpoint unpickles that last file.
+tensor nor plain data. Only a job that resumes from its own checkpoint unpickles that last file. Where all ranks have written a
+checkpoint, each has a file of tensors.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from spark_elastic import _saved_names
 from spark_elastic.checkpoint import first_format
 from spark_elastic.checkpoint.directory import CheckpointDirectory, CheckpointManifest, Progress
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.parts import EncodedPart
 from spark_elastic.checkpoint.skeleton import Kept, pickled
 from spark_elastic.checkpoint.strict_json import load_json
 from spark_elastic.checkpoint.tensors import TensorRoom, file_pieces
@@ -27,9 +30,10 @@ from spark_elastic.errors import CheckpointError, DamagedError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["OpaqueObject", "SavedState", "decode", "encode"]
+__all__ = ["OpaqueObject", "SavedState", "decode", "encode", "encode_joined"]
 
 TREE, TENSORS, OBJECTS = "tree.json", "tensors.safetensors", "objects.pickle"
+_FILE_OF_TENSORS = re.compile(r"tensors(-\d{5,}-of-\d{5,})?\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,19 @@ def encode(snapshot: Kept) -> dict[str, Iterable[Buffer]]:
     """Return the files of a snapshot, in pieces. The tensors are not copied, so the snapshot must not change meanwhile."""
     encoder = TreeEncoder(snapshot.buffer.views, [spec.device for spec in snapshot.buffer.specs])
     objects = {name: encoder.encode(value, name) for name, value in snapshot.skeleton["objects"].items()}
-    tree = {"steps": snapshot.skeleton["steps"], "size": snapshot.skeleton["size"], "objects": objects}
-    files: dict[str, Iterable[Buffer]] = {
-        TREE: [json.dumps(tree).encode("ascii")],
-        TENSORS: file_pieces(encoder.tensors),
-    }
-    if encoder.objects:
-        files[OBJECTS] = [pickled(encoder.objects, snapshot.skeleton, "written to a checkpoint")]
+    return {**_tree_files(objects, encoder.objects, snapshot.skeleton), TENSORS: file_pieces(encoder.tensors)}
+
+
+def encode_joined(mine: EncodedPart, skeleton: Any) -> dict[str, Iterable[Buffer]]:
+    """Return what rank 0 writes beside its tensors, once the parts of all ranks are joined; ``skeleton`` is that of its part."""
+    return _tree_files(mine.objects, mine.opaque, skeleton)
+
+
+def _tree_files(objects: dict[str, Any], opaque: list[object], skeleton: Any) -> dict[str, Iterable[Buffer]]:
+    tree = {"steps": skeleton["steps"], "size": skeleton["size"], "objects": objects}
+    files: dict[str, Iterable[Buffer]] = {TREE: [json.dumps(tree).encode("ascii")]}
+    if opaque:
+        files[OBJECTS] = [pickled(opaque, skeleton, "written to a checkpoint")]
     return files
 
 
@@ -92,12 +102,15 @@ class _Reader:
     def read_tree(self) -> Any:
         """Return the tree of a checkpoint in the present format."""
         text = self._bytes(TREE)
-        room = TensorRoom(self._size(TENSORS))
-        self._fill(TENSORS, room)
+        tensors: dict[str, torch.Tensor] = {}
+        for file in sorted(filter(_FILE_OF_TENSORS.fullmatch, self.manifest.files)) or [TENSORS]:
+            room = TensorRoom(self._size(file))
+            self._fill(file, room)
+            tensors.update(room.tensors)
         opaque = self._objects()
         with _damage(self.directory, self.name, TREE):
             tree = load_json(text)
-            decoder = TreeDecoder(room.tensors, opaque, self.device)
+            decoder = TreeDecoder(tensors, opaque, self.device)
             return {**tree, "objects": {key: decoder.decode(node) for key, node in tree["objects"].items()}}
 
     def read_first_format(self) -> Any:
@@ -124,7 +137,7 @@ class _Reader:
 
     def _fill(self, file: str, room: Iterable[memoryview]) -> None:
         """Read a file of tensors into the room that was made for it."""
-        checked = _checked(room, self.directory, self.name)
+        checked = _checked(room, self.directory, self.name, file)
         self.directory.read(self.name, file, self.manifest.files.get(file), checked, self.progress)
 
     def _objects(self) -> list[object] | None:
@@ -145,14 +158,14 @@ class _Reader:
             return objects
 
 
-def _checked(room: Iterable[memoryview], directory: CheckpointDirectory, name: CheckpointName) -> Iterator[memoryview]:
+def _checked(
+    room: Iterable[memoryview], directory: CheckpointDirectory, name: CheckpointName, file: str
+) -> Iterator[memoryview]:
     """Yield the room for tensors. A header that makes no sense counts as damage; a lack of memory does not."""
     try:
         yield from room
     except ValueError as error:
-        raise DamagedError(
-            f"checkpoint {name} of {directory.url} is damaged: the header of {TENSORS}: {error}"
-        ) from error
+        raise DamagedError(f"checkpoint {name} of {directory.url} is damaged: the header of {file}: {error}") from error
 
 
 def _is_name(name: object) -> bool:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# The format that this release writes. Every format from the first to this one can be read.
+# The formats that this release writes: of checkpoints that rank 0 wrote alone, and that all ranks wrote. Every format from the
+# first to the last can be read.
 VERSION = 2
+VERSION_OF_PARTS = 3
 # The largest size that a manifest may have, far more than any checkpoint needs.
 MOST_MANIFEST_BYTES = 2**20
 # The errors of opening a file that is missing, or whose place something else has taken.
@@ -165,17 +167,34 @@ class CheckpointDirectory:
 
         After an error, what was written is removed if the store allows that; without a manifest it does not count anyway.
         """
+        with self.removing(name):
+            entries = {file: self.write_file(name, file, pieces, progress) for file, pieces in files.items()}
+            return self.complete(name, entries, VERSION)
+
+    def write_file(
+        self, name: CheckpointName, file: str, pieces: Iterable[Buffer], progress: Progress = _no_progress
+    ) -> FileEntry:
+        """Write a file of a checkpoint, and return the entry that its manifest is to have."""
+        entry = self._write(f"{name}/{file}", pieces, progress)
+        self._sync(f"{name}/{file}")
+        return entry
+
+    def complete(self, name: CheckpointName, entries: dict[str, FileEntry], version: int) -> int:
+        """Write the manifest of a checkpoint whose files have been written. Return the bytes of these."""
+        self._write(f"{name}/{MANIFEST}", [msgspec.json.encode(CheckpointManifest(version, entries))])
+        return sum(entry.bytes for entry in entries.values())
+
+    @contextmanager
+    def removing(self, name: CheckpointName) -> Iterator[None]:
+        """Remove what has been written of a checkpoint if an error is raised inside."""
         try:
-            entries = {file: self._write(f"{name}/{file}", pieces, progress) for file, pieces in files.items()}
-            self._sync(f"{name}/{file}" for file in files)
-            self._write(f"{name}/{MANIFEST}", [msgspec.json.encode(CheckpointManifest(VERSION, entries))])
+            yield
         except BaseException:
             try:
                 self.remove(name)
             except Exception as error:
                 logger.debug("the rest of checkpoint %s could not be removed: %s", name, error)
             raise
-        return sum(entry.bytes for entry in entries.values())
 
     def prune(
         self,
@@ -227,10 +246,11 @@ class CheckpointDirectory:
                 text = stream.read(MOST_MANIFEST_BYTES)
             content = load_json(text)
             version = msgspec.convert(content, _AnyManifest).version
-            if version > VERSION:
+            if version > VERSION_OF_PARTS:
                 raise CheckpointError(
                     f"checkpoint {name} of {self.url} has format {version}, and this release of spark_elastic reads formats 1 "
-                    f"to {VERSION}: a later release wrote it. Use that release, or give another checkpoint= to begin anew"
+                    f"to {VERSION_OF_PARTS}: a later release wrote it. Use that release, or give another checkpoint= to begin "
+                    "anew"
                 )
             if version < 1:
                 raise msgspec.ValidationError(f"there is no format {version}")
@@ -318,12 +338,11 @@ class CheckpointDirectory:
                 progress()
         return FileEntry(length, digest.hexdigest())
 
-    def _sync(self, paths: Iterable[str]) -> None:
-        """Flush files to a local disk, so that the manifest does not survive a power cut in which the files are lost."""
+    def _sync(self, path: str) -> None:
+        """Flush a file to a local disk, so that the manifest does not survive a power cut in which the file is lost."""
         if self._location.local:
-            for path in paths:
-                with open(self._location.join(path), "rb") as written:
-                    os.fsync(written.fileno())
+            with open(self._location.join(path), "rb") as written:
+                os.fsync(written.fileno())
 
     def _delete(self, path: str) -> None:
         try:

@@ -46,6 +46,13 @@ class Leaf:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartOfDict:
+    """Stands in a skeleton for a dict of which each rank has some entries, such as the state of a divided optimizer."""
+
+    entries: Mapping[int, Any]
+
+
 def map_tree(function: Callable[[object], object], tree: Any) -> Any:
     """Copy a tree of dicts, lists, tuples and ``StateDict``s, with ``function`` applied to everything else in it.
 

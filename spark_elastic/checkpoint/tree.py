@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from spark_elastic._json import Json
-from spark_elastic.checkpoint.skeleton import Leaf, StateDict
+from spark_elastic.checkpoint.skeleton import Leaf, PartOfDict, StateDict
 from spark_elastic.checkpoint.tensors import dtype_of, raw
 
 Dict = TypeVar("Dict", bound="dict[object, object]")
@@ -39,11 +39,15 @@ class OpaqueObject:
 
 
 class TreeEncoder:
-    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` collect what goes into files of its own."""
+    """Encodes a tree whose tensors are ``Leaf``s. ``tensors`` and ``objects`` collect what goes into files of its own.
+
+    ``dicts`` has the encoded entries of each ``PartOfDict``, which may be added to.
+    """
 
     def __init__(self, views: Sequence[torch.Tensor], devices: Sequence[str]) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.objects: list[object] = []
+        self.dicts: list[list[Json]] = []
         self._views = views
         self._devices = devices
 
@@ -86,7 +90,7 @@ class TreeEncoder:
     def _list(self, value: Sequence[object], path: str) -> list[Json]:
         return [self.encode(entry, f"{path}.{place}") for place, entry in enumerate(value)]
 
-    def _pairs(self, value: Mapping[object, object], path: str) -> list[Json]:
+    def _pairs(self, value: Mapping[Any, object], path: str) -> list[Json]:
         return [[self.encode(key, path), self.encode(entry, _below(path, key))] for key, entry in value.items()]
 
     def _dict(self, value: Mapping[object, object], path: str) -> Json:
@@ -94,6 +98,10 @@ class TreeEncoder:
         if len(names) == len(value):
             return {name: self.encode(value[name], _below(path, name)) for name in names}
         return {"$dict": self._pairs(value, path)}
+
+    def _part_of_dict(self, value: PartOfDict, path: str) -> Json:
+        self.dicts.append(self._pairs(value.entries, path))
+        return {"$dict": self.dicts[-1]}
 
     def _ordered(self, value: OrderedDict[object, object], path: str) -> Json:
         encoded: dict[str, Json] = {"$ordered_dict": self._pairs(value, path)}
@@ -125,6 +133,7 @@ _ENCODERS: dict[type, Callable[[TreeEncoder, Any, str], Json]] = {
     dict: TreeEncoder._dict,
     OrderedDict: TreeEncoder._ordered,
     Leaf: TreeEncoder._leaf,
+    PartOfDict: TreeEncoder._part_of_dict,
     StateDict: lambda encoder, value, path: {"$state_dict": encoder.encode(value.content, path)},
     tuple: lambda encoder, value, path: {"$tuple": encoder._list(value, path)},
     set: lambda encoder, value, path: {"$set": encoder._list(tuple(value), path)},

@@ -9,15 +9,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from spark_elastic.checkpoint.best import Metric, Score, best_first
-from spark_elastic.checkpoint.content import SavedState, decode, encode
-from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
+from spark_elastic.checkpoint.content import SavedState, decode, encode, encode_joined
+from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName
 from spark_elastic.checkpoint.newest import load_newest
-from spark_elastic.checkpoint.skeleton import Kept, Lender
-from spark_elastic.errors import CheckpointError
+from spark_elastic.checkpoint.parts import Part, Written, encode_part, join
+from spark_elastic.checkpoint.skeleton import Lender
+from spark_elastic.checkpoint.tensors import file_pieces
+from spark_elastic.errors import CheckpointError, WorkerLostError
 from spark_elastic.protocol import reports
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
@@ -29,6 +33,18 @@ logger = logging.getLogger("spark_elastic")
 
 # The end of a job waits for its last checkpoint, unless no piece of it has been written for this long.
 STALL_SECONDS = 120.0
+
+
+class PartMeeting(Protocol):
+    """How ranks tell rank 0 that they have written their parts."""
+
+    def bring(self, content: bytes) -> None:
+        """Tell rank 0, from another rank. Raises ``WorkerLostError`` where the generation is over."""
+        ...
+
+    def collect(self) -> list[bytes]:
+        """Wait on rank 0 for what all other ranks bring, in rank order. Raises ``WorkerLostError`` where one is lost."""
+        ...
 
 
 class CheckpointWriter:
@@ -99,10 +115,36 @@ class CheckpointWriter:
 
     def begin(self, commit: CommitId, snapshots: Lender) -> None:
         """Begin to write the current snapshot, which is that of ``commit``. Blocks at most as long as a copy of it takes."""
-        name = self._begun = CheckpointName(self.attempt, commit.generation, commit.index)
-        self._asked = False
-        self._due_at = time.monotonic() + self._interval
-        self._writing = self._pool.submit(self._write, name, snapshots.lend(), snapshots.take_back)
+        name = self._begin(commit)
+        snapshot = snapshots.lend()
+
+        def write() -> int:
+            try:
+                self._directory.check_claim(self.attempt)
+                return self._directory.write(name, encode(snapshot), self._progress)
+            finally:
+                snapshots.take_back()
+
+        self._writing = self._pool.submit(self._write, name, snapshot.skeleton["steps"], write)
+
+    def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
+        """Begin to write this rank's part of ``commit``, which all ranks write together. Does not block.
+
+        A rank other than 0 that has not ended an older write leaves this one out, and so nobody completes it.
+        """
+        name = self._begin(commit)
+        if part.rank == 0:
+            self._writing = self._pool.submit(
+                self._write, name, part.skeleton["steps"], lambda: self._write_and_join(name, part, meeting)
+            )
+        elif self._is_writing:
+            _bring(meeting, Written(part.file, error="its rank has not ended an older write"))
+        else:
+            self._writing = self._pool.submit(lambda: _bring(meeting, self._write_part(name, part)))
+
+    def lacks(self, steps: int) -> bool:
+        """Whether the commit after ``steps`` has yet to be written."""
+        return not self._is_writing and self._durable_steps != steps and not self._superseded
 
     def score(self, commit: CommitId, value: float, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Have the current snapshot, which is that of ``commit``, written and kept if ``value`` is one of the best so far.
@@ -125,7 +167,7 @@ class CheckpointWriter:
         if self._superseded or not self._is_one_of(best, name, value):
             return
         if name != self._begun:
-            self._wait(is_over)
+            self.wait(is_over)
             if is_over():
                 return
             if self._is_writing:
@@ -139,10 +181,14 @@ class CheckpointWriter:
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
         steps = snapshots.current.skeleton["steps"]
-        self._wait(is_over)
-        if not self._is_writing and self._durable_steps != steps and not self._superseded and not is_over():
+        self.wait(is_over)
+        if self.lacks(steps) and not is_over():
             self.begin(commit, snapshots)
-            self._wait(is_over)
+            self.wait(is_over)
+        self.end(steps, is_over)
+
+    def end(self, steps: int, is_over: Callable[[], bool]) -> None:
+        """Warn of what the job leaves unwritten, ``steps`` being those of its last commit."""
         if self._durable_steps != steps and not self._superseded and not is_over():
             then = (
                 "resumes from the newest that was written"
@@ -169,7 +215,8 @@ class CheckpointWriter:
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
 
-    def _wait(self, is_over: Callable[[], bool]) -> None:
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait until nothing is being written, or ``is_over()``, or for ``STALL_SECONDS`` in which nothing has been."""
         seen, since = self._pieces, time.monotonic()
         while self._is_writing and not is_over() and time.monotonic() - since < STALL_SECONDS:
             assert self._writing is not None
@@ -178,12 +225,21 @@ class CheckpointWriter:
             if self._pieces != seen:
                 seen, since = self._pieces, time.monotonic()
 
-    def _write(self, name: CheckpointName, snapshot: Kept, give_back: Callable[[], None]) -> None:
+    def _begin(self, commit: CommitId) -> CheckpointName:
+        self._begun = CheckpointName(self.attempt, commit.generation, commit.index)
+        self._asked = False
+        self._due_at = time.monotonic() + self._interval
+        return self._begun
+
+    def _write(self, name: CheckpointName, steps: int, write: Callable[[], int]) -> None:
+        """Have a checkpoint written by ``write``, which returns its bytes, and tell of it."""
         started = time.monotonic()
-        steps = snapshot.skeleton["steps"]
         try:
-            self._directory.check_claim(self.attempt)
-            written = self._directory.write(name, encode(snapshot), self._progress)
+            written = write()
+        except WorkerLostError as error:
+            logger.debug("checkpoint %s is given up: %s", name, error)
+            self._begun, self._due_at = None, time.monotonic()
+            return
         except SupersededError as error:
             self._superseded = True
             logger.warning("%s", error)
@@ -199,13 +255,38 @@ class CheckpointWriter:
             )
             self._report(reports.CheckpointFailed(str(name), steps, text))
             return
-        finally:
-            give_back()
         self._failures = 0
         self._durable_steps = steps
         seconds = round(time.monotonic() - started, 4)
         self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
         self._prune()
+
+    def _write_part(self, name: CheckpointName, part: Part) -> Written:
+        """Write the part of a rank other than 0."""
+        try:
+            self._directory.check_claim(self.attempt)
+            encoded = encode_part(part)
+            entry = self._directory.write_file(name, part.file, file_pieces(encoded.tensors), self._progress)
+            return Written(part.file, entry, tuple(encoded.tensors), tuple(encoded.dicts))
+        except Exception as error:
+            return Written(part.file, error=f"{type(error).__name__}: {error}")
+
+    def _write_and_join(self, name: CheckpointName, part: Part, meeting: PartMeeting) -> int:
+        """Write the part of rank 0, and complete the checkpoint once all others have written theirs."""
+        with self._directory.removing(name):
+            try:
+                self._directory.check_claim(self.attempt)
+                encoded = encode_part(part)
+                entries = {
+                    part.file: self._directory.write_file(name, part.file, file_pieces(encoded.tensors), self._progress)
+                }
+            finally:
+                others = [msgspec.json.decode(packed, type=Written) for packed in meeting.collect()]
+            join(encoded, others)
+            entries |= {other.file: other.entry for other in others if other.entry is not None}
+            for file, pieces in encode_joined(encoded, part.skeleton).items():
+                entries[file] = self._directory.write_file(name, file, pieces, self._progress)
+            return self._directory.complete(name, entries, VERSION_OF_PARTS)
 
     def _best_scores(self) -> dict[CheckpointName, Score]:
         """Return the ``keep`` best checkpoints so far with their scores, the best first, those of earlier runs included."""
@@ -257,3 +338,10 @@ class CheckpointWriter:
 
     def _progress(self) -> None:
         self._pieces += 1
+
+
+def _bring(meeting: PartMeeting, written: Written) -> None:
+    try:
+        meeting.bring(msgspec.json.encode(written))
+    except WorkerLostError as error:
+        logger.debug("%s is given up: %s", written.file, error)

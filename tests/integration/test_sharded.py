@@ -188,3 +188,17 @@ def test_a_checkpoint_goes_on_with_a_divided_optimizer_or_without_at_any_size(
     train(cluster, zero=True, steps=25, commit="copy", **settings)
     results = train(cluster, zero=True, num_proc=3, commit="host", **settings)
     assert {result["digest"] for result in results} == {undisturbed}
+    newest = max(path.parent for path in tmp_path.glob("*-*-*/manifest.json"))
+    assert [path.name for path in sorted(newest.glob("tensors*"))] == [
+        f"tensors-{rank:05d}-of-00003.safetensors" for rank in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_losses_while_all_ranks_write_a_durable_checkpoint_cost_no_commit_and_the_last_one_is_written(
+    cluster: Any, undisturbed: str, tmp_path: Path, zero: bool
+) -> None:
+    faults = [kill(rank=rank, step=step, at=Point.COMMITTED) for rank, step in ((1, 6), (0, 12), (3, 18), (2, 24))]
+    results = train(cluster, *faults, zero=zero, min_np=4, checkpoint=str(tmp_path), checkpoint_interval=0)
+    assert {result["digest"] for result in results} == {undisturbed}
+    assert spark_elastic.load_checkpoint(str(tmp_path))["step"] == STEPS

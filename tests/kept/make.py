@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/kept/make.py tests/kept/format-1
 
-What is there is never made again: a later release reads what an earlier one wrote.
+What is there is never made again: a later release reads what an earlier one wrote. Of format 3 there are checkpoints only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from typing import Any
 import kept_state
 import torch
 
-from spark_elastic.checkpoint.content import encode
-from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.content import encode, encode_joined
+from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory
 from spark_elastic.checkpoint.naming import CheckpointName
+from spark_elastic.checkpoint.parts import Part, Written, encode_part, join
+from spark_elastic.checkpoint.tensors import file_pieces
+from spark_elastic.worker.state.snapshot import TensorBuffer
 
 
 def checkpoint(folder: Path) -> None:
@@ -27,6 +30,25 @@ def checkpoint(folder: Path) -> None:
     state.save()
     directory = CheckpointDirectory(str(folder))
     directory.write(CheckpointName(directory.claim(), 2, 3), encode(state._keeper.current))
+
+
+def checkpoint_of_parts(folder: Path, size: int = 3) -> None:
+    """Write the checkpoint as ``size`` ranks do together."""
+    state = kept_state.trained()
+    state.save()
+    directory = CheckpointDirectory(str(folder))
+    name, kept = CheckpointName(directory.claim(), 2, 3), state._keeper.current
+    entries, encoded = {}, []
+    for rank in range(size):
+        views = [view if number % size == rank else view.to("meta") for number, view in enumerate(kept.buffer.views)]
+        part = Part(rank, size, kept.skeleton, TensorBuffer(specs=kept.buffer.specs, views=views))
+        encoded.append(encode_part(part))
+        entries[part.file] = directory.write_file(name, part.file, file_pieces(encoded[-1].tensors))
+    written = [Written(file, entries[file], tuple(encoded[n].tensors)) for n, file in enumerate(entries)]
+    join(encoded[0], written[1:])
+    for file, pieces in encode_joined(encoded[0], kept.skeleton).items():
+        entries[file] = directory.write_file(name, file, pieces)
+    directory.complete(name, entries, VERSION_OF_PARTS)
 
 
 def estimators(folder: Path) -> None:
@@ -70,4 +92,5 @@ if __name__ == "__main__":
     target = Path(sys.argv[1]).absolute()
     target.mkdir(parents=True)
     checkpoint(target / "checkpoint")
+    checkpoint_of_parts(target / "checkpoint-of-parts")
     estimators(target)

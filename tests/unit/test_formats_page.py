@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -22,6 +23,18 @@ def of_page(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", start + code + program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_code_of_the_page_reads_a_checkpoint_that_all_ranks_wrote() -> None:
+    folders = [str(KEPT.with_name(name) / "checkpoint") for name in ("format-2", "format-3")]
+    printed = of_page(f"""
+print([sorted((name, value.tolist()) for name, value in weights(folder).items()) for folder in {folders!r}])
+print([repr(read_state(folder)["optimizer"]) for folder in {folders!r}])
+""")
+    for line in printed.splitlines():
+        one, other = ast.literal_eval(line)
+        assert one == other != []
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -27,11 +27,11 @@ from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.job import Job, current_job, present_world
 from spark_elastic.worker.shards.loops import loops
 from spark_elastic.worker.state.pace import Pace
+from spark_elastic.worker.state.part_meeting import StoreMeeting
 from spark_elastic.worker.state.scores import Scores
 from spark_elastic.worker.world import LOADER_FIELDS, OWN_FIELDS, World
 
 if TYPE_CHECKING:
-    from spark_elastic.checkpoint.skeleton import Lender
     from spark_elastic.checkpoint.writer import CheckpointWriter
     from spark_elastic.worker.state.base import State
     from spark_elastic.worker.state.keepers.keeper import Keeper
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _NO_LOADER = (0,) * LOADER_FIELDS
 # The index, among a rank's values for a commit, of the time that a step takes it.
 MEASURED = 6
-# The index of whether a later commit is to be brought together on rank 0, for a durable checkpoint.
-BRINGS_TOGETHER = 7
+# The index of whether all ranks are to write a later commit to a durable checkpoint, each a part.
+WRITES_PART = 7
 # The index of the digest of what is to be equal on all ranks beside tensors that train.
 PLAIN_VALUES = 8
 # The commits of a generation up to this index are waited for immediately, because they show the driver that the world makes
@@ -77,9 +77,11 @@ class Commits:
         self._comparison: Comparison | None = None
         self._plain = PlainValues()
         self._pace: Pace | None = None
-        # Whether the next commit is to be brought together on rank 0, and whether rank 0 has asked for that.
-        self._brings_together = False
+        # Whether all ranks are to write the next commit to a durable checkpoint, each a part, and whether rank 0 has asked for
+        # that; how many they have begun in this generation.
+        self._writes_part = False
         self._has_asked = False
+        self._parts = 0
         self._scores = Scores()
         self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
 
@@ -110,14 +112,12 @@ class Commits:
                 self._score(state, job.checkpoints, world, score)
             if durable:
                 job.checkpoints.ask()
-            if not self._is_divided and job.checkpoints.is_due():
+            if not self._is_in_parts and job.checkpoints.is_due():
                 self.settle()
                 job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
-        if self._brings_together:
-            self._brings_together = self._has_asked = False
-            lender = self._bring_together(state, world, f"commit {self.index}")
-            if lender is not None and job.checkpoints is not None and job.checkpoints.is_due():
-                job.checkpoints.begin(CommitId(world.generation, self.index), lender)
+        if self._writes_part and job.checkpoints is not None:
+            self._writes_part = self._has_asked = False
+            self._write_part(state, job.checkpoints, world)
         if self._exchange(state, job, world, has_met):
             self._interrupt()
         faults.reached(Point.COMMITTED, **where)
@@ -126,18 +126,30 @@ class Commits:
             model.forget_rows()
 
     @property
-    def _is_divided(self) -> bool:
-        """Whether no rank can write its commits to a durable checkpoint alone."""
-        return self.keeper is not None and self.keeper.is_divided
+    def _is_in_parts(self) -> bool:
+        """Whether all ranks write durable checkpoints together."""
+        return self.keeper is not None and self.keeper.is_in_parts
 
-    def _bring_together(self, state: State, world: World, name: str) -> Lender | None:
-        """Bring the last commit together on rank 0, which gets a lender of it. This is a collective.
-
-        No two of a generation have the same name: while one begins, rank 0 may still be deleting what the one before has left.
-        """
+    def _write_part(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
+        """Begin to write this rank's part of the last commit, as all other ranks do of the same."""
         assert self.keeper is not None
         self.settle()
-        return self.keeper.bring_together(world, state._shared_values(), name)
+        self._parts += 1
+        meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
+        part = self.keeper.part(world, state._shared_values())
+        checkpoints.begin_part(CommitId(world.generation, self.index), part, meeting)
+
+    def _finish_in_parts(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
+        """Have all ranks write their parts of the last commit, if it is not durable yet, and wait for that."""
+        checkpoints.wait(world.is_broken)
+        world.start_exchange([world.rank == 0 and checkpoints.lacks(self.steps)])
+        everybody = world.finish_exchange()
+        assert everybody is not None
+        if everybody[0][0]:
+            self._write_part(state, checkpoints, world)
+            checkpoints.wait(world.is_broken)
+        if world.rank == 0:
+            checkpoints.end(self.steps, world.is_broken)
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported on rank 0."""
@@ -248,14 +260,14 @@ class Commits:
             pace = self._pace.begin(getattr(loader, "steps_left", 0))
             # A host that runs ahead of its device cannot tell how long a step takes there.
             measured = 0 if balancing is None or world.group.runs_ahead else balancing.measured()
-            asks = self._asks_to_bring_together(job, world)
+            asks = self._asks_for_parts(job, world)
             mine = [job.control.is_interrupted, self.index, *fingerprint, same_inputs.report(), pace, measured, asks]
             world.start_exchange([*mine, plain, *report])
         return False
 
-    def _asks_to_bring_together(self, job: Job, world: World) -> bool:
+    def _asks_for_parts(self, job: Job, world: World) -> bool:
         """Whether this is rank 0, and a durable checkpoint is due that all ranks have to take part in."""
-        if self._has_asked or not self._is_divided or world.rank != 0 or job.checkpoints is None:
+        if self._has_asked or not self._is_in_parts or world.rank != 0 or job.checkpoints is None:
             return False
         self._has_asked = job.checkpoints.is_due()
         return self._has_asked
@@ -276,7 +288,7 @@ class Commits:
         if balancing is not None:
             self._balance(balancing, [values[MEASURED] for values in everybody], world)
         self._is_interrupted = any(values[0] for values in everybody)
-        self._brings_together = self._brings_together or bool(everybody[0][BRINGS_TOGETHER])
+        self._writes_part = self._writes_part or bool(everybody[0][WRITES_PART])
         assert self._comparison is not None
         assert self._pace is not None
         self._pace.agree(everybody[0][5])
@@ -344,7 +356,8 @@ class Commits:
 
     def enter(self, state: State, job: Job, world: World) -> None:
         """Begin a generation, whose commits are made by this state."""
-        self._is_interrupted = self._brings_together = self._has_asked = False
+        self._is_interrupted = self._writes_part = self._has_asked = False
+        self._parts = 0
         self._scores = Scores()
         job.state = state
         world.can_restore_if(self.can_restore)
@@ -384,10 +397,10 @@ class Commits:
         assert job is not None
         job.reporter.finished(self.steps, _progress_of(state, world))
         if job.checkpoints is not None:
-            lender = self._bring_together(state, world, "the end") if self._is_divided else None
-            if world.rank == 0:
-                commit = CommitId(world.generation, self.index)
-                job.checkpoints.finish(commit, state._lend() if lender is None else lender, world.is_broken)
+            if self._is_in_parts:
+                self._finish_in_parts(state, job.checkpoints, world)
+            elif world.rank == 0:
+                job.checkpoints.finish(CommitId(world.generation, self.index), state._lend(), world.is_broken)
         if state._checks is not None:
             state._checks.before_return()
             state._checks.end()

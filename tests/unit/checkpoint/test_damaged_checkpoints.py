@@ -205,7 +205,7 @@ def test_a_manifest_that_is_none_is_damage(saved: Saved, text: bytes) -> None:
 def test_a_format_of_the_future_is_an_error_that_names_both(saved: Saved) -> None:
     (saved.newer / "manifest.json").write_text('{"version": 99, "parts": [[["unknown"]]]}')
     with pytest.raises(
-        CheckpointError, match="has format 99, and this release of spark_elastic reads formats 1 to 2"
+        CheckpointError, match="has format 99, and this release of spark_elastic reads formats 1 to 3"
     ) as error:
         load_checkpoint(saved.directory.url)
     assert not isinstance(error.value, DamagedError)

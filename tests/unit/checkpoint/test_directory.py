@@ -164,9 +164,9 @@ def test_a_damaged_manifest_is_found(tmp_path: Path, text: bytes) -> None:
 def test_a_manifest_of_another_format_is_not_taken_for_damage(tmp_path: Path) -> None:
     directory = CheckpointDirectory(str(tmp_path))
     fill(FIRST, directory)
-    (tmp_path / str(FIRST) / "manifest.json").write_bytes(b'{"version": 3, "parts": []}')
+    (tmp_path / str(FIRST) / "manifest.json").write_bytes(b'{"version": 4, "parts": []}')
     with pytest.raises(
-        CheckpointError, match="has format 3, and this release of spark_elastic reads formats 1 to 2"
+        CheckpointError, match="has format 4, and this release of spark_elastic reads formats 1 to 3"
     ) as error:
         directory.manifest(FIRST)
     assert not isinstance(error.value, DamagedError)

@@ -96,7 +96,7 @@ def test_a_job_goes_on_from_a_kept_checkpoint(folder: str, tmp_path: Path) -> No
     assert load_checkpoint(tmp_path / "saved")["epoch"] == 8
 
 
-@pytest.mark.parametrize("folder", FORMATS)
+@pytest.mark.parametrize("folder", ["format-1", "format-2"])
 def test_the_checkpoint_of_a_kept_fit_is_read(folder: str) -> None:
     loaded = load_checkpoint(KEPT / folder / "runs" / "kept" / "checkpoints")
     assert [entry["epoch"] for entry in loaded["history"]] == [0, 1]

@@ -58,7 +58,7 @@ def new_run(stage: Stage, url: str, state: Any, *, storage_options: Any = None, 
 
 def commit(stage: Stage, state: Any) -> None:
     state.commit()
-    stage.checkpoints._wait(lambda: False)
+    stage.checkpoints.wait(lambda: False)
 
 
 class Progress:
@@ -286,7 +286,7 @@ def test_only_what_rank_0_reports_counts(stage: Stage, url: str) -> None:
     state = best_run(stage, url, ObjectState(epoch=3), rank=1, others=[None])
     state.commit()
     state.report(val_loss=1.0)
-    stage.checkpoints._wait(lambda: False)
+    stage.checkpoints.wait(lambda: False)
     assert not CheckpointDirectory(url).list().complete
 
 
@@ -307,7 +307,7 @@ def best_run(stage: Stage, url: str, state: Any, **others: Any) -> Any:
 
 
 def best_weight(stage: Stage, url: str) -> torch.Tensor:
-    stage.checkpoints._wait(lambda: False)
+    stage.checkpoints.wait(lambda: False)
     weight: torch.Tensor = load_checkpoint(url, best=True)["model"]["weight"]
     return weight
 

@@ -82,7 +82,7 @@ class Job:
         self.writer.finish(CommitId(1, step), self.snapshots, lambda: over)
 
     def settle(self) -> None:
-        self.writer._wait(lambda: False)
+        self.writer.wait(lambda: False)
 
     def of(self, kind: type[R]) -> list[R]:
         return [report for report in self.reports if isinstance(report, kind)]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from spark_elastic.checkpoint.parts import Part
 from spark_elastic.checkpoint.skeleton import Lender
 from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker.state.pending_copy import PendingCopy
@@ -117,15 +118,12 @@ class Keeper(ABC):
         """
 
     @property
-    def is_divided(self) -> bool:
-        """Whether ranks hold the commits of this generation only together, so that ``lend`` can lend none alone."""
+    def is_in_parts(self) -> bool:
+        """Whether all ranks write a durable checkpoint of the last commit together, each a part of it. The same on all ranks."""
         return False
 
-    def bring_together(self, world: World, values: Mapping[str, object], name: str) -> Lender | None:
-        """Return on rank 0 the lender of the last commit where that ``is_divided``, elsewhere None. This is a collective.
-
-        ``name`` tells this call from all others of the generation.
-        """
+    def part(self, world: World, values: Mapping[str, object]) -> Part:
+        """Copy what this rank writes of the last commit where that ``is_in_parts``. ``values`` are still those of the commit."""
         raise NotImplementedError
 
     def holds(self, received: Snapshot) -> bool:

@@ -13,14 +13,15 @@ What is not equal on all ranks (buffers of modules), or is small (counters, lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from spark_elastic.checkpoint.skeleton import Lender, StateDict, TensorSpec, map_tree
+from spark_elastic.checkpoint.parts import Part
+from spark_elastic.checkpoint.skeleton import Lender, PartOfDict, StateDict, TensorSpec, map_tree
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.protocol.messages import CommitId, Member, Slices
 from spark_elastic.worker.checks.fingerprint import sum_of_bits
@@ -46,7 +47,7 @@ from spark_elastic.worker.state.snapshot import (
 from spark_elastic.worker.state.structure import outline, remember
 from spark_elastic.worker.state.templates import Template, Templates, template_of
 from spark_elastic.worker.world import World
-from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, divides, find_divisible
+from spark_elastic.worker.zero import Division, ZeroRedundancyOptimizer, deal, divides, find_divisible
 
 
 @dataclass(slots=True)
@@ -267,23 +268,44 @@ class Sharded(Keeper):
             optimizer.divide(division, {**stays, **received})
 
     @property
-    def is_divided(self) -> bool:
-        return self._current.is_divided
+    def is_in_parts(self) -> bool:
+        world = present_world()
+        return world is not None and world.size > 1 and (self._current.is_divided or bool(self._current.sliced))
 
-    def bring_together(self, world: World, values: Mapping[str, object], name: str) -> Lender | None:
-        kept, dicts = self._current.parts.view(), []
+    def part(self, world: World, values: Mapping[str, object]) -> Part:
+        whole, sliced, dicts = self._live_whole(), self._current.sliced, self._parts_of_optimizers(world, values)
+
+        def complete(value: object) -> object:
+            if not isinstance(value, SmallPart):
+                return value
+            content = next(dicts)
+            for group, settings in zip(content["param_groups"], value.content, strict=True):
+                group.update(settings)
+            return StateDict(content)
+
+        views, kept = whole.buffer.views, TensorBuffer()
+        # The last rank gets the largest: rank 0 also writes what may differ or is small, and the first parts of optimizers.
+        dealt = deal([views[number].nbytes for number in sliced], world.size)
+        owners = {number: world.size - 1 - part for number, part in zip(sliced, dealt, strict=True)}
+        mine = [number for number in range(len(views)) if owners.get(number, 0) == world.rank]
+        pending = kept.copy_from([views[number] for number in mine])
+        if pending is not None:
+            pending.wait()
+        tensors = TensorBuffer(specs=whole.buffer.specs, views=[view.to("meta") for view in views])
+        for number, copy in zip(mine, kept.views, strict=True):
+            tensors.views[number] = copy
+        return Part(world.rank, world.size, map_tree(complete, whole.skeleton), tensors)
+
+    def _parts_of_optimizers(self, world: World, values: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """Yield the state dict of each divided optimizer, with a copy of the state that this rank writes."""
+        kept = self._current.parts.view()
         for place, optimizer in enumerate(find_divisible(values)):
             division = optimizer.division
-            assert division is not None, "all optimizers are divided alike"
-            before = dict(enumerate(division.held))
-            moves = plan_moves(optimizer.sizes, before, division.of, {0: range(len(optimizer.sizes))})
-            mine, exchange = kept[place], f"{name}, optimizer {place}"
-            whole = {**mine, **move(world, moves, mine, exchange)}
-            if world.rank == 0:
-                for sender in set(moves.values()):
-                    world.store.delete_key(f"{exchange}/{sender}")  # or the store would grow with each checkpoint
-                dicts.append(optimizer.whole_state_dict(whole))
-        return WholeCopies(self, partial(self._copy_with, dicts)) if world.rank == 0 else None
+            if division is None:
+                continue
+            owners = [division.owners[part] for part in deal(optimizer.sizes, division.of)]
+            mine = {number: cloned(state) for number, state in kept[place].items() if owners[number] == world.rank}
+            yield {**optimizer.whole_state_dict({}), "state": PartOfDict(mine)}
 
     def for_repair(self, values: Mapping[str, object], is_sender: bool) -> SnapshotPair:
         """Copy everything for the ranks that lack it. A receiver gets temporary room, which is freed once it has loaded."""
@@ -348,22 +370,6 @@ class Sharded(Keeper):
     def _whole(self) -> Snapshot:
         whole = self._current.with_tensors(self._tensors())
         whole.own = self._current.own
-        return whole
-
-    def _copy_with(self, dicts: Sequence[dict[str, Any]]) -> Snapshot:
-        """Copy the whole of the current commit, whose divided optimizers have these state dicts."""
-        given = iter(dicts)
-
-        def complete(value: object) -> object:
-            if not isinstance(value, SmallPart):
-                return value
-            content = next(given)
-            for group, settings in zip(content["param_groups"], value.content, strict=True):
-                group.update(settings)
-            return StateDict(content)
-
-        whole = Snapshot()
-        whole.take(map_tree(complete, self._live_whole().view()), None)
         return whole
 
     def _live_whole(self) -> Snapshot:

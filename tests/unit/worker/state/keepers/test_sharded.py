@@ -13,6 +13,7 @@ from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
 from spark_elastic import HostsUpdatedInterrupt, TorchState, ZeroRedundancyOptimizer
+from spark_elastic.checkpoint.parts import encode_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Slices
 from spark_elastic.worker.state.keepers.sharded import Sharded
@@ -218,26 +219,50 @@ def test_once_the_first_generation_is_sealed_a_rank_holds_its_parts_of_an_optimi
     assert sum(moment() is not None for moment in all_moments) == len(optimizer.state) < len(all_moments)
 
 
-def test_the_last_commit_is_brought_together_under_another_name_at_the_end(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def divided(stage: Stage, checkpoints: Any) -> TorchState:
+    """Return the state of rank 0, whose optimizer is divided among four, and which writes durable checkpoints."""
     model, optimizer = stepped()
     state = TorchState(model, optimizer, commit="sharded")
-    stage.checkpoints = SimpleNamespace(
-        metric=None, restore=lambda device: None, is_due=lambda: True, begin=lambda *_: None, finish=lambda *_: None
-    )
+    stage.checkpoints = checkpoints
     stage.begin(state, others=[None] * (SIZE - 1))
-    names: list[str] = []
+    return state
 
-    def bring_together(keeper: Sharded, world: object, values: object, name: str) -> object:
-        names.append(name)
-        return object()
 
-    monkeypatch.setattr(Sharded, "bring_together", bring_together)
-    for _ in range(3):  # rank 0 asks at the first one, all agree at the second, and the third is brought together
+@pytest.mark.parametrize("lacks", [True, False])
+def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if_that_is_lacking(
+    stage: Stage, lacks: bool
+) -> None:
+    begun: list[tuple[CommitId, int, str]] = []
+    checkpoints = SimpleNamespace(
+        metric=None, restore=lambda device: None, is_due=lambda: True, wait=lambda is_over: None,
+        lacks=lambda steps: lacks, end=lambda steps, is_over: None,
+        begin_part=lambda commit, part, meeting: begun.append((commit, part.skeleton["steps"], meeting._name)),
+    )  # fmt: skip
+    state = divided(stage, checkpoints)
+    for _ in range(3):  # rank 0 asks at the first one, all agree at the second, and the third is written
         state.commit()
+    assert begun == [(CommitId(1, 3), 3, "part 1")]
+    state.commit()
     state._leave(stage.world)
-    assert len(names) == len(set(names)) == 2
+    assert begun[1:] == ([(CommitId(1, 4), 4, "part 2")] if lacks else [])
+
+
+def test_a_part_has_what_this_rank_writes_and_stays_as_it_was_committed(stage: Stage) -> None:
+    state = divided(stage, None)
+    state.commit()
+    part = kept(state).part(stage.world, state._shared_values())
+    encoded = encode_part(part)
+    before = {name: tensor.clone() for name, tensor in encoded.tensors.items()}
+    numbers = {int(name.split(".")[2]) for name in before if name.startswith("optimizer.state")}
+    assert numbers == {number for number, _ in encoded.dicts[0]}
+    assert 0 < len(numbers) < len(list(state.model.parameters()))
+    weights = [name for name in encoded.awaited | before.keys() if name.startswith("model.")]
+    assert 0 < len(encoded.awaited.intersection(weights)) < len(weights)
+    for _ in range(2):
+        for tensor in (*state.model.parameters(), *(entry["exp_avg"] for entry in state.optimizer.state.values())):
+            tensor.detach().add_(1.0)
+        state.commit()
+    assert all(torch.equal(encoded.tensors[name], tensor) for name, tensor in before.items())
 
 
 def test_in_a_fixed_world_nothing_is_divided_so_each_rank_has_the_whole_to_save_by_itself(stage: Stage) -> None:

@@ -1,0 +1,242 @@
+"""Checkpoints that all ranks write: the parts make the whole again, and what does not fit together is no checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spark_elastic.checkpoint.digest import digest
+from spark_elastic.checkpoint.directory import CheckpointDirectory
+from spark_elastic.checkpoint.newest import load_checkpoint
+from spark_elastic.checkpoint.parts import Part, Written, encode_part
+from spark_elastic.checkpoint.skeleton import PartOfDict, TensorSpec
+from spark_elastic.checkpoint.writer import CheckpointWriter
+from spark_elastic.errors import CheckpointError, DamagedError, WorkerLostError
+from spark_elastic.protocol.messages import CommitId
+from spark_elastic.protocol.reports import CheckpointFailed, CheckpointWritten
+from spark_elastic.protocol.ticket import CheckpointPlan
+from spark_elastic.worker.state.snapshot import Found, TensorBuffer, flatten
+
+SIZE = 3
+COMMIT = CommitId(2, 7)
+
+
+def objects(step: int = 7) -> dict[str, Any]:
+    return {
+        "weights": {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.float64), "c": torch.zeros(0)},
+        "own": {1, 2},
+        "step": step,
+    }
+
+
+def states() -> dict[int, dict[str, Any]]:
+    return {number: {"exp_avg": torch.full((2,), float(number)), "step": number} for number in range(5)}
+
+
+def part_of(rank: int, step: int = 7, lost: int | None = None, twice: bool = False) -> Part:
+    """The part of a rank: each has every third tensor, and every third entry of the optimizer's state."""
+    found = Found()
+    skeleton: Any = flatten({"steps": step, "size": SIZE, "objects": objects(step)}, found)
+    skeleton["objects"]["code"] = complex  # which only code brings back
+    mine = [n for n in range(len(found.tensors)) if (n % SIZE == rank and n != lost) or (twice and n == 0)]
+    views = [tensor.clone() if n in mine else tensor.to("meta") for n, tensor in enumerate(found.tensors)]
+    specs = tuple(TensorSpec(t.dtype, "cpu", tuple(t.shape)) for t in found.tensors)
+    mine_of_dict = PartOfDict({number: state for number, state in states().items() if number % SIZE == rank})
+    skeleton["objects"]["optimizer"] = {"state": mine_of_dict, "rate": 0.1}
+    return Part(rank, SIZE, skeleton, TensorBuffer(specs=specs, views=views))
+
+
+class Meeting:
+    """Ranks of one process; the generation may end, for whoever waits."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.brought: dict[int, bytes] = {}
+        self.changed = threading.Condition()
+        self.is_over = False
+        self.size = size
+
+    def of(self, rank: int) -> Any:
+        meeting = self
+
+        class Mine:
+            def bring(self, content: bytes) -> None:
+                with meeting.changed:
+                    if meeting.is_over:
+                        raise WorkerLostError("the generation is over")
+                    meeting.brought[rank] = content
+                    meeting.changed.notify_all()
+
+            def collect(self) -> list[bytes]:
+                with meeting.changed:
+                    assert meeting.changed.wait_for(
+                        lambda: meeting.is_over or len(meeting.brought) == meeting.size - 1, 60
+                    )
+                    if meeting.is_over:
+                        raise WorkerLostError("the generation is over")
+                    return [meeting.brought[rank] for rank in range(1, meeting.size)]
+
+        return Mine()
+
+    def end(self) -> None:
+        with self.changed:
+            self.is_over = True
+            self.changed.notify_all()
+
+
+class Ranks:
+    """The writers of three ranks."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.reports = url, list[Any]()
+        attempt = CheckpointDirectory(url).claim()
+        self.writers = [
+            CheckpointWriter(CheckpointPlan(url, attempt, 60.0, 2), self.reports.append, int) for _ in range(SIZE)
+        ]
+
+    def write(self, parts: dict[int, Part], meeting: Meeting | None = None, commit: CommitId = COMMIT) -> None:
+        meeting = meeting or Meeting()
+        for rank, part in parts.items():
+            self.writers[rank].begin_part(commit, part, meeting.of(rank))
+        for writer in self.writers:
+            writer.wait(lambda: False)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [report for report in self.reports if isinstance(report, kind)]
+
+    @property
+    def names(self) -> list[str]:
+        return list(map(str, CheckpointDirectory(self.url).list().newest_first))
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in Path(self.url).glob("*-*-*/*"))
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(str(tmp_path / "saved"))
+    yield made
+    for writer in made.writers:
+        writer._pool.shutdown()
+
+
+def parts(step: int = 7, **changes: Any) -> dict[int, Part]:
+    return {rank: part_of(rank, step, **changes) for rank in range(SIZE)}
+
+
+def test_all_parts_are_one_checkpoint_with_the_bits_of_the_whole(ranks: Ranks) -> None:
+    ranks.write(parts())
+    found = load_checkpoint(ranks.url)
+    assert str(found.pop("code").kind) == "builtins.type"
+    assert digest(found) == digest({**objects(), "optimizer": {"state": states(), "rate": 0.1}})
+    assert list(found["optimizer"]["state"]) == list(range(5)), "in the order of the plain optimizer"
+    assert ranks.files == [
+        "manifest.json", "objects.pickle", *(f"tensors-0000{n}-of-00003.safetensors" for n in (1, 2, 3)), "tree.json",
+    ]  # fmt: skip
+    (written,) = ranks.of(CheckpointWritten)
+    assert (written.step, written.bytes > 0) == (7, True)
+
+
+def test_each_file_has_the_tensors_of_its_rank_under_their_plain_names(ranks: Ranks) -> None:
+    ranks.write(parts())
+    names = [set(load_file(path)) for path in sorted(Path(ranks.url).glob("*-*-*/tensors-*"))]
+    assert names[0] == {"weights.a", "optimizer.state.0.exp_avg", "optimizer.state.3.exp_avg"}
+    assert names[1] == {"weights.b", "optimizer.state.1.exp_avg", "optimizer.state.4.exp_avg"}
+    assert names[2] == {"weights.c", "optimizer.state.2.exp_avg"}
+
+
+@pytest.mark.parametrize("rank", range(SIZE))
+def test_a_part_that_cannot_be_written_costs_the_checkpoint_and_not_the_training(
+    ranks: Ranks, rank: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = CheckpointDirectory.write_file
+
+    def fail(self: Any, name: Any, file: str, *others: Any) -> Any:
+        if file == part_of(rank).file:
+            raise OSError("the disk is full")
+        return write(self, name, file, *others)
+
+    with monkeypatch.context() as context, caplog.at_level(logging.WARNING):
+        context.setattr(CheckpointDirectory, "write_file", fail)
+        ranks.write(parts())
+    assert ranks.names == ranks.files == []
+    (failed,) = ranks.of(CheckpointFailed)
+    assert "the disk is full" in failed.error
+    assert rank == 0 or part_of(rank).file in failed.error
+    assert len(caplog.records) == 1, "rank 0 tells of it"
+    ranks.write(parts(8), commit=CommitId(2, 8))
+    assert load_checkpoint(ranks.url)["step"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"lost": 1}, "'weights.b' is in no rank's part"), ({"twice": True}, "'weights.a' is in the parts of several")],
+)
+def test_parts_that_do_not_have_each_tensor_once_are_no_checkpoint(
+    ranks: Ranks, changes: dict[str, Any], message: str
+) -> None:
+    ranks.write(parts(**changes))
+    assert ranks.names == ranks.files == []
+    assert message in ranks.of(CheckpointFailed)[0].error
+
+
+def test_a_loss_while_parts_are_written_is_no_failure_and_the_next_checkpoint_is_due_at_once(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    meeting = Meeting()
+    with caplog.at_level(logging.WARNING):
+        for rank in (0, 1):
+            ranks.writers[rank].begin_part(COMMIT, part_of(rank), meeting.of(rank))
+        ranks.writers[1].wait(lambda: False)
+        meeting.end()
+        ranks.writers[0].wait(lambda: False)
+        ranks.write({2: part_of(2)}, meeting)  # a rank that is late
+    assert not caplog.records
+    assert not ranks.reports
+    assert ranks.writers[0].is_due()
+    assert ranks.names == []
+    ranks.write(parts(8), commit=CommitId(3, 1))
+    assert len(ranks.names) == 1
+    assert len(ranks.files) == 6, "what had been left of the other is removed"
+
+
+def test_a_rank_that_still_writes_an_older_part_leaves_one_out(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, write = threading.Event(), CheckpointDirectory.write_file
+
+    def wait(self: Any, name: Any, file: str, *others: Any) -> Any:
+        assert file != part_of(1).file or go.wait(60)
+        return write(self, name, file, *others)
+
+    monkeypatch.setattr(CheckpointDirectory, "write_file", wait)
+    older, newer = Meeting(), Meeting()
+    ranks.writers[1].begin_part(COMMIT, part_of(1), older.of(1))
+    for rank in range(SIZE):
+        ranks.writers[rank].begin_part(CommitId(2, 8), part_of(rank, 8), newer.of(rank))
+    ranks.writers[0].wait(lambda: False)
+    assert "has not ended an older write" in ranks.of(CheckpointFailed)[0].error
+    go.set()
+    ranks.writers[1].wait(lambda: False)
+    assert msgspec.json.decode(older.brought[1], type=Written).entry is not None
+
+
+def test_a_checkpoint_that_lacks_a_part_is_damaged(ranks: Ranks) -> None:
+    ranks.write(parts())
+    next(Path(ranks.url).glob("*-*-*/tensors-00002-*")).unlink()
+    with pytest.raises(DamagedError, match="tensors-00002-of-00003.* is missing"):
+        load_checkpoint(ranks.url)
+
+
+def test_objects_in_the_state_of_an_optimizer_cannot_come_from_another_rank() -> None:
+    part = part_of(1)
+    part.skeleton["objects"]["optimizer"]["state"].entries[1]["step"] = complex
+    with pytest.raises(CheckpointError, match="holds objects that cannot be written: type"):
+        encode_part(part)
+    encode_part(part_of(0))
