@@ -1,16 +1,18 @@
 """Memory and commits: the peak of a worker in multiples of its parameters, and a commit against one memcpy of the state.
 
-    python benchmarks/memory.py [--workers 4,8] [--millions 16] [--steps 20]
+    python benchmarks/memory.py [--workers 4,8] [--millions 16] [--steps 20] [--durable]
 
 Jobs of local processes with Adam, one for each way to commit, and torch's plain DDP in a fixed world. The peak is what a worker
 had at most beyond what it had before it made its model. Commits and copies are CPU time of the training thread, in turns in the
-same process. Prints a table a world size and a line of JSON.
+same process. With --durable, durable checkpoints are written all the time, one after another. Prints a table a world size and a
+line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 from typing import Any
 
 from report import Table, emit
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--workers", default="4,8")
     parser.add_argument("--millions", type=int, default=16, help="parameters")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--durable", action="store_true", help="write durable checkpoints, one after another")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for workers in map(int, options.workers.split(",")):
@@ -86,10 +89,13 @@ def main() -> None:
         with local_cluster(slots=workers) as cluster:
             plain = 0.0
             for commit in COMMITS:
-                seen = spark_elastic.run(
-                    train, (commit, options.millions, options.steps), local=cluster, num_proc=workers, min_np=workers,
-                    elastic=commit != "plain", progress=False,
-                )  # fmt: skip
+                with tempfile.TemporaryDirectory() as folder:
+                    durable = {"checkpoint": folder, "checkpoint_interval": 0, "checkpoint_keep": 1}
+                    seen = spark_elastic.run(
+                        train, (commit, options.millions, options.steps), local=cluster, num_proc=workers, min_np=workers,
+                        elastic=commit != "plain", progress=False,
+                        **(durable if options.durable and commit != "plain" else {}),
+                    )  # fmt: skip
                 peak = max(peak for peak, _ in seen)
                 cost = statistics.median(cost for _, cost in seen)
                 plain = plain or peak
