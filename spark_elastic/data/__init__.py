@@ -12,6 +12,7 @@ from spark_elastic._lazy import lazily
 
 if TYPE_CHECKING:
     from spark_elastic.data import predicates as predicates
+    from spark_elastic.data import selectors as selectors
     from spark_elastic.data.elastic_dataloader import ElasticDataLoader as ElasticDataLoader
     from spark_elastic.data.manifest import Manifest as Manifest
     from spark_elastic.data.manifest import RowGroup as RowGroup
@@ -30,7 +31,8 @@ _HOMES = {
     "read_manifest": "manifest",
 }
 
-__all__ = sorted([*_HOMES, "predicates"])
+_MODULES = ("predicates", "selectors")
+__all__ = sorted([*_HOMES, *_MODULES])
 
 # Names that saved files and loaders of other libraries look up in this package, and that users do not need.
 _ALSO = {"ElasticLoader": "loader", "RowGroupTracker": "tracker"}
@@ -39,4 +41,4 @@ _name = lazily(__name__, _HOMES | _ALSO)
 
 
 def __getattr__(name: str) -> object:
-    return importlib.import_module(f"{__name__}.{name}") if name == "predicates" else _name(name)
+    return importlib.import_module(f"{__name__}.{name}") if name in _MODULES else _name(name)

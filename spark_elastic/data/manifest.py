@@ -72,6 +72,7 @@ class Manifest(Sequence[RowGroup]):
     footers, or None where they differ. `schema` holds the columns in files, partition columns not included; `schema_bytes` is
     its serialized form, and `unischema` Petastorm's pickle, if the dataset has one. `urls` are the dataset's roots, one as a
     rule, `files` what its files must still be when they are opened, and `row_groups` what `manifest[i]` returns.
+    Where they are a selection of the dataset's, `selection` names it.
     """
 
     urls: tuple[str, ...]
@@ -80,6 +81,7 @@ class Manifest(Sequence[RowGroup]):
     schema_bytes: bytes
     list_lengths: tuple[tuple[str, int | None], ...] = ()
     unischema: bytes = b""
+    selection: str = ""
 
     @overload
     def __getitem__(self, index: int) -> RowGroup: ...
@@ -129,11 +131,15 @@ class Manifest(Sequence[RowGroup]):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of every file's path, size and footer, and of the order of the URLs. Where the dataset lies is not in it."""
+        """A hash of every file's path, size and footer, the order of the URLs, and the choice of row groups, if there is one.
+
+        Where the dataset lies is not in it.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
             place = f"{file.root}\0" if file.root else ""
             digest.update(f"{place}{file.path}\0{file.size}\0".encode() + file.footer)
+        digest.update(self.selection.encode())
         return digest.hexdigest()
 
     def where(self, index: int) -> str:
@@ -333,7 +339,7 @@ def _narrowest(values: set[str]) -> pa.DataType:
 
 def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> bytes:
     """Return the pickled Unischema of all URLs, or nothing. Raises DataError where they do not have the same fields."""
-    found = [_read_unischema(location) for location in locations]
+    found = [read_common_metadata(location).get(UNISCHEMA_KEY, b"") for location in locations]
     for url, other in zip(urls, found, strict=True):
         if other == found[0]:
             continue
@@ -346,17 +352,17 @@ def _common_unischema(urls: Sequence[str], locations: Sequence[Location]) -> byt
     return found[0]
 
 
-def _read_unischema(location: Location) -> bytes:
-    """Return the pickled Unischema that Petastorm left in `_common_metadata`, or nothing. It is not unpickled here."""
+def read_common_metadata(location: Location) -> dict[bytes, bytes]:
+    """Return what a dataset has in `_common_metadata`, where Petastorm leaves its pickles. Nothing is unpickled here."""
     path = location.join("_common_metadata")
     try:
         if location.filesystem.get_file_info(path).type != pafs.FileType.File:
-            return b""
+            return {}
         with location.filesystem.open_input_file(path) as handle:
             metadata = read_footer(handle).metadata.metadata
     except (pa.ArrowException, OSError) as failure:
         raise DataError(f"{path} cannot be read as Parquet: {failure}") from failure
-    return bytes((metadata or {}).get(UNISCHEMA_KEY, b""))
+    return dict(metadata or {})
 
 
 class _ListLengths:

@@ -24,6 +24,8 @@ from spark_elastic.data.pinning import pin
 from spark_elastic.data.plan import BatchPlan, check_switches
 from spark_elastic.data.predicates import PredicateBase
 from spark_elastic.data.reader_arguments import dataset_of, loader_arguments
+from spark_elastic.data.rowgroup_index import Selection
+from spark_elastic.data.selectors import RowGroupSelectorBase
 from spark_elastic.data.tracker import RowGroupTracker
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class ParquetLoader(EngineLoader):
         seed: of everything that is random; the order depends on it and on the epoch only.
         filters: as pyarrow takes them; the rows that pass are counted when the loader is made. A warning tells where none does.
         predicate: one of `spark_elastic.data.predicates`, or of Petastorm's; asked of each row that `filters` pass.
+        rowgroup_selector: one of `spark_elastic.data.selectors`, or of Petastorm's; only the row groups that it selects by
+            Petastorm's index of the dataset are there then, before anything else is chosen.
         engine, engine_options: "arrow", or "petastorm" for its reader workers, with options as of `petastorm.make_reader`.
         transform: called with a pyarrow.Table of some rows of one row group; returns a table or a dict of arrays or
             tensors with as many rows. May run on another thread. The number of rows that it gets is not fixed.
@@ -87,6 +91,7 @@ class ParquetLoader(EngineLoader):
         transform: Callable[[pa.Table], object] | TransformSpec | None = None,
         filters: Filters = None,
         predicate: PredicateBase | None = None,
+        rowgroup_selector: RowGroupSelectorBase | None = None,
         ngram: NGram | None = None,
         drop_last: bool = False,
         with_row_ids: bool = False,
@@ -113,6 +118,10 @@ class ParquetLoader(EngineLoader):
         )
         self.manifest = Manifest.decode(packed)
         locations = [locate(each, storage_options) for each in urls]
+        total = int(self.manifest.rows.sum())
+        if rowgroup_selector is not None:
+            selection = Selection(self.manifest, locations, rowgroup_selector)
+            self.manifest = selection.of(_once("selection", self.manifest, selection.key, selection.find))
         row_filter = None if filters is None and predicate is None else RowFilter(self.manifest, filters, predicate)
         rows = self.manifest.rows
         if row_filter is not None:
@@ -138,10 +147,14 @@ class ParquetLoader(EngineLoader):
             finder = WindowFinder(ngram, reading)
             rows = np.frombuffer(_once("windows", self.manifest, finder.key, finder.count), "<i8")
             source = NGramEngine(finder, reading, source, self.manifest.where)
-        if self.manifest.rows.any() and not rows.any():
-            given = {"filters=": filters, "predicate=": predicate, "ngram=": ngram}
+        if total and not rows.any():
+            given = {
+                "rowgroup_selector=": rowgroup_selector,
+                "filters=": filters,
+                "predicate=": predicate,
+                "ngram=": ngram,
+            }
             causes = " and ".join(name for name, value in given.items() if value is not None)
-            total = int(self.manifest.rows.sum())
             warnings.warn(
                 f"{self.manifest.name}: {causes} leave none of its {total} rows: the loader has no batches",
                 stacklevel=2,

@@ -14,7 +14,6 @@ logger = logging.getLogger("spark_elastic")
 
 # Arguments without a counterpart, each with what to do instead.
 _REFUSED = {
-    "rowgroup_selector": "Petastorm's indexes are not read; filters= skips the row groups that cannot hold a row that passes",
     "filesystem": "give a URL, with storage_options= if need be",
     "reader": "from_reader_arguments is called in place of both, the reader and the loader around it",
     "collate_fn": "a batch is a dict of tensors; make tensors of other columns in transform=, and change batches in the loop",

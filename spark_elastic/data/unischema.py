@@ -24,7 +24,7 @@ from spark_elastic.errors import DataError
 _NUMBERS = ("bool_", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "float32", "float64")
 _OTHERS = ("str_", "unicode_", "bytes_", "string_", "datetime64", "object_")
-_PACKAGES = ("petastorm", "av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit")
+PETASTORM_PACKAGES = ("petastorm", "av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit")
 _CODECS = ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec")
 
 
@@ -97,11 +97,13 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., object]] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         package, _, last = module.rpartition(".")
-        if package in _PACKAGES and last == "unischema" and name == "Unischema":
+        if package in PETASTORM_PACKAGES and last == "unischema" and name == "Unischema":
             return _stand_in(name)
-        if name == "UnischemaField" and (module == "collections" or (package in _PACKAGES and last == "unischema")):
+        if name == "UnischemaField" and (
+            module == "collections" or (package in PETASTORM_PACKAGES and last == "unischema")
+        ):
             return _UnischemaField
-        if package in _PACKAGES and last == "codecs" and name in _CODECS:
+        if package in PETASTORM_PACKAGES and last == "codecs" and name in _CODECS:
             return _stand_in(name)
         if module == "numpy" and name in (*_NUMBERS, *_FLOATS, *_OTHERS):
             return _Type(name)

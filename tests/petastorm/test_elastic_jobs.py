@@ -55,6 +55,22 @@ def test_every_row_counts_once_through_a_kill_with_petastorms_readers(spark: Any
         assert result["seen"] == pytest.approx([2.0] * ROWS)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_index_that_petastorm_builds_selects_the_row_groups_of_a_job(spark: Any, tmp_path: Path) -> None:
+    from petastorm.etl.rowgroup_indexers import SingleFieldIndexer
+    from petastorm.etl.rowgroup_indexing import build_rowgroup_index
+    from petastorm_datasets import write_drive
+
+    from spark_elastic.data.selectors import SingleIndexSelector
+
+    url = write_drive(tmp_path / "drive").as_uri()
+    build_rowgroup_index(url, spark.sparkContext, [SingleFieldIndexer("by id", "id")], hdfs_driver="libhdfs")
+    settings = {"global_batch_size": 4, "rowgroup_selector": SingleIndexSelector("by id", [5, 25]), "columns": ["id"]}
+    results = spark_elastic.run(training.count_rows, args=(url, 40, 1, settings), spark=spark, num_proc=2)
+    for result in results:
+        assert result["seen"] == pytest.approx([1.0 if row // 10 in (0, 2) else 0.0 for row in range(40)])
+
+
 def test_training_lives_through_a_kill_of_worker_and_executor(spark: Any) -> None:
     events: list[dict[str, Any]] = []
     with inject(kill(rank=1, step=10), kill_executor(rank=0, step=20)):

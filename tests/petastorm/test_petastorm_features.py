@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ pytest.importorskip("petastorm")
 import petastorm.ngram
 import petastorm.predicates
 import petastorm.pytorch
+import petastorm.selectors
+import pyarrow.parquet as pq
 from petastorm import make_batch_reader, make_reader
+from petastorm.etl.rowgroup_indexers import FieldNotNullIndexer, SingleFieldIndexer
 from petastorm.transform import TransformSpec
 from petastorm.weighted_sampling_reader import WeightedSamplingReader
 from petastorm_datasets import SCHEMA, reading, write_drive
 
-from spark_elastic.data import NGram, ParquetLoader, WeightedSamplingLoader, predicates
+from spark_elastic.data import NGram, ParquetLoader, WeightedSamplingLoader, predicates, selectors
+from spark_elastic.data.rowgroup_index import INDEX_KEY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -79,6 +84,74 @@ def test_predicates_pass_the_same_rows(drive: Path, name: str) -> None:
         loader = ParquetLoader(drive, 8, columns=["id", "speed"], predicate=PREDICATES[name](module), shuffle=False)
         found = [row for b in loader for row in zip(b["id"].tolist(), b["speed"].tolist(), strict=True)]
         assert found == expected
+
+
+# Each made by the names of a module of selectors, Petastorm's or ours.
+SELECTORS = {
+    "one value": lambda of: of.SingleIndexSelector("by car", ["car 1"]),
+    "values": lambda of: of.SingleIndexSelector("by id", [3, 31, 1000]),
+    "no value": lambda of: of.SingleIndexSelector("by id", [-1]),
+    "not null": lambda of: of.SingleIndexSelector("has half", ["Field is Not Null"]),
+    "all of several": lambda of: of.IntersectIndexSelector(
+        [of.SingleIndexSelector("by id", [3, 31]), of.SingleIndexSelector("has half", [None])]
+    ),
+    "any of several": lambda of: of.UnionIndexSelector(
+        [of.SingleIndexSelector("by id", [3]), of.SingleIndexSelector("by id", [31])]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with indexes by Petastorm's indexers; `half` is null in all of the second row group."""
+    root = write_drive(tmp_path_factory.mktemp("indexed") / "data")
+    indexers = [
+        SingleFieldIndexer("by car", "car"),
+        SingleFieldIndexer("by id", "id"),
+        FieldNotNullIndexer("has half", "half"),
+    ]
+    for piece in range(4):
+        rows = [
+            {"car": np.str_(f"car {row % 2 if piece else 4}"), "id": np.int64(row), "half": None if piece == 1 else 0.5}
+            for row in range(10 * piece, 10 * piece + 10)
+        ]
+        for indexer in indexers:
+            indexer.build_index(rows, piece)
+    path = root / "_common_metadata"
+    schema = pq.read_schema(path)
+    index = pickle.dumps({indexer.index_name: indexer for indexer in indexers}, pickle.HIGHEST_PROTOCOL)
+    pq.write_metadata(schema.with_metadata({**schema.metadata, INDEX_KEY: index}), path)
+    return root
+
+
+@pytest.mark.parametrize("engine", ["arrow", "petastorm"])
+@pytest.mark.parametrize("name", SELECTORS)
+def test_selectors_select_the_same_row_groups(indexed: Path, name: str, engine: str) -> None:
+    expected: list[int] = []
+    if name != "no value":  # which Petastorm's reader refuses
+        with reading(indexed, rowgroup_selector=SELECTORS[name](petastorm.selectors)) as reader:
+            expected = [int(row.id) for row in reader]
+    for module in (selectors, petastorm.selectors):
+        loader = ParquetLoader(
+            indexed, 8, columns=["id"], rowgroup_selector=SELECTORS[name](module), shuffle=False, engine=engine
+        )
+        assert ids(loader) == expected
+        loader.close()
+    arguments = {"rowgroup_selector": SELECTORS[name](petastorm.selectors), "batch_size": 8, "schema_fields": ["id"]}
+    assert sorted(ids(ParquetLoader.from_reader_arguments(indexed, **arguments))) == sorted(expected)
+
+
+def test_a_selector_goes_with_filters_predicates_and_windows(indexed: Path) -> None:
+    selector = SELECTORS["any of several"](selectors)  # ids 0 to 9 and 30 to 39
+    loader = ParquetLoader(
+        indexed, 8, columns=["id"], rowgroup_selector=selector, shuffle=False, filters=[("id", ">", 5)],
+        predicate=predicates.in_lambda(["id"], lambda row: row % 2 == 0),
+    )  # fmt: skip
+    assert ids(loader) == [6, 8, 30, 32, 34, 36, 38]
+    window = NGram({0: ["id"], 1: ["id"]}, 1, "time")
+    loader = ParquetLoader(indexed, 8, rowgroup_selector=selector, shuffle=False, ngram=window)
+    found = [tuple(map(int, row)) for batch in loader for row in batch["id"]]
+    assert found == [(row, row + 1) for row in (*range(9), *range(30, 39)) if row % 3 != 2]
 
 
 def test_predicates_are_asked_also_where_petastorms_workers_read(drive: Path) -> None:

@@ -20,6 +20,7 @@ PACKAGES = (
     "spark_elastic",
     "spark_elastic.data",
     "spark_elastic.data.predicates",
+    "spark_elastic.data.selectors",
     "spark_elastic.estimator",
     "spark_elastic.loggers",
     "spark_elastic.testing",

@@ -79,10 +79,6 @@ def test_an_ngram_of_petastorms_is_one_of_ours() -> None:
             "num_epochs=None has no counterpart: iterating a loader gives one epoch, and set_epoch(n)",
         ),
         ({"num_epochs": 3}, "num_epochs=3 has no counterpart"),
-        (
-            {"rowgroup_selector": object()},
-            "rowgroup_selector= has no counterpart: Petastorm's indexes are not read; filters=",
-        ),
         ({"filesystem": object()}, "filesystem= has no counterpart: give a URL"),
         ({"reader": object()}, "reader= has no counterpart: from_reader_arguments is called in place of both"),
         ({"collate_fn": list}, "collate_fn= has no counterpart: a batch is a dict of tensors"),
