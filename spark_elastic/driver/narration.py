@@ -127,7 +127,8 @@ class Narrator:
             case records.WorldSized():
                 return [(logging.INFO, record.describe())]
             case records.HostDraining(host, name):
-                return [(logging.INFO, f"host {host} on {name} drains; its worker leaves at the next commit")]
+                text = f"host {host} on {name} drains; its worker leaves at the next commit, unless it alone holds the state"
+                return [(logging.INFO, text)]
         return []
 
     def _tell_shares(self, generation: int, change: reports.SharesChanged) -> list[Line]:

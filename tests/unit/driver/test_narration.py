@@ -179,7 +179,7 @@ def test_planned_changes_are_no_warnings() -> None:
     assert warnings(script) == []
     assert [text for _, text in told(script)] == [
         "generation 1 of size 2 begins",
-        "host 1 on b drains; its worker leaves at the next commit",
+        "host 1 on b drains; its worker leaves at the next commit, unless it alone holds the state",
         "generation 1 ends at its next commit: a host drains",
         "generation 2 of size 1 goes on from commit 1.2",
     ]
