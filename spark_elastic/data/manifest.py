@@ -72,7 +72,7 @@ class Manifest(Sequence[RowGroup]):
     footers, or None where they differ. `schema` holds the columns in files, partition columns not included; `schema_bytes` is
     its serialized form, and `unischema` Petastorm's pickle, if the dataset has one. `urls` are the dataset's roots, one as a
     rule, `files` what its files must still be when they are opened, and `row_groups` what `manifest[i]` returns.
-    Where they are a selection of the dataset's, `selection` names it.
+    Where they are a selection, `dataset` is the manifest of all.
     """
 
     urls: tuple[str, ...]
@@ -81,7 +81,7 @@ class Manifest(Sequence[RowGroup]):
     schema_bytes: bytes
     list_lengths: tuple[tuple[str, int | None], ...] = ()
     unischema: bytes = b""
-    selection: str = ""
+    dataset: Manifest | None = None
 
     @overload
     def __getitem__(self, index: int) -> RowGroup: ...
@@ -121,8 +121,10 @@ class Manifest(Sequence[RowGroup]):
     def partition_types(self) -> dict[str, pa.DataType]:
         """Hive partition columns: int64 where all values are whole numbers, else float64, else string.
 
-        Columns that are in the files, too, are read from there.
+        Columns that are in the files, too, are read from there. A selection has the columns of the whole dataset.
         """
+        if self.dataset is not None:
+            return self.dataset.partition_types
         values: dict[str, set[str]] = {}
         for name, value in {pair for group in self.row_groups for pair in group.partition}:
             if name not in self.schema.names:
@@ -139,7 +141,8 @@ class Manifest(Sequence[RowGroup]):
         for file in self.files:
             place = f"{file.root}\0" if file.root else ""
             digest.update(f"{place}{file.path}\0{file.size}\0".encode() + file.footer)
-        digest.update(self.selection.encode())
+        if self.dataset is not None:
+            digest.update(repr([(group.root, group.path, group.ordinal) for group in self.row_groups]).encode())
         return digest.hexdigest()
 
     def where(self, index: int) -> str:
@@ -150,7 +153,9 @@ class Manifest(Sequence[RowGroup]):
         return f"{file}, row group {group.ordinal}"
 
     def encode(self) -> bytes:
-        """Return the manifest as MessagePack, about 20 bytes a row group."""
+        """Return the manifest as MessagePack, about 20 bytes a row group. Raises ValueError for a selection."""
+        if self.dataset is not None:
+            raise ValueError("encode the manifest of the whole dataset; a selection is made of that")
         place = {(file.root, file.path): number for number, file in enumerate(self.files)}
         partitions = {(group.root, group.path): group.partition for group in self.row_groups if group.partition}
         return msgspec.msgpack.encode(

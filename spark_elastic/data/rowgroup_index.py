@@ -6,41 +6,40 @@ stand-ins are built of them.
 
 from __future__ import annotations
 
-import codecs
 import collections
 import dataclasses
 import hashlib
 import io
 import json
 import pickle
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
 
 from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, read_common_metadata
-from spark_elastic.data.selectors import RowGroupIndex, RowGroupSelectorBase
+from spark_elastic.data.selectors import RowGroupSelectorBase
 from spark_elastic.data.unischema import PETASTORM_PACKAGES
 from spark_elastic.errors import DataError
 
 INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
 _PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 _INDEXERS = ("SingleFieldIndexer", "FieldNotNullIndexer")
-_SCALAR = np.int64(0).__reduce__()[0]
-# What values and their containers are pickled by, in the releases of NumPy and Python that have written indexes.
-_OTHERS: dict[tuple[str, str], object] = {
-    ("collections", "defaultdict"): collections.defaultdict,
-    ("builtins", "set"): set,
-    ("__builtin__", "set"): set,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "scalar"): _SCALAR,
-    ("numpy._core.multiarray", "scalar"): _SCALAR,
-    ("_codecs", "encode"): codecs.encode,
-}
+# The kinds of NumPy's dtypes that index values have: numbers, text, bytes and times. Their bytes are no pointers.
+_KINDS = re.compile(r"[biufSUmM]\d*(\[\w+\])?")
 
 
-class _Index:
+class _Sealed(type):
+    """A class whose attributes no pickle can set, which would change what later indexes are read by."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise pickle.UnpicklingError(f"it sets {cls.__name__}.{name}")
+
+
+class _Index(metaclass=_Sealed):
     """Has what selectors ask of one of Petastorm's indexers."""
 
     # By value, or, where the index is of what is not null, of all values together.
@@ -56,6 +55,45 @@ class _Index:
         data = self._index_data
         return set(data.get(value_key, ()) if isinstance(data, dict) else data)
 
+    @property
+    def numbers(self) -> set[int]:
+        """The numbers of all row groups in the index. Raises ValueError where it is no index."""
+        data = self.__dict__.get("_index_data")
+        numbers = set[int]()
+        for found in data.values() if isinstance(data, dict) else [data]:
+            if not isinstance(found, set) or not all(type(number) is int for number in found):
+                raise ValueError("an indexer has other data than sets of numbers")
+            numbers |= found
+        return numbers
+
+
+class _Dtype(metaclass=_Sealed):
+    """Stands for a NumPy dtype, of which only the type and its byte order are taken."""
+
+    def __init__(self, kind: object, *flags: object) -> None:
+        if not isinstance(kind, str) or _KINDS.fullmatch(kind) is None:
+            raise pickle.UnpicklingError("it has a value of a dtype that no index needs")
+        self.kind, self.is_swapped = kind, False
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.is_swapped = state[1] == ">"
+
+
+def _scalar(dtype: object, data: object) -> object:
+    """Stand in for NumPy's function that makes a scalar of its bytes."""
+    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, str)):
+        raise pickle.UnpicklingError("it has a value that is no scalar")
+    content = data.encode("latin1") if isinstance(data, str) else data
+    kind = np.dtype(dtype.kind).newbyteorder(">" if dtype.is_swapped else "<")
+    return np.frombuffer(content, kind)[0] if kind.itemsize else kind.type()
+
+
+def _encode(text: object, encoding: object) -> bytes:
+    """Stand in for the codec by which old pickles hold bytes."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise pickle.UnpicklingError(f"it is encoded by {encoding!r}")
+    return text.encode("latin1")
+
 
 def _reconstruct(kind: type, base: type, state: object) -> object:
     """Stand in for copyreg._reconstructor, by which old pickles make plain objects."""
@@ -64,26 +102,43 @@ def _reconstruct(kind: type, base: type, state: object) -> object:
     return _Index()
 
 
+# What values and their containers are pickled by, in the releases of NumPy and Python that have written indexes.
+_STAND_INS: dict[tuple[str, str], object] = {
+    ("collections", "defaultdict"): collections.defaultdict,
+    ("builtins", "set"): set,
+    ("__builtin__", "set"): set,
+    ("builtins", "object"): object,
+    ("__builtin__", "object"): object,
+    ("copyreg", "_reconstructor"): _reconstruct,
+    ("copy_reg", "_reconstructor"): _reconstruct,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy._core.multiarray", "scalar"): _scalar,
+    ("_codecs", "encode"): _encode,
+}
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         package = module.removesuffix(".etl.rowgroup_indexers")
         if package != module and package in PETASTORM_PACKAGES and name in _INDEXERS:
             return _Index
-        if (module, name) in _OTHERS:
-            return _OTHERS[module, name]
-        if module in ("copyreg", "copy_reg") and name == "_reconstructor":
-            return _reconstruct
-        if module in ("builtins", "__builtin__") and name == "object":
-            return object
+        if (module, name) in _STAND_INS:
+            return _STAND_INS[module, name]
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no index needs")
 
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise pickle.UnpicklingError("it has persistent ids, which no index needs")
 
-def read_indexes(pickled: bytes) -> dict[str, RowGroupIndex]:
+
+def read_indexes(pickled: bytes) -> dict[str, _Index]:
     """Return the indexes by their names. Raises DataError for anything else, before any of it is run."""
     try:
         found = _Unpickler(io.BytesIO(pickled)).load()
-        if not all(type(name) is str and isinstance(index, _Index) for name, index in found.items()):
-            raise ValueError(f"it is {found!r}")
+        if not all(type(name) is str and type(index) is _Index for name, index in found.items()):
+            raise ValueError("it is no dict of indexers")
+        for index in found.values():
+            index.numbers  # noqa: B018  # raises for what is no index
         return dict(found)
     except Exception as failure:
         raise DataError(f"the dataset's index of row groups cannot be read: {failure}") from failure
@@ -93,7 +148,8 @@ class Selection:
     """The row groups of a dataset that a selector selects. Raises ValueError for what is no selector, or has too many URLs."""
 
     def __init__(self, manifest: Manifest, locations: Sequence[Location], selector: RowGroupSelectorBase) -> None:
-        if not all(callable(getattr(selector, name, None)) for name in ("get_index_names", "select_row_groups")):
+        methods = ("get_index_names", "select_row_groups")
+        if isinstance(selector, type) or not all(callable(getattr(selector, name, None)) for name in methods):
             raise ValueError(f"rowgroup_selector must be one of spark_elastic.data.selectors, not {selector!r}")
         if len(locations) > 1:
             raise ValueError("rowgroup_selector= needs one URL: each dataset has an index of its own")
@@ -117,30 +173,42 @@ class Selection:
             raise DataError(
                 f"{name} has no index of its row groups, which Petastorm's build_rowgroup_index makes; filters= needs none"
             )
-        self._check_files(stored)
         indexes = read_indexes(stored[INDEX_KEY])
-        missing = sorted(set(self._selector.get_index_names()) - indexes.keys())
+        self._check_files(stored, indexes)
+        names = self._selector.get_index_names()
+        missing = sorted(({names} if isinstance(names, str) else set(names)) - indexes.keys())
         if missing:
             raise ValueError(
                 f"rowgroup_selector: {name} has no index {missing[0]!r}, only {', '.join(sorted(indexes))}"
             )
-        numbers = sorted({int(number) for number in self._selector.select_row_groups(indexes)})
-        if numbers and not 0 <= numbers[0] <= numbers[-1] < len(self._manifest):
-            raise DataError(f"{name} has {len(self._manifest)} row groups, and its index names number {numbers[-1]}")
+        numbers = sorted(self._selector.select_row_groups(indexes))
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < len(self._manifest):
+                raise ValueError(f"rowgroup_selector: {name} has {len(self._manifest)} row groups, and not {number!r}")
         return np.array(numbers, "<i8").tobytes()
 
     def of(self, numbers: bytes) -> Manifest:
         """Return the manifest of the row groups that `find` has found, here or in another process."""
         groups = tuple(self._manifest.row_groups[number] for number in np.frombuffer(numbers, "<i8"))
-        name = hashlib.blake2b(numbers, digest_size=8).hexdigest()
-        return dataclasses.replace(self._manifest, row_groups=groups, selection=name)
+        return dataclasses.replace(self._manifest, row_groups=groups, dataset=self._manifest)
 
-    def _check_files(self, stored: Mapping[bytes, bytes]) -> None:
-        """Raise DataError if the dataset has other row groups than when Petastorm counted them: numbers would mean others."""
-        expected = json.loads(stored.get(_PER_FILE_KEY, b"{}"))
+    def _check_files(self, stored: Mapping[bytes, bytes], indexes: Mapping[str, _Index]) -> None:
+        """Raise DataError if the dataset has other row groups than its index, as far as that shows: numbers would mean others.
+
+        An index names no files. What shows is that there are other files than Petastorm has counted, or row groups at the end
+        that no index has, as there are once files were added.
+        """
         found = collections.Counter(group.path for group in self._manifest)
-        if expected and {path: count for path, count in expected.items() if count} != dict(found):
+        try:
+            counted = json.loads(stored.get(_PER_FILE_KEY, b"{}"))
+            is_other = bool(counted) and {path: count for path, count in counted.items() if count} != dict(found)
+        except (AttributeError, ValueError) as failure:
+            raise DataError(f"{self._manifest.name}: Petastorm's count of row groups cannot be read") from failure
+        if (
+            is_other
+            or max(set().union(*(index.numbers for index in indexes.values())), default=-1) != len(self._manifest) - 1
+        ):
             raise DataError(
-                f"{self._manifest.name} has other files, or row groups, than its index: run Petastorm's build_rowgroup_index "
-                "again, behind petastorm-generate-metadata.py"
+                f"{self._manifest.name} has other row groups than its index: run Petastorm's build_rowgroup_index again, behind "
+                "petastorm-generate-metadata.py"
             )
