@@ -72,10 +72,10 @@ class Writer:
         self._process.loop.call_later(self._begin(), self._end, commit, snapshot, snapshot.content(), snapshots)
 
     def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
-        is_writing, seconds = self._is_writing, self._begin()
-        if part.rank != 0 and is_writing:
+        if part.rank != 0 and self._is_writing:
             _bring(meeting, Written(part.file, error="it still writes"))
             return
+        seconds = self._begin()
         threads.Thread(lambda: self._write_part(commit, part, meeting, seconds), process=self._process).start()
 
     def _begin(self) -> float:
@@ -96,15 +96,21 @@ class Writer:
         self._is_writing = False
 
     def _write_part(self, commit: CommitId, part: Part, meeting: PartMeeting, seconds: float) -> None:
-        threads.sleep(seconds)
-        mine = encode_part(part)
         tensors = self._simulation.tensors.setdefault((self.attempt, commit), {})
-        tensors.update(mine.tensors)
         try:
+            if part.rank != 0 and not meeting.is_wanted():
+                self._is_writing = False
+                return
+            threads.sleep(seconds / 2)
+            if part.rank != 0:
+                meeting.tell()
+            threads.sleep(seconds / 2)
+            mine = encode_part(part)
+            tensors.update(mine.tensors)
             if part.rank != 0:
                 _bring(meeting, Written(part.file, FileEntry(0, ""), tuple(mine.tensors), tuple(mine.dicts)))
             else:
-                join(mine, [msgspec.json.decode(packed, type=Written) for packed in meeting.collect()])
+                join(mine, [msgspec.json.decode(packed, type=Written) for packed in meeting.collect(lambda: None)])
                 decoder = TreeDecoder(tensors, mine.opaque, None)
                 objects = {name: decoder.decode(node) for name, node in mine.objects.items()}
                 self._put(commit, part.skeleton["steps"], part.skeleton["size"], objects)

@@ -33,17 +33,30 @@ logger = logging.getLogger("spark_elastic")
 
 # The end of a job waits for its last checkpoint, unless no piece of it has been written for this long.
 STALL_SECONDS = 120.0
+# While a rank writes its part of a checkpoint, it tells rank 0 of progress no more often than this.
+TELL_SECONDS = 10.0
 
 
 class PartMeeting(Protocol):
     """How ranks tell rank 0 that they have written their parts."""
 
-    def bring(self, content: bytes) -> None:
-        """Tell rank 0, from another rank. Raises ``WorkerLostError`` where the generation is over."""
+    def is_wanted(self) -> bool:
+        """Whether rank 0 wants the parts. May block. Raises ``WorkerLostError`` where the generation is over."""
         ...
 
-    def collect(self) -> list[bytes]:
-        """Wait on rank 0 for what all other ranks bring, in rank order. Raises ``WorkerLostError`` where one is lost."""
+    def tell(self) -> None:
+        """Tell rank 0, from another rank, that there is progress. Raises ``WorkerLostError`` where the generation is over."""
+        ...
+
+    def bring(self, content: bytes) -> None:
+        """Tell rank 0, from another rank, what has been written; nothing follows. Raises ``WorkerLostError`` likewise."""
+        ...
+
+    def collect(self, progress: Callable[[], None]) -> list[bytes]:
+        """Wait on rank 0 for what all other ranks bring, in rank order; ``progress`` is called whenever one tells of some.
+
+        Raises ``WorkerLostError`` where a rank is lost.
+        """
         ...
 
 
@@ -73,6 +86,8 @@ class CheckpointWriter:
         self._due_at = 0.0
         self._asked = False
         self._failures = 0
+        # How many checkpoints in a row were given up because the world changed.
+        self._given_up = 0
         self._superseded = False
         self._pieces = 0
         self._durable_steps: int | None = None
@@ -128,19 +143,21 @@ class CheckpointWriter:
         self._writing = self._pool.submit(self._write, name, snapshot.skeleton["steps"], write)
 
     def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
-        """Begin to write this rank's part of ``commit``, which all ranks write together. Does not block.
+        """Begin to write this rank's part of ``commit``, which all ranks write together.
 
-        A rank other than 0 that has not ended an older write leaves this one out, and so nobody completes it.
+        A rank other than 0 that has not ended an older write leaves this one out, and so nobody completes it. It blocks for as
+        long as it takes to say so.
         """
-        name = self._begin(commit)
         if part.rank == 0:
+            name = self._begin(commit)
             self._writing = self._pool.submit(
                 self._write, name, part.skeleton["steps"], lambda: self._write_and_join(name, part, meeting)
             )
         elif self._is_writing:
             _bring(meeting, Written(part.file, error="its rank has not ended an older write"))
         else:
-            self._writing = self._pool.submit(lambda: _bring(meeting, self._write_part(name, part)))
+            name = CheckpointName(self.attempt, commit.generation, commit.index)
+            self._writing = self._pool.submit(self._write_part, name, part, meeting)
 
     def lacks(self, steps: int) -> bool:
         """Whether the commit after ``steps`` has yet to be written."""
@@ -236,9 +253,15 @@ class CheckpointWriter:
         started = time.monotonic()
         try:
             written = write()
-        except WorkerLostError as error:
-            logger.debug("checkpoint %s is given up: %s", name, error)
+        except WorkerLostError:
             self._begun, self._due_at = None, time.monotonic()
+            self._given_up += 1
+            text = "the world changed before all ranks had written their parts"
+            if self._given_up > 1:
+                logger.warning(
+                    "checkpoint %s could not be written: %s, %d times in a row", name, text, self._given_up
+                )
+            self._report(reports.CheckpointFailed(str(name), steps, text))
             return
         except SupersededError as error:
             self._superseded = True
@@ -255,21 +278,36 @@ class CheckpointWriter:
             )
             self._report(reports.CheckpointFailed(str(name), steps, text))
             return
-        self._failures = 0
+        self._failures = self._given_up = 0
         self._durable_steps = steps
         seconds = round(time.monotonic() - started, 4)
         self._report(reports.CheckpointWritten(str(name), steps, written, seconds))
         self._prune()
 
-    def _write_part(self, name: CheckpointName, part: Part) -> Written:
-        """Write the part of a rank other than 0."""
+    def _write_part(self, name: CheckpointName, part: Part, meeting: PartMeeting) -> None:
+        """Write the part of a rank other than 0, and tell rank 0 of it."""
+        told_at = time.monotonic()
+
+        def progress() -> None:
+            nonlocal told_at
+            self._progress()
+            if time.monotonic() - told_at > TELL_SECONDS:
+                told_at = time.monotonic()
+                meeting.tell()
+
         try:
+            if not meeting.is_wanted():
+                return
             self._directory.check_claim(self.attempt)
             encoded = encode_part(part)
-            entry = self._directory.write_file(name, part.file, file_pieces(encoded.tensors), self._progress)
-            return Written(part.file, entry, tuple(encoded.tensors), tuple(encoded.dicts))
+            entry = self._directory.write_file(name, part.file, file_pieces(encoded.tensors), progress)
+            written = Written(part.file, entry, tuple(encoded.tensors), tuple(encoded.dicts))
+        except WorkerLostError as error:
+            logger.debug("%s of checkpoint %s is given up: %s", part.file, name, error)
+            return
         except Exception as error:
-            return Written(part.file, error=f"{type(error).__name__}: {error}")
+            written = Written(part.file, error=_sendable(error))
+        _bring(meeting, written)
 
     def _write_and_join(self, name: CheckpointName, part: Part, meeting: PartMeeting) -> int:
         """Write the part of rank 0, and complete the checkpoint once all others have written theirs."""
@@ -281,7 +319,7 @@ class CheckpointWriter:
                     part.file: self._directory.write_file(name, part.file, file_pieces(encoded.tensors), self._progress)
                 }
             finally:
-                others = [msgspec.json.decode(packed, type=Written) for packed in meeting.collect()]
+                others = [msgspec.json.decode(packed, type=Written) for packed in meeting.collect(self._progress)]
             join(encoded, others)
             entries |= {other.file: other.entry for other in others if other.entry is not None}
             for file, pieces in encode_joined(encoded, part.skeleton).items():
@@ -341,7 +379,16 @@ class CheckpointWriter:
 
 
 def _bring(meeting: PartMeeting, written: Written) -> None:
+    """Tell rank 0 what was written, or else, which waits for it, why it cannot be told."""
     try:
-        meeting.bring(msgspec.json.encode(written))
+        try:
+            meeting.bring(msgspec.json.encode(written))
+        except (ValueError, TypeError) as error:  # more than the store takes, or no text
+            meeting.bring(msgspec.json.encode(Written(written.file, error=_sendable(error))))
     except WorkerLostError as error:
         logger.debug("%s is given up: %s", written.file, error)
+
+
+def _sendable(error: Exception) -> str:
+    """Describe an error, which may name a file that is no valid Unicode."""
+    return f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()

@@ -186,7 +186,7 @@ def test_a_checkpoint_goes_on_with_a_divided_optimizer_or_without_at_any_size(
     train(cluster, steps=16, num_proc=2, commit="copy", **settings)
     train(cluster, zero=True, steps=20, num_proc=2, commit="in_place", **settings)
     train(cluster, zero=True, steps=25, commit="copy", **settings)
-    results = train(cluster, zero=True, num_proc=3, commit="host", **settings)
+    results = train(cluster, zero=True, num_proc=3, max_np=3, commit="host", **settings)
     assert {result["digest"] for result in results} == {undisturbed}
     newest = max(path.parent for path in tmp_path.glob("*-*-*/manifest.json"))
     assert [path.name for path in sorted(newest.glob("tensors*"))] == [

@@ -80,7 +80,8 @@ class State(ABC):
         of an ``ObjectState`` is waited for only at the next commit, too: a copy that is under way when a worker is lost is
         discarded, and the commit before it holds. With ``durable`` this commit is written to the job's ``checkpoint`` in the
         background, whatever ``checkpoint_interval`` says; while an older commit is still being written, the first commit after
-        that is written instead. Where a ``ZeroRedundancyOptimizer`` is divided, one of the next commits is.
+        that is written instead. Where all ranks write together (``commit="sharded"``, a divided ``ZeroRedundancyOptimizer``),
+        one of the next eight is.
 
         Raises ``WorkerLostError`` when a rank is lost (this step is not saved if one of its reductions may have failed), and
         ``HostsUpdatedInterrupt``, on all ranks at the same commit, when workers arrive or leave.

@@ -106,6 +106,9 @@ class Commits:
         self.record(state.save, has_met)
         faults.reached(Point.RECORDED, **where)
         job.reporter.committed(self.steps, _progress_of(state, world))
+        if self._writes_part and job.checkpoints is not None:
+            self._writes_part = self._has_asked = False
+            self._write_part(state, job.checkpoints, world)
         if job.checkpoints is not None and world.rank == 0:
             score = self._scores.committed(_optimizer_steps(state))
             if score is not None:
@@ -115,9 +118,6 @@ class Commits:
             if not self._is_in_parts and job.checkpoints.is_due():
                 self.settle()
                 job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
-        if self._writes_part and job.checkpoints is not None:
-            self._writes_part = self._has_asked = False
-            self._write_part(state, job.checkpoints, world)
         if self._exchange(state, job, world, has_met):
             self._interrupt()
         faults.reached(Point.COMMITTED, **where)
@@ -130,23 +130,31 @@ class Commits:
         """Whether all ranks write durable checkpoints together."""
         return self.keeper is not None and self.keeper.is_in_parts
 
-    def _write_part(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
+    def _write_part(
+        self, state: State, checkpoints: CheckpointWriter, world: World, meeting: StoreMeeting | None = None
+    ) -> None:
         """Begin to write this rank's part of the last commit, as all other ranks do of the same."""
         assert self.keeper is not None
         self.settle()
-        self._parts += 1
-        meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
+        if meeting is None:
+            self._parts += 1
+            meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
         part = self.keeper.part(world, state._shared_values())
         checkpoints.begin_part(CommitId(world.generation, self.index), part, meeting)
 
     def _finish_in_parts(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Have all ranks write their parts of the last commit, if it is not durable yet, and wait for that."""
+        """Have all ranks write their parts of the last commit, if it is not durable yet, and wait for that.
+
+        Only rank 0 knows whether it is. Ranks ask on the thread that writes: one that waited for another here, which has made
+        another number of commits, would not be known to have returned.
+        """
         checkpoints.wait(world.is_broken)
-        world.start_exchange([world.rank == 0 and checkpoints.lacks(self.steps)])
-        everybody = world.finish_exchange()
-        assert everybody is not None
-        if everybody[0][0]:
-            self._write_part(state, checkpoints, world)
+        meeting = StoreMeeting(world.store, "the last part", world.rank, world.size, asks=True)
+        is_wanted = checkpoints.lacks(self.steps)
+        if world.rank == 0:
+            meeting.wish(is_wanted)
+        if world.rank != 0 or is_wanted:
+            self._write_part(state, checkpoints, world, meeting)
             checkpoints.wait(world.is_broken)
         if world.rank == 0:
             checkpoints.end(self.steps, world.is_broken)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spark_elastic.checkpoint import writer as writer_module
 from spark_elastic.checkpoint.digest import digest
 from spark_elastic.checkpoint.directory import CheckpointDirectory
 from spark_elastic.checkpoint.newest import load_checkpoint
@@ -61,20 +62,31 @@ class Meeting:
         self.brought: dict[int, bytes] = {}
         self.changed = threading.Condition()
         self.is_over = False
+        self.wanted = True
+        self.told: list[int] = []
+        self.most = 2**20
         self.size = size
 
     def of(self, rank: int) -> Any:
         meeting = self
 
         class Mine:
+            def is_wanted(self) -> bool:
+                return meeting.wanted
+
+            def tell(self) -> None:
+                meeting.told.append(rank)
+
             def bring(self, content: bytes) -> None:
                 with meeting.changed:
                     if meeting.is_over:
                         raise WorkerLostError("the generation is over")
+                    if len(content) > meeting.most:
+                        raise ValueError("the store is full")
                     meeting.brought[rank] = content
                     meeting.changed.notify_all()
 
-            def collect(self) -> list[bytes]:
+            def collect(self, progress: Any) -> list[bytes]:
                 with meeting.changed:
                     assert meeting.changed.wait_for(
                         lambda: meeting.is_over or len(meeting.brought) == meeting.size - 1, 60
@@ -94,12 +106,10 @@ class Meeting:
 class Ranks:
     """The writers of three ranks."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, best: Any = None) -> None:
         self.url, self.reports = url, list[Any]()
-        attempt = CheckpointDirectory(url).claim()
-        self.writers = [
-            CheckpointWriter(CheckpointPlan(url, attempt, 60.0, 2), self.reports.append, int) for _ in range(SIZE)
-        ]
+        plan = CheckpointPlan(url, CheckpointDirectory(url).claim(), 60.0, 2, best=best)
+        self.writers = [CheckpointWriter(plan, self.reports.append, int) for _ in range(SIZE)]
 
     def write(self, parts: dict[int, Part], meeting: Meeting | None = None, commit: CommitId = COMMIT) -> None:
         meeting = meeting or Meeting()
@@ -188,22 +198,26 @@ def test_parts_that_do_not_have_each_tensor_once_are_no_checkpoint(
     assert message in ranks.of(CheckpointFailed)[0].error
 
 
-def test_a_loss_while_parts_are_written_is_no_failure_and_the_next_checkpoint_is_due_at_once(
+def test_a_world_that_changes_while_parts_are_written_costs_the_checkpoint_and_the_next_is_due_at_once(
     ranks: Ranks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    meeting = Meeting()
     with caplog.at_level(logging.WARNING):
-        for rank in (0, 1):
-            ranks.writers[rank].begin_part(COMMIT, part_of(rank), meeting.of(rank))
-        ranks.writers[1].wait(lambda: False)
-        meeting.end()
-        ranks.writers[0].wait(lambda: False)
-        ranks.write({2: part_of(2)}, meeting)  # a rank that is late
-    assert not caplog.records
-    assert not ranks.reports
-    assert ranks.writers[0].is_due()
+        for generation in (2, 3):
+            assert not caplog.records, "the first time"
+            meeting = Meeting()
+            for rank in (0, 1):
+                ranks.writers[rank].begin_part(CommitId(generation, 7), part_of(rank), meeting.of(rank))
+            ranks.writers[1].wait(lambda: False)
+            meeting.end()
+            ranks.writers[0].wait(lambda: False)
+            ranks.write({2: part_of(2)}, meeting)  # a rank that is late
+            assert all(writer.is_due() for writer in ranks.writers), "whoever is rank 0 next"
+    assert "2 times in a row" in caplog.text
+    assert [failed.error for failed in ranks.of(CheckpointFailed)] == [
+        "the world changed before all ranks had written their parts"
+    ] * 2
     assert ranks.names == []
-    ranks.write(parts(8), commit=CommitId(3, 1))
+    ranks.write(parts(8), commit=CommitId(4, 1))
     assert len(ranks.names) == 1
     assert len(ranks.files) == 6, "what had been left of the other is removed"
 
@@ -225,6 +239,56 @@ def test_a_rank_that_still_writes_an_older_part_leaves_one_out(ranks: Ranks, mon
     go.set()
     ranks.writers[1].wait(lambda: False)
     assert msgspec.json.decode(older.brought[1], type=Written).entry is not None
+
+
+@pytest.mark.parametrize("error", ["no text: \udcff", "x" * 2000])
+def test_rank_0_hears_of_every_failure_also_of_one_that_cannot_be_told(
+    ranks: Ranks, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = CheckpointDirectory.write_file
+
+    def fail(self: Any, name: Any, file: str, *others: Any) -> Any:
+        if file == part_of(1).file:
+            raise OSError(error)
+        return write(self, name, file, *others)
+
+    monkeypatch.setattr(CheckpointDirectory, "write_file", fail)
+    meeting = Meeting()
+    meeting.most = 1000
+    ranks.write(parts(), meeting)
+    (failed,) = ranks.of(CheckpointFailed)
+    assert part_of(1).file in failed.error
+    assert ranks.names == []
+
+
+def test_parts_that_rank_0_does_not_want_are_not_written(ranks: Ranks) -> None:
+    meeting = Meeting()
+    meeting.wanted = False
+    ranks.write({rank: part_of(rank) for rank in (1, 2)}, meeting)
+    assert ranks.files == []
+    assert not meeting.brought
+
+
+def test_a_rank_that_writes_for_long_tells_of_progress(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "TELL_SECONDS", -1.0)
+    meeting = Meeting()
+    ranks.write(parts(), meeting)
+    assert set(meeting.told) == {1, 2}
+    assert len(ranks.names) == 1
+
+
+def test_the_best_commit_that_all_ranks_write_is_written_once_and_gets_its_score(tmp_path: Path) -> None:
+    ranks = Ranks(str(tmp_path / "saved"), best=("val_loss", "min"))
+    meeting = Meeting()
+    for rank in range(SIZE):
+        ranks.writers[rank].begin_part(COMMIT, part_of(rank), meeting.of(rank))
+    ranks.writers[0].score(COMMIT, 0.5, None, lambda: False)  # type: ignore[arg-type]  # nothing is lent
+    for writer in ranks.writers:
+        writer.wait(lambda: False)
+        writer._pool.shutdown()
+    assert "score.json" in ranks.files
+    assert "tensors.safetensors" not in ranks.files
+    assert load_checkpoint(ranks.url, best=True)["step"] == 7
 
 
 def test_a_checkpoint_that_lacks_a_part_is_damaged(ranks: Ranks) -> None:

@@ -273,7 +273,8 @@ class Sharded(Keeper):
         return world is not None and world.size > 1 and (self._current.is_divided or bool(self._current.sliced))
 
     def part(self, world: World, values: Mapping[str, object]) -> Part:
-        whole, sliced, dicts = self._live_whole(), self._current.sliced, self._parts_of_optimizers(world, values)
+        whole, sliced = self._live_whole(), self._current.sliced
+        dicts = iter(list(self._parts_of_optimizers(world, values)))  # copied now, ahead of what is waited for below
 
         def complete(value: object) -> object:
             if not isinstance(value, SmallPart):

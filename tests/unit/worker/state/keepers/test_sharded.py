@@ -13,6 +13,7 @@ from trained_state import equal, step, trained, values
 from worker_stage import Stage, on_stage
 
 from spark_elastic import HostsUpdatedInterrupt, TorchState, ZeroRedundancyOptimizer
+from spark_elastic.checkpoint.best import Metric
 from spark_elastic.checkpoint.parts import encode_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId, Slices
@@ -235,16 +236,39 @@ def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if
     begun: list[tuple[CommitId, int, str]] = []
     checkpoints = SimpleNamespace(
         metric=None, restore=lambda device: None, is_due=lambda: True, wait=lambda is_over: None,
-        lacks=lambda steps: lacks, end=lambda steps, is_over: None,
+        lacks=lambda steps: lacks, end=lambda steps, is_over: None, ask=lambda: None,
         begin_part=lambda commit, part, meeting: begun.append((commit, part.skeleton["steps"], meeting._name)),
     )  # fmt: skip
     state = divided(stage, checkpoints)
     for _ in range(3):  # rank 0 asks at the first one, all agree at the second, and the third is written
         state.commit()
     assert begun == [(CommitId(1, 3), 3, "part 1")]
+    wishes: dict[str, str] = {}
+    stage.world.store = SimpleNamespace(set=wishes.__setitem__)
     state.commit()
     state._leave(stage.world)
-    assert begun[1:] == ([(CommitId(1, 4), 4, "part 2")] if lacks else [])
+    assert wishes == {"the last part/wanted": str(int(lacks))}
+    assert begun[1:] == ([(CommitId(1, 4), 4, "the last part")] if lacks else [])
+
+
+def test_a_commit_that_all_ranks_write_is_scored_once_its_write_has_begun(stage: Stage) -> None:
+    calls: list[str] = []
+    stage.checkpoints = SimpleNamespace(
+        metric=Metric("loss", "min"), restore=lambda device: None, is_due=lambda: True,
+        begin_part=lambda *_: calls.append("part"), score=lambda *_: calls.append("score"),
+    )  # fmt: skip
+    model = torch.nn.Linear(8, 8)
+    state = TorchState(model, torch.optim.SGD(model.parameters()), commit="sharded")
+    stage.begin(state, others=[None] * (SIZE - 1))
+    checks: Any = SimpleNamespace(steps=1, before_commit=lambda: None, inputs_compared=lambda seen: None)
+    state._checks = checks
+    for _ in range(2):  # rank 0 asks, and all agree
+        state.commit()
+    checks.steps = 2
+    state.report(loss=0.5)  # of what the next commit holds
+    assert calls == []
+    state.commit()
+    assert calls == ["part", "score"], "or the same commit would be written twice"
 
 
 def test_a_part_has_what_this_rank_writes_and_stays_as_it_was_committed(stage: Stage) -> None:
