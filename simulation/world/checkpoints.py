@@ -30,6 +30,7 @@ class Writer:
         self._due_at = 0.0
         self._is_writing = False
         self._durable: int | None = None
+        self._last_steps: int | None = None
 
     def __enter__(self) -> Writer:
         return self
@@ -46,6 +47,17 @@ class Writer:
 
     def is_due(self) -> bool:
         return not self._is_writing and bool(self._simulation.clock.now >= self._due_at)
+
+    def leave_out(self, file: str, error: Exception, meeting: PartMeeting) -> None:
+        _bring(meeting, Written(file, error=str(error)))
+
+    def last_part(self, steps: int) -> None:
+        self._last_steps = steps
+
+    def complete(self) -> None:
+        self.wait(lambda: False)
+        if self._last_steps is not None:
+            self.end(self._last_steps, lambda: False)
 
     def lacks(self, steps: int) -> bool:
         return not self._is_writing and self._durable != steps
@@ -108,9 +120,15 @@ class Writer:
             mine = encode_part(part)
             tensors.update(mine.tensors)
             if part.rank != 0:
-                _bring(meeting, Written(part.file, FileEntry(0, ""), tuple(mine.tensors), tuple(mine.dicts)))
+                _bring(
+                    meeting, Written(part.file, str(commit), FileEntry(0, ""), tuple(mine.tensors), tuple(mine.dicts))
+                )
             else:
-                join(mine, [msgspec.json.decode(packed, type=Written) for packed in meeting.collect(lambda: None)])
+                join(
+                    mine,
+                    [msgspec.json.decode(packed, type=Written) for packed in meeting.collect(lambda: None)],
+                    str(commit),
+                )
                 decoder = TreeDecoder(tensors, mine.opaque, None)
                 objects = {name: decoder.decode(node) for name, node in mine.objects.items()}
                 self._put(commit, part.skeleton["steps"], part.skeleton["size"], objects)

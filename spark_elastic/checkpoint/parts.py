@@ -20,6 +20,11 @@ from spark_elastic.checkpoint.tree import TreeEncoder
 from spark_elastic.errors import CheckpointError
 
 
+def file_of(rank: int, size: int) -> str:
+    """The name of the file of tensors that a rank writes."""
+    return f"tensors-{rank + 1:05d}-of-{size:05d}.safetensors"
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one rank writes of a commit.
@@ -36,16 +41,17 @@ class Part:
     @property
     def file(self) -> str:
         """The name of the file of tensors that this rank writes."""
-        return f"tensors-{self.rank + 1:05d}-of-{self.size:05d}.safetensors"
+        return file_of(self.rank, self.size)
 
 
 class Written(msgspec.Struct, frozen=True):
     """What rank 0 learns of another rank's part: its file, the tensors in it, and the entries of each ``PartOfDict``, as JSON.
 
-    ``entry`` is None where the part could not be written; ``error`` says why.
+    ``checkpoint`` is the name of that. ``entry`` is None where the part could not be written; ``error`` says why.
     """
 
     file: str
+    checkpoint: str = ""
     entry: FileEntry | None = None
     names: tuple[str, ...] = ()
     dicts: tuple[list[Any], ...] = ()
@@ -77,14 +83,17 @@ def encode_part(part: Part) -> EncodedPart:
     return EncodedPart(tree, mine, frozenset(encoder.tensors) - mine.keys(), encoder.dicts, encoder.objects)
 
 
-def join(mine: EncodedPart, others: Sequence[Written]) -> None:
+def join(mine: EncodedPart, others: Sequence[Written], checkpoint: str) -> None:
     """Put what the other ranks have written into the tree of rank 0.
 
-    Raises ``CheckpointError`` if a part could not be written, or the parts do not have each tensor exactly once.
+    Raises ``CheckpointError`` if a part could not be written or is of another checkpoint, or the parts do not have each tensor
+    exactly once.
     """
     for other in others:
         if other.entry is None:
             raise CheckpointError(f"{other.file} could not be written: {other.error}")
+        if other.checkpoint != checkpoint:
+            raise CheckpointError(f"{other.file} was written for {other.checkpoint}: ranks have made other commits")
         for entries, more in zip(mine.dicts, other.dicts, strict=True):
             entries.extend(more)
     for entries in mine.dicts:

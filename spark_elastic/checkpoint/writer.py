@@ -91,6 +91,8 @@ class CheckpointWriter:
         self._superseded = False
         self._pieces = 0
         self._durable_steps: int | None = None
+        # The steps of a last commit that all ranks write together.
+        self._last_steps: int | None = None
         self._begun: CheckpointName | None = None
         self._damaged: set[CheckpointName] = set()
 
@@ -154,10 +156,24 @@ class CheckpointWriter:
                 self._write, name, part.skeleton["steps"], lambda: self._write_and_join(name, part, meeting)
             )
         elif self._is_writing:
-            _bring(meeting, Written(part.file, error="its rank has not ended an older write"))
+            self.leave_out(part.file, CheckpointError("its rank has not ended an older write"), meeting)
         else:
             name = CheckpointName(self.attempt, commit.generation, commit.index)
             self._writing = self._pool.submit(self._write_part, name, part, meeting)
+
+    def leave_out(self, file: str, error: Exception, meeting: PartMeeting) -> None:
+        """Tell rank 0, from another rank, that this one has nothing to write, because of ``error``."""
+        _bring(meeting, Written(file, error=_sendable(error)))
+
+    def last_part(self, steps: int) -> None:
+        """Note on rank 0 that all ranks write the last commit of the job together, the one after ``steps``."""
+        self._last_steps = steps
+
+    def complete(self) -> None:
+        """Wait, now that all ranks have left the elastic function, for the last part; warn on rank 0 of what is unwritten."""
+        self.wait(lambda: False)
+        if self._last_steps is not None:
+            self.end(self._last_steps, lambda: False)
 
     def lacks(self, steps: int) -> bool:
         """Whether the commit after ``steps`` has yet to be written."""
@@ -258,9 +274,7 @@ class CheckpointWriter:
             self._given_up += 1
             text = "the world changed before all ranks had written their parts"
             if self._given_up > 1:
-                logger.warning(
-                    "checkpoint %s could not be written: %s, %d times in a row", name, text, self._given_up
-                )
+                logger.warning("checkpoint %s could not be written: %s, %d times in a row", name, text, self._given_up)
             self._report(reports.CheckpointFailed(str(name), steps, text))
             return
         except SupersededError as error:
@@ -301,7 +315,7 @@ class CheckpointWriter:
             self._directory.check_claim(self.attempt)
             encoded = encode_part(part)
             entry = self._directory.write_file(name, part.file, file_pieces(encoded.tensors), progress)
-            written = Written(part.file, entry, tuple(encoded.tensors), tuple(encoded.dicts))
+            written = Written(part.file, str(name), entry, tuple(encoded.tensors), tuple(encoded.dicts))
         except WorkerLostError as error:
             logger.debug("%s of checkpoint %s is given up: %s", part.file, name, error)
             return
@@ -320,7 +334,7 @@ class CheckpointWriter:
                 }
             finally:
                 others = [msgspec.json.decode(packed, type=Written) for packed in meeting.collect(self._progress)]
-            join(encoded, others)
+            join(encoded, others, str(name))
             entries |= {other.file: other.entry for other in others if other.entry is not None}
             for file, pieces in encode_joined(encoded, part.skeleton).items():
                 entries[file] = self._directory.write_file(name, file, pieces, self._progress)

@@ -13,6 +13,7 @@ import io
 import json
 import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -28,8 +29,8 @@ from spark_elastic.errors import DataError
 INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
 _PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 _INDEXERS = ("SingleFieldIndexer", "FieldNotNullIndexer")
-# The kinds of NumPy's dtypes that index values have: numbers, text, bytes and times. Their bytes are no pointers.
-_KINDS = re.compile(r"[biufSUmM]\d*(\[\w+\])?")
+# The kinds of NumPy's dtypes that index values have: numbers, text and bytes. Their bytes are no pointers.
+_KINDS = re.compile(r"[biufSU]\d*")
 
 
 class _Sealed(type):
@@ -44,6 +45,9 @@ class _Index(metaclass=_Sealed):
 
     # By value, or, where the index is of what is not null, of all values together.
     _index_data: dict[object, set[int]] | set[int]
+
+    def __setstate__(self, state: Any) -> None:
+        self._index_data = state["_index_data"]
 
     @property
     def indexed_values(self) -> list[object]:
@@ -71,8 +75,6 @@ class _Dtype(metaclass=_Sealed):
     """Stands for a NumPy dtype, of which only the type and its byte order are taken."""
 
     def __init__(self, kind: object, *flags: object) -> None:
-        if not isinstance(kind, str) or _KINDS.fullmatch(kind) is None:
-            raise pickle.UnpicklingError("it has a value of a dtype that no index needs")
         self.kind, self.is_swapped = kind, False
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -81,8 +83,10 @@ class _Dtype(metaclass=_Sealed):
 
 def _scalar(dtype: object, data: object) -> object:
     """Stand in for NumPy's function that makes a scalar of its bytes."""
-    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, str)):
+    if type(dtype) is not _Dtype or not isinstance(data, (bytes, str)):
         raise pickle.UnpicklingError("it has a value that is no scalar")
+    if not isinstance(dtype.kind, str) or _KINDS.fullmatch(dtype.kind) is None:
+        raise pickle.UnpicklingError("it has a value of a dtype that no index needs")
     content = data.encode("latin1") if isinstance(data, str) else data
     kind = np.dtype(dtype.kind).newbyteorder(">" if dtype.is_swapped else "<")
     return np.frombuffer(content, kind)[0] if kind.itemsize else kind.type()
@@ -93,6 +97,11 @@ def _encode(text: object, encoding: object) -> bytes:
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError(f"it is encoded by {encoding!r}")
     return text.encode("latin1")
+
+
+def _empty() -> bytes:
+    """Stand in for ``bytes``, by which old pickles have the empty ones."""
+    return b""
 
 
 def _reconstruct(kind: type, base: type, state: object) -> object:
@@ -115,6 +124,8 @@ _STAND_INS: dict[tuple[str, str], object] = {
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("numpy._core.multiarray", "scalar"): _scalar,
     ("_codecs", "encode"): _encode,
+    ("builtins", "bytes"): _empty,
+    ("__builtin__", "bytes"): _empty,
 }
 
 
@@ -134,7 +145,9 @@ class _Unpickler(pickle.Unpickler):
 def read_indexes(pickled: bytes) -> dict[str, _Index]:
     """Return the indexes by their names. Raises DataError for anything else, before any of it is run."""
     try:
-        found = _Unpickler(io.BytesIO(pickled)).load()
+        found = _Unpickler(
+            io.BytesIO(pickled), encoding="latin1"
+        ).load()  # the bytes of values that Python 2 has pickled
         if not all(type(name) is str and type(index) is _Index for name, index in found.items()):
             raise ValueError("it is no dict of indexers")
         for index in found.values():
@@ -195,8 +208,8 @@ class Selection:
     def _check_files(self, stored: Mapping[bytes, bytes], indexes: Mapping[str, _Index]) -> None:
         """Raise DataError if the dataset has other row groups than its index, as far as that shows: numbers would mean others.
 
-        An index names no files. What shows is that there are other files than Petastorm has counted, or row groups at the end
-        that no index has, as there are once files were added.
+        An index names no files. What shows is that there are other files than Petastorm has counted, or fewer row groups. Warns
+        of row groups at the end that no index has, as there are once files were added, and where they hold nulls only.
         """
         found = collections.Counter(group.path for group in self._manifest)
         try:
@@ -204,10 +217,14 @@ class Selection:
             is_other = bool(counted) and {path: count for path, count in counted.items() if count} != dict(found)
         except (AttributeError, ValueError) as failure:
             raise DataError(f"{self._manifest.name}: Petastorm's count of row groups cannot be read") from failure
-        if (
-            is_other
-            or max(set().union(*(index.numbers for index in indexes.values())), default=-1) != len(self._manifest) - 1
-        ):
+        named = 1 + max(set().union(*(index.numbers for index in indexes.values())), default=-1)
+        if not is_other and named < len(self._manifest):
+            warnings.warn(
+                f"{self._manifest.name}: no index has row groups from number {named} on, of {len(self._manifest)}. If files were "
+                "added since Petastorm's build_rowgroup_index, other row groups are selected than are meant: run it again",
+                stacklevel=5,
+            )
+        if is_other or named > len(self._manifest):
             raise DataError(
                 f"{self._manifest.name} has other row groups than its index: run Petastorm's build_rowgroup_index again, behind "
                 "petastorm-generate-metadata.py"

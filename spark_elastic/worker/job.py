@@ -109,8 +109,13 @@ class Job:
         return [model for model in (ref() for ref in self._models) if model is not None]
 
     def finish(self) -> None:
-        """Note that all ranks have left the elastic function. From now on each rank calls its models alone, without a world."""
+        """Note that all ranks have left the elastic function. From now on each rank calls its models alone, without a world.
+
+        Blocks while a last durable checkpoint is still being written by all ranks.
+        """
         self.finished = True
+        if self.checkpoints is not None:
+            self.checkpoints.complete()
         for model in self.models:
             model.detach()
 

@@ -44,8 +44,8 @@ def checkpoint_of_parts(folder: Path, size: int = 3) -> None:
         part = Part(rank, size, kept.skeleton, TensorBuffer(specs=kept.buffer.specs, views=views))
         encoded.append(encode_part(part))
         entries[part.file] = directory.write_file(name, part.file, file_pieces(encoded[-1].tensors))
-    written = [Written(file, entries[file], tuple(encoded[n].tensors)) for n, file in enumerate(entries)]
-    join(encoded[0], written[1:])
+    written = [Written(file, str(name), entries[file], tuple(encoded[n].tensors)) for n, file in enumerate(entries)]
+    join(encoded[0], written[1:], str(name))
     for file, pieces in encode_joined(encoded[0], kept.skeleton).items():
         entries[file] = directory.write_file(name, file, pieces)
     directory.complete(name, entries, VERSION_OF_PARTS)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from spark_elastic.checkpoint.parts import file_of
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.loader import Accountable, Balanced, Countable, has_part
 from spark_elastic.data.tracker import Report
@@ -106,18 +107,8 @@ class Commits:
         self.record(state.save, has_met)
         faults.reached(Point.RECORDED, **where)
         job.reporter.committed(self.steps, _progress_of(state, world))
-        if self._writes_part and job.checkpoints is not None:
-            self._writes_part = self._has_asked = False
-            self._write_part(state, job.checkpoints, world)
-        if job.checkpoints is not None and world.rank == 0:
-            score = self._scores.committed(_optimizer_steps(state))
-            if score is not None:
-                self._score(state, job.checkpoints, world, score)
-            if durable:
-                job.checkpoints.ask()
-            if not self._is_in_parts and job.checkpoints.is_due():
-                self.settle()
-                job.checkpoints.begin(CommitId(world.generation, self.index), state._lend())
+        if job.checkpoints is not None:
+            self._keep_durably(state, job.checkpoints, world, durable)
         if self._exchange(state, job, world, has_met):
             self._interrupt()
         faults.reached(Point.COMMITTED, **where)
@@ -125,39 +116,56 @@ class Commits:
         for model in job.models:
             model.forget_rows()
 
+    def _keep_durably(self, state: State, checkpoints: CheckpointWriter, world: World, durable: bool) -> None:
+        """Begin to write the last commit to a durable checkpoint, if that is due."""
+        if durable and world.rank == 0:
+            checkpoints.ask()
+        if self._writes_part:
+            self._writes_part = self._has_asked = False
+            self._parts += 1
+            meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
+            self._write_part(state, checkpoints, world, meeting)
+        if world.rank != 0:
+            return
+        score = self._scores.committed(_optimizer_steps(state))
+        if score is not None:
+            self._score(state, checkpoints, world, score)
+        if not self._is_in_parts and checkpoints.is_due():
+            self.settle()
+            checkpoints.begin(CommitId(world.generation, self.index), state._lend())
+
     @property
     def _is_in_parts(self) -> bool:
         """Whether all ranks write durable checkpoints together."""
         return self.keeper is not None and self.keeper.is_in_parts
 
-    def _write_part(
-        self, state: State, checkpoints: CheckpointWriter, world: World, meeting: StoreMeeting | None = None
-    ) -> None:
+    def _write_part(self, state: State, checkpoints: CheckpointWriter, world: World, meeting: StoreMeeting) -> None:
         """Begin to write this rank's part of the last commit, as all other ranks do of the same."""
         assert self.keeper is not None
         self.settle()
-        if meeting is None:
-            self._parts += 1
-            meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
         part = self.keeper.part(world, state._shared_values())
         checkpoints.begin_part(CommitId(world.generation, self.index), part, meeting)
 
     def _finish_in_parts(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
-        """Have all ranks write their parts of the last commit, if it is not durable yet, and wait for that.
+        """Have all ranks write their parts of the last commit, if it is not durable yet.
 
-        Only rank 0 knows whether it is. Ranks ask on the thread that writes: one that waited for another here, which has made
-        another number of commits, would not be known to have returned.
+        Only rank 0 knows whether it is. All others ask on the thread that writes, and go on to vote, so the driver knows that
+        they have returned. Rank 0 votes once all parts are there, or none has come for long: see ``CheckpointWriter.complete``.
         """
         checkpoints.wait(world.is_broken)
         meeting = StoreMeeting(world.store, "the last part", world.rank, world.size, asks=True)
+        if world.rank != 0:
+            try:
+                self._write_part(state, checkpoints, world, meeting)
+            except SparkElasticError as error:
+                checkpoints.leave_out(file_of(world.rank, world.size), error, meeting)
+            return
         is_wanted = checkpoints.lacks(self.steps)
-        if world.rank == 0:
-            meeting.wish(is_wanted)
-        if world.rank != 0 or is_wanted:
+        meeting.wish(is_wanted)
+        checkpoints.last_part(self.steps)
+        if is_wanted:
             self._write_part(state, checkpoints, world, meeting)
             checkpoints.wait(world.is_broken)
-        if world.rank == 0:
-            checkpoints.end(self.steps, world.is_broken)
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported on rank 0."""

@@ -52,5 +52,6 @@ class StoreMeeting:
         return found
 
     def _put(self, content: bytes) -> None:
+        # What the store refuses has no number: rank 0 waits for each number in turn.
+        self._store.set(f"{self._name}/{self._rank}/{self._told + 1}", content)  # type: ignore[arg-type]  # torch's stub wants a str
         self._told += 1
-        self._store.set(f"{self._name}/{self._rank}/{self._told}", content)  # type: ignore[arg-type]  # torch's stub wants a str

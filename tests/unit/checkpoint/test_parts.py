@@ -261,6 +261,44 @@ def test_rank_0_hears_of_every_failure_also_of_one_that_cannot_be_told(
     assert ranks.names == []
 
 
+def test_parts_of_different_commits_are_no_checkpoint(ranks: Ranks) -> None:
+    meeting = Meeting()
+    for rank in range(SIZE):
+        commit = CommitId(2, 8) if rank == 2 else COMMIT
+        ranks.writers[rank].begin_part(commit, part_of(rank), meeting.of(rank))
+    ranks.writers[0].wait(lambda: False)
+    assert (
+        "was written for 000001-000002-000000008: ranks have made other commits" in ranks.of(CheckpointFailed)[0].error
+    )
+    assert ranks.names == []
+
+
+def test_a_rank_that_has_left_something_out_costs_the_checkpoint(ranks: Ranks) -> None:
+    meeting = Meeting()
+    ranks.writers[2].leave_out(part_of(2).file, CheckpointError("weights have changed"), meeting.of(2))
+    ranks.write({rank: part_of(rank) for rank in (0, 1)}, meeting)
+    assert "weights have changed" in ranks.of(CheckpointFailed)[0].error
+
+
+def test_a_last_part_that_comes_late_is_waited_for_once_all_ranks_have_returned(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_module, "STALL_SECONDS", 0.0)
+    meeting = Meeting()
+    for rank in (0, 1):
+        ranks.writers[rank].begin_part(COMMIT, part_of(rank), meeting.of(rank))
+    ranks.writers[0].last_part(7)
+    ranks.writers[0].wait(lambda: False)  # in vain: a rank has not returned yet
+    assert ranks.names == []
+    monkeypatch.undo()
+    ranks.writers[2].begin_part(COMMIT, part_of(2), meeting.of(2))
+    with caplog.at_level(logging.WARNING):
+        for writer in ranks.writers:
+            writer.complete()
+    assert len(ranks.names) == 1
+    assert not caplog.records
+
+
 def test_parts_that_rank_0_does_not_want_are_not_written(ranks: Ranks) -> None:
     meeting = Meeting()
     meeting.wanted = False

@@ -159,12 +159,27 @@ def test_an_index_of_other_files_is_refused(indexer: Callable[..., bytes], datas
         selected(root, SingleIndexSelector("by id", [1]))
 
 
-@pytest.mark.parametrize("numbers", [{0, 9}, {0, 1, 2}, set()])
-def test_an_index_of_more_or_fewer_row_groups_is_refused(
-    indexer: Callable[..., bytes], dataset: Callable[..., Path], numbers: set[int]
-) -> None:
+def test_an_index_of_more_row_groups_is_refused(indexer: Callable[..., bytes], dataset: Callable[..., Path]) -> None:
     with pytest.raises(DataError, match="has other row groups than its index"):
-        selected(dataset(indexer({1: numbers})), SingleIndexSelector("by id", [1]))
+        selected(dataset(indexer({1: {0, 9}})), SingleIndexSelector("by id", [1]))
+
+
+def test_of_row_groups_at_the_end_that_no_index_has_there_is_a_warning(
+    indexer: Callable[..., bytes], dataset: Callable[..., Path]
+) -> None:
+    with pytest.warns(UserWarning, match="no index has row groups from number 3 on, of 4"):
+        assert selected(dataset(indexer({1: {0, 2}})), SingleIndexSelector("by id", [1])) == [
+            *range(10),
+            *range(20, 30),
+        ]
+
+
+@pytest.mark.parametrize("value", [True, 7, -1.5, "Tromsø", b"bytes", "", np.array(9, ">i4")[()], np.uint64(2**63)])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_values_of_numpy_are_read_as_they_were(indexer: Callable[..., bytes], value: Any, protocol: int) -> None:
+    given = np.asarray(value)[()]
+    (found,) = read_indexes(indexer({given: {0}}, protocol))["by id"].indexed_values
+    assert (found, type(found)) == (given, type(given))
 
 
 @pytest.mark.parametrize("number", [-1, 4, 1.5])

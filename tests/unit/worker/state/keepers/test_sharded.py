@@ -236,7 +236,7 @@ def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if
     begun: list[tuple[CommitId, int, str]] = []
     checkpoints = SimpleNamespace(
         metric=None, restore=lambda device: None, is_due=lambda: True, wait=lambda is_over: None,
-        lacks=lambda steps: lacks, end=lambda steps, is_over: None, ask=lambda: None,
+        lacks=lambda steps: lacks, last_part=lambda steps: None,
         begin_part=lambda commit, part, meeting: begun.append((commit, part.skeleton["steps"], meeting._name)),
     )  # fmt: skip
     state = divided(stage, checkpoints)
@@ -249,6 +249,35 @@ def test_all_ranks_write_the_commit_that_they_have_agreed_on_and_the_last_one_if
     state._leave(stage.world)
     assert wishes == {"the last part/wanted": str(int(lacks))}
     assert begun[1:] == ([(CommitId(1, 4), 4, "the last part")] if lacks else [])
+
+
+def test_a_rank_that_has_no_part_of_the_last_commit_any_more_says_so_only_to_rank_0(stage: Stage) -> None:
+    told: list[tuple[str, str]] = []
+    checkpoints = SimpleNamespace(
+        metric=None, restore=lambda device: None, is_due=lambda: False, wait=lambda is_over: None,
+        leave_out=lambda file, error, meeting: told.append((file, str(error))),
+    )  # fmt: skip
+    state = divided(stage, checkpoints)
+    state.commit()
+    stage.world.rank = 1
+    with torch.no_grad():
+        state.model[0].weight.mul_(2.0)  # after the last commit, which may be durable
+    state._leave(stage.world)
+    ((file, error),) = told
+    assert file == "tensors-00002-of-00004.safetensors"
+    assert "weights have changed since the last commit" in error
+
+
+def test_a_durable_commit_that_all_ranks_write_is_not_asked_for_again(stage: Stage) -> None:
+    calls: list[str] = []
+    checkpoints = SimpleNamespace(
+        metric=None, restore=lambda device: None, is_due=lambda: True,
+        ask=lambda: calls.append("ask"), begin_part=lambda *_: calls.append("part"),
+    )  # fmt: skip
+    state = divided(stage, checkpoints)
+    for durable in (False, False, True):  # rank 0 asks, all agree, and the third is written
+        state.commit(durable=durable)
+    assert calls == ["ask", "part"], "the write takes the request with it"
 
 
 def test_a_commit_that_all_ranks_write_is_scored_once_its_write_has_begun(stage: Stage) -> None:
