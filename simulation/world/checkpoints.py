@@ -30,7 +30,7 @@ class Writer:
         self._due_at = 0.0
         self._is_writing = False
         self._durable: int | None = None
-        self._last_steps: int | None = None
+        self._last_part: tuple[int, int] | None = None
 
     def __enter__(self) -> Writer:
         return self
@@ -51,13 +51,15 @@ class Writer:
     def leave_out(self, file: str, error: Exception, meeting: PartMeeting) -> None:
         _bring(meeting, Written(file, error=str(error)))
 
-    def last_part(self, steps: int) -> None:
-        self._last_steps = steps
+    def last_part(self, rank: int, steps: int) -> None:
+        self._last_part = rank, steps
 
     def complete(self) -> None:
-        self.wait(lambda: False)
-        if self._last_steps is not None:
-            self.end(self._last_steps, lambda: False)
+        if self._last_part is not None:
+            self.wait(lambda: False)
+            rank, steps = self._last_part
+            if rank == 0:
+                self.end(steps, lambda: False)
 
     def lacks(self, steps: int) -> bool:
         return not self._is_writing and self._durable != steps

@@ -91,8 +91,8 @@ class CheckpointWriter:
         self._superseded = False
         self._pieces = 0
         self._durable_steps: int | None = None
-        # The steps of a last commit that all ranks write together.
-        self._last_steps: int | None = None
+        # The rank and the steps with which this process writes its part of the last commit.
+        self._last_part: tuple[int, int] | None = None
         self._begun: CheckpointName | None = None
         self._damaged: set[CheckpointName] = set()
 
@@ -165,15 +165,18 @@ class CheckpointWriter:
         """Tell rank 0, from another rank, that this one has nothing to write, because of ``error``."""
         _bring(meeting, Written(file, error=_sendable(error)))
 
-    def last_part(self, steps: int) -> None:
-        """Note on rank 0 that all ranks write the last commit of the job together, the one after ``steps``."""
-        self._last_steps = steps
+    def last_part(self, rank: int, steps: int) -> None:
+        """Note that all ranks write the last commit of the job together, the one after ``steps``."""
+        self._last_part = rank, steps
 
     def complete(self) -> None:
         """Wait, now that all ranks have left the elastic function, for the last part; warn on rank 0 of what is unwritten."""
+        if self._last_part is None:
+            return
         self.wait(lambda: False)
-        if self._last_steps is not None:
-            self.end(self._last_steps, lambda: False)
+        rank, steps = self._last_part
+        if rank == 0:
+            self.end(steps, lambda: False)
 
     def lacks(self, steps: int) -> bool:
         """Whether the commit after ``steps`` has yet to be written."""
@@ -214,6 +217,7 @@ class CheckpointWriter:
     def finish(self, commit: CommitId, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Wait until the current snapshot is written, or ``is_over()``. Gives up with a warning after ``STALL_SECONDS``."""
         steps = snapshots.current.skeleton["steps"]
+        self._last_part = None  # of a generation that was lost
         self.wait(is_over)
         if self.lacks(steps) and not is_over():
             self.begin(commit, snapshots)

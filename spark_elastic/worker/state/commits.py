@@ -153,6 +153,7 @@ class Commits:
         they have returned. Rank 0 votes once all parts are there, or none has come for long: see ``CheckpointWriter.complete``.
         """
         checkpoints.wait(world.is_broken)
+        checkpoints.last_part(world.rank, self.steps)
         meeting = StoreMeeting(world.store, "the last part", world.rank, world.size, asks=True)
         if world.rank != 0:
             try:
@@ -162,7 +163,6 @@ class Commits:
             return
         is_wanted = checkpoints.lacks(self.steps)
         meeting.wish(is_wanted)
-        checkpoints.last_part(self.steps)
         if is_wanted:
             self._write_part(state, checkpoints, world, meeting)
             checkpoints.wait(world.is_broken)
