@@ -67,7 +67,7 @@ def of_worker(process: Process, exit: Callable[[int], Any]) -> Runtime:
         prepare=lambda: None,
         control=Control,
         group=mesh.Group,  # type: ignore[arg-type]
-        checkpoints=checkpoints.Writer,  # type: ignore[arg-type]
+        checkpoints=checkpoints.Writer,
         set_pin=lambda pin: None,
         gpu=lambda: None,
         injector=lambda plan, claim: _reached,

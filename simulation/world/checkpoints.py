@@ -12,14 +12,16 @@ from spark_elastic.checkpoint.content import SavedState
 from spark_elastic.checkpoint.directory import FileEntry
 from spark_elastic.checkpoint.parts import Part, Written, encode_part, join
 from spark_elastic.checkpoint.tree import TreeDecoder
-from spark_elastic.checkpoint.writer import PartMeeting
+from spark_elastic.checkpoint.writer import CheckpointWriter, PartMeeting
 from spark_elastic.errors import CheckpointError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
 
-class Writer:
-    """Stands for ``CheckpointWriter``."""
+class Writer(CheckpointWriter):
+    """A ``CheckpointWriter`` whose writes take simulated time, and whose files are objects on the simulated disk."""
+
+    _is_writing = False
 
     def __init__(self, plan: CheckpointPlan, report: Callable[..., None], beat: Callable[[], None]) -> None:
         self.attempt = plan.attempt
@@ -28,12 +30,9 @@ class Writer:
         self._simulation = self._process.simulation
         self._interval = plan.interval
         self._due_at = 0.0
-        self._is_writing = False
-        self._durable: int | None = None
+        self._superseded = False
+        self._durable_steps: int | None = None
         self._last_part: tuple[int, int] | None = None
-
-    def __enter__(self) -> Writer:
-        return self
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -48,33 +47,9 @@ class Writer:
     def is_due(self) -> bool:
         return not self._is_writing and bool(self._simulation.clock.now >= self._due_at)
 
-    def leave_out(self, file: str, error: Exception, meeting: PartMeeting) -> None:
-        _bring(meeting, Written(file, error=str(error)))
-
-    def last_part(self, rank: int, steps: int) -> None:
-        self._last_part = rank, steps
-
-    def complete(self) -> None:
-        if self._last_part is not None:
-            self.wait(lambda: False)
-            rank, steps = self._last_part
-            if rank == 0:
-                self.end(steps, lambda: False)
-
-    def lacks(self, steps: int) -> bool:
-        return not self._is_writing and self._durable != steps
-
     def wait(self, is_over: Callable[[], bool]) -> None:
         while self._is_writing and not is_over():
             threads.sleep(0.05)
-
-    def finish(self, commit: CommitId, snapshots: Any, is_over: Callable[[], bool]) -> None:
-        steps = snapshots.current.skeleton["steps"]
-        self.wait(is_over)
-        if self.lacks(steps) and not is_over():
-            self.begin(commit, snapshots)
-            self.wait(is_over)
-        self.end(steps, is_over)
 
     def end(self, steps: int, is_over: Callable[[], bool]) -> None:
         if self.lacks(steps) and not is_over():
@@ -83,16 +58,16 @@ class Writer:
     def begin(self, commit: CommitId, snapshots: Any) -> None:
         snapshot = snapshots.lend()
         # By way of the process's loop: a dead process writes nothing.
-        self._process.loop.call_later(self._begin(), self._end, commit, snapshot, snapshot.content(), snapshots)
+        self._process.loop.call_later(self._start(), self._end, commit, snapshot, snapshot.content(), snapshots)
 
     def begin_part(self, commit: CommitId, part: Part, meeting: PartMeeting) -> None:
         if part.rank != 0 and self._is_writing:
-            _bring(meeting, Written(part.file, error="it still writes"))
+            self.leave_out(part.file, CheckpointError("it still writes"), meeting)
             return
-        seconds = self._begin()
-        threads.Thread(lambda: self._write_part(commit, part, meeting, seconds), process=self._process).start()
+        seconds = self._start()
+        threads.Thread(lambda: self._write_slowly(commit, part, meeting, seconds), process=self._process).start()
 
-    def _begin(self) -> float:
+    def _start(self) -> float:
         """Return how long the write takes that begins."""
         self._due_at = self._simulation.clock.now + self._interval
         self._is_writing = True
@@ -109,7 +84,7 @@ class Writer:
         snapshots.take_back()
         self._is_writing = False
 
-    def _write_part(self, commit: CommitId, part: Part, meeting: PartMeeting, seconds: float) -> None:
+    def _write_slowly(self, commit: CommitId, part: Part, meeting: PartMeeting, seconds: float) -> None:
         tensors = self._simulation.tensors.setdefault((self.attempt, commit), {})
         try:
             if part.rank != 0 and not meeting.is_wanted():
@@ -122,9 +97,8 @@ class Writer:
             mine = encode_part(part)
             tensors.update(mine.tensors)
             if part.rank != 0:
-                _bring(
-                    meeting, Written(part.file, str(commit), FileEntry(0, ""), tuple(mine.tensors), tuple(mine.dicts))
-                )
+                written = Written(part.file, str(commit), FileEntry(0, ""), tuple(mine.tensors), tuple(mine.dicts))
+                meeting.bring(msgspec.json.encode(written))
             else:
                 join(
                     mine,
@@ -141,11 +115,4 @@ class Writer:
     def _put(self, commit: CommitId, steps: int, size: int, objects: Any) -> None:
         self._simulation.disk[commit] = SavedState(commit, steps, size, objects)  # type: ignore[arg-type]
         self._simulation.note("writes", self._process, str(commit))
-        self._durable = steps
-
-
-def _bring(meeting: PartMeeting, written: Written) -> None:
-    try:
-        meeting.bring(msgspec.json.encode(written))
-    except WorkerLostError:
-        pass
+        self._durable_steps = steps
