@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, RowGroup
+from spark_elastic.data.pinning import key_of
 from spark_elastic.data.predicates import PredicateBase, checked, fields_of
 from spark_elastic.data.source import Source, each_file
 from spark_elastic.data.values import row_values
@@ -71,11 +71,9 @@ class RowFilter:
     @property
     def key(self) -> str | None:
         """Names filter and predicate before anything is counted, alike in all processes; None for what cannot be pickled."""
-        try:
-            made_of = cloudpickle.dumps((self._text, self._predicate)) if self._predicate else self._text.encode()
-        except Exception:  # whatever an object that a function refers to raises
-            return None
-        return hashlib.blake2b(made_of, digest_size=8).hexdigest()
+        if self._predicate:
+            return key_of((self._text, self._predicate))
+        return hashlib.blake2b(self._text.encode(), digest_size=8).hexdigest()
 
     def count(self, manifest: Manifest, locations: Sequence[Location]) -> bytes:
         """Find the rows of each row group that pass; return what `expect` takes. Reads the dataset; raises DataError."""

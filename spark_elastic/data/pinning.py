@@ -6,7 +6,10 @@ is pinned must be a pure description of the dataset (a manifest, row counts), ne
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+
+import cloudpickle
 
 Pin = Callable[[str, Callable[[], bytes]], bytes]
 
@@ -22,6 +25,14 @@ def set_pin(function: Pin | None) -> None:
     """Install the job's pin; None puts back the default, which calls `make` every time."""
     global _pin
     _pin = function if function is not None else _compute
+
+
+def key_of(value: object) -> str | None:
+    """Name a value by its pickle, alike in all processes; None for what cannot be pickled."""
+    try:
+        return hashlib.blake2b(cloudpickle.dumps(value), digest_size=8).hexdigest()
+    except Exception:  # whatever an object that the value refers to raises
+        return None
 
 
 def pin(key: str, make: Callable[[], bytes]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import io
 import json
 import pickle
@@ -17,11 +16,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import cloudpickle
 import numpy as np
 
 from spark_elastic.data.filesystem import Location
 from spark_elastic.data.manifest import Manifest, read_common_metadata
+from spark_elastic.data.pinning import key_of
 from spark_elastic.data.selectors import RowGroupSelectorBase
 from spark_elastic.data.unischema import PETASTORM_PACKAGES
 from spark_elastic.errors import DataError
@@ -145,9 +144,8 @@ class _Unpickler(pickle.Unpickler):
 def read_indexes(pickled: bytes) -> dict[str, _Index]:
     """Return the indexes by their names. Raises DataError for anything else, before any of it is run."""
     try:
-        found = _Unpickler(
-            io.BytesIO(pickled), encoding="latin1"
-        ).load()  # the bytes of values that Python 2 has pickled
+        # Python 2 has pickled the bytes of values as its text.
+        found = _Unpickler(io.BytesIO(pickled), encoding="latin1").load()
         if not all(type(name) is str and type(index) is _Index for name, index in found.items()):
             raise ValueError("it is no dict of indexers")
         for index in found.values():
@@ -171,10 +169,7 @@ class Selection:
     @property
     def key(self) -> str | None:
         """Names the selector, alike in all processes; None for what cannot be pickled."""
-        try:
-            return hashlib.blake2b(cloudpickle.dumps(self._selector), digest_size=8).hexdigest()
-        except Exception:  # whatever an object that the selector refers to raises
-            return None
+        return key_of(self._selector)
 
     def find(self) -> bytes:
         """Read the index, and return the numbers of the row groups that are selected, int64 in ascending order.
