@@ -18,7 +18,7 @@ from reports import wait_for
 SOURCES = Path(__file__).parent / "yarn"
 SPARK_HOME = Path(pyspark.__file__).parent
 # Of our environment, what containers get.
-INHERITED = ("PATH", "TMPDIR", "JDK_JAVA_OPTIONS", "SPARK_ELASTIC_TEST_RUN")
+INHERITED = ("PATH", "TMPDIR", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_ELASTIC_TEST_RUN")
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.yarn.jars": f"local:{SPARK_HOME}/jars/*",
@@ -29,7 +29,6 @@ SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
     "spark.executor.memoryOverhead": "1g",
-    "spark.executorEnv.PYTHONDONTWRITEBYTECODE": "1",
     "spark.decommission.enabled": "true",
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
