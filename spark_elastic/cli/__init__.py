@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -28,7 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{getattr(options, 'advice', '')}")
     options.arguments = given[split + 1 :]
     try:
-        return int(options.call(options))
+        status = int(options.call(options))
+        sys.stdout.flush()
+        return status
     except (SparkElasticError, ValueError, OSError, ImportError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            # Python writes what is left at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         print(f"spark-elastic: {error}", file=sys.stderr)
         return 2
+
+
+def _nobody_reads() -> bool:
+    """Whether what reads the output, such as ``head``, has seen enough and ended."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import spark_elastic
-from spark_elastic.cli import COMMANDS
+from spark_elastic.cli import COMMANDS, main
 
 
 def test_a_command_does_not_wait_for_imports_that_another_one_needs() -> None:
@@ -40,3 +42,25 @@ def test_the_options_of_run_tell_the_defaults_of_the_function() -> None:
         if name in told and default is not None and not isinstance(default, bool) and name != "env":
             shown = f"{default:g}" if isinstance(default, float) else str(default)
             assert told[name].endswith(f"(default {shown})"), name
+
+
+def test_a_command_whose_reader_has_seen_enough_ends_without_a_word(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_elastic.cli", "doctor", "--local"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def call(options: argparse.Namespace) -> int:
+        raise BrokenPipeError("the cluster has closed the connection")
+
+    monkeypatch.setattr("spark_elastic.cli.doctor.examine", call)
+    assert main(["doctor"]) == 2
+    assert "the cluster has closed the connection" in capfd.readouterr().err
