@@ -32,6 +32,8 @@ OURS = {
     "JAVA_HOME": "read by `doctor`, as by Spark",
     "KERAS_BACKEND": "set to `torch` by `spark_elastic.keras`, unless it is set",
     "SPARK_REUSE_WORKER": "read in tasks; Spark sets it where it uses Python processes again, and importers are kept there, too",
+    "SPARK_ELASTIC_EXECUTOR_PID": "set in workers to the process of their executor, which injected faults strike",
+    "SPARK_ELASTIC_TASK_PID": "set in workers to the process of their task, likewise",
     "SPARK_HOME": "read by `doctor`: where `conf/spark-defaults.conf` is",
     "SPARK_CONF_DIR": "read by `doctor`: where `spark-defaults.conf` is",
     "NCCL_SOCKET_IFNAME": "set in workers with NCCL to the interface that reaches the driver, unless it is set",
@@ -134,7 +136,9 @@ def _variables() -> Iterable[tuple[str, ...]]:
     package = Path(se.__file__).parent
     found = set(worker_environment({}, {}, ("0",), 1, []))
     for file in package.rglob("*.py"):
-        found |= set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', file.read_text(encoding="utf-8")))
+        text = file.read_text(encoding="utf-8")
+        found |= set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', text))
+        found |= set(re.findall(r'^\w+_VARIABLE = "(\w+)"', text, re.MULTILINE))
     return ((f"`{name}`", OURS[name]) for name in found if name in OURS or name not in _script_variables())
 
 

@@ -18,7 +18,7 @@ class Mutant:
     where: str
     old: str
     new: str
-    # The unit test that notices it, as module:function, where no schedule does.
+    # The unit test that notices it, as module:function, where no schedule does. It is called without fixtures.
     test: str = ""
 
 

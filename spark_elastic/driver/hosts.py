@@ -28,7 +28,11 @@ class Place(NamedTuple):
 
     @property
     def failure_domain(self) -> tuple[str, ...]:
-        """Names what fails together, the executor. ``HostManager`` and ``Admission`` keep a record for each such domain."""
+        """Names what fails together, the executor. ``HostManager`` and ``Admission`` keep a record for each such domain.
+
+        Failures, slowness and restarts are all judged by it. What is wider than an executor, such as a rack, needs a record of
+        its own in ``HostManager``: one outage there fails many workers at once, which says nothing about each executor.
+        """
         return (self.machine, str(self.executor))
 
 
@@ -105,7 +109,7 @@ class HostManager:
         record = self._records.setdefault(place.failure_domain, _Record())
         record.failures += 1
         if record.failures > 1:
-            pause = min(COOLDOWN_SECONDS * 2 ** (record.failures - 2), COOLDOWN_LIMIT_SECONDS)
+            pause = min(COOLDOWN_SECONDS * 2.0 ** min(record.failures - 2, 16), COOLDOWN_LIMIT_SECONDS)
             record.ready_at = now + pause
         return record.failures >= FAILURES_OF_A_BAD_HOST
 

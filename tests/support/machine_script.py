@@ -60,7 +60,10 @@ class Told:
 
 
 class Script:
-    """One job, played by hand. Hosts and workers are told by the numbers that the machine knows."""
+    """One job, played by hand. Hosts and workers are told by the numbers that the machine knows.
+
+    As in ``run``, ``num_proc`` workers are started before the function has reached its elastic part, by default ``min_np``.
+    """
 
     def __init__(self, *, min_np: int = 1, max_np: int = 4, num_proc: int | None = None, **others: Any) -> None:
         self.settings = JobSettings(min_np=min_np, max_np=max_np, num_proc=num_proc or min_np, **others)

@@ -82,6 +82,12 @@ def test_progress_clears_the_record(hosts: HostManager) -> None:
     assert len(hosts.startable(0.0)) == 2
 
 
+def test_the_limit_holds_after_any_number_of_failures(hosts: HostManager) -> None:
+    for _ in range(1100):
+        hosts.worker_failed(Place("a", 1), 0.0)
+    assert hosts.ready_at(Place("a", 1)) == COOLDOWN_LIMIT_SECONDS
+
+
 def test_places_are_told_apart(hosts: HostManager) -> None:
     for _ in range(5):
         hosts.worker_failed(Place("a", 1), 0.0)
