@@ -49,7 +49,8 @@ def metric_of(text: str) -> Metric:
     if colon and name and mode in ("min", "max"):
         return Metric(name, "min" if mode == "min" else "max")
     words = set(re.split(r"[\W_]+", text.lower()))
-    found: list[Mode] = [mode for mode, known in WORDS.items() if words & known]
+    # scikit-learn's scores, such as neg_log_loss, are larger where the loss is smaller.
+    found: list[Mode] = ["max"] if "neg" in words else [mode for mode, known in WORDS.items() if words & known]
     if len(found) != 1:
         raise ValueError(
             f"checkpoint_best={text!r} does not tell whether less or more is better; write '{text}:min' or '{text}:max'"

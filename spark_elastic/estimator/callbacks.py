@@ -179,6 +179,8 @@ def _is_lower_better(name: str, mode: str) -> bool:
     """Whether smaller values are better. Raises ValueError where neither ``mode`` nor the name tells that."""
     if mode != "auto":
         return mode == "min"
+    if "neg" in name.lower().split("_"):  # scikit-learn's scores, such as neg_log_loss
+        return False
     for words, lower in ((_BETTER_LOWER, True), (_BETTER_HIGHER, False)):
         if any(word in name.lower() for word in words):
             return lower

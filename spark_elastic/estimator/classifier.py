@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
-import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, Evaluator, MulticlassClassificationEvaluator
 from pyspark.ml.linalg import DenseVector
@@ -17,9 +16,10 @@ from spark_elastic._saved_names import saved_as
 from spark_elastic.estimator.accessors import HasClassifierColsAccessors, TorchClassifierAccessors
 from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
 from spark_elastic.estimator.converters import class_thresholds, class_weights, whole
+from spark_elastic.estimator.expectations import takes_probabilities
 from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout
-from spark_elastic.estimator.model import ElasticModel
+from spark_elastic.estimator.model import ElasticModel, named_once
 from spark_elastic.estimator.objective import Loss
 from spark_elastic.estimator.params import param
 from spark_elastic.estimator.plan import DataPlan
@@ -66,7 +66,7 @@ class TorchClassifier(Predictor, HasClassifierCols, TorchClassifierAccessors, Pr
 
     def _make_model(self, layout: Layout) -> TorchClassificationModel:
         loss = self.value("loss")
-        is_probability = isinstance(loss, torch.nn.BCELoss)
+        is_probability = takes_probabilities(loss)
         return TorchClassificationModel().describe(expected=self.value("numClasses"), is_probability=is_probability)
 
 
@@ -124,7 +124,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
 
     def _outputs(self) -> dict[str, int]:
         columns = {"rawPredictionCol": self.numClasses, "probabilityCol": self.numClasses, "predictionCol": 0}
-        return {self.value(name): width for name, width in columns.items() if self.value(name)}
+        return named_once((self.value(name), width) for name, width in columns.items() if self.value(name))
 
     def _finish(self, outputs: Mapping[str, int]) -> Finish:
         roles = {self.value(f"{role}Col"): role for role in ("rawPrediction", "probability", "prediction")}

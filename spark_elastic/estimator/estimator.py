@@ -249,6 +249,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             terminate_on_nan=self.value("terminateOnNaN"),
             commit_steps=self.value("commitSteps"),
             class_weights=self._class_weights(model, data),
+            weighs_labels=recipe.weighs_labels(facts, data.shards),
             has_unused=recipe.has_unused,
             fit_id=secrets.token_hex(6),
         )
@@ -266,6 +267,11 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             )
         if not store.temporary:
             forget_run(store, run_id)
+        if len(trained.history) > self.value("epochs"):
+            raise ValueError(
+                f"runId={run_id!r} has trained {len(trained.history)} epochs already, more than epochs={self.value('epochs')}: "
+                "give at least as many, or choose another runId"
+            )
         network = copy.deepcopy(recipe.network)
         network.load_state_dict(trained.weights)
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)

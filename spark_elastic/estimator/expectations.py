@@ -13,13 +13,15 @@ import torch
 
 from spark_elastic.estimator.shapes import ClassificationLoss, name_of, shown_shape
 
-# Steps of a graph that move values without changing them.
+# Steps of a graph that move values without changing them, or only keep them from the ends of their range.
 _MOVING = re.compile(
-    r"(Alias|Clone|Permute|Select|Slice|Split|Squeeze|T|ToCopy|Transpose|Unbind|UnsafeView|Unsqueeze|View)Backward\d"
+    r"(Alias|Clamp|ClampMax|ClampMin|Clone|Permute|Select|Slice|Split|Squeeze|T|ToCopy|Transpose|Unbind|UnsafeView|Unsqueeze|View)Backward\d"
 )
 _ENDS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
-# How far the probabilities of a row may be from adding up to 1.
+# How far the probabilities of a row may be from adding up to 1, where the loss takes their logarithms, and where nothing else
+# tells that they are probabilities.
 _TOLERANCE = 0.1
+_NARROW = 1e-4
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,23 @@ def probabilities_by(output: torch.Tensor) -> str | None:
 
 
 def are_probabilities(outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a classifier's one output consists of probabilities, of each class or of class 1."""
-    made = probabilities_by(outputs[0]) if len(outputs) == 1 else None
-    return made == "softmax" or (made == "sigmoid" and outputs[0][0].numel() == 1)
+    """Whether a classifier's one output consists of probabilities, of each class or of class 1.
+
+    Of several classes it does, too, if all numbers are from 0 to 1 and those of each row add up to 1.
+    """
+    if len(outputs) != 1:
+        return False
+    (output,) = outputs
+    made = probabilities_by(output)
+    if output[0].numel() == 1:
+        return made == "sigmoid"
+    values = output.detach().float().flatten(1)
+    return made == "softmax" or bool((values >= 0).all() and ((values.sum(1) - 1).abs() < _NARROW).all())
+
+
+def takes_probabilities(loss: object) -> bool:
+    """Whether this is torch's loss of a network that returns the probability of class 1."""
+    return isinstance(loss, torch.nn.BCELoss) or getattr(loss, "func", loss) is torch.nn.functional.binary_cross_entropy
 
 
 def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, columns: str) -> None:

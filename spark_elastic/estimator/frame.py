@@ -142,6 +142,8 @@ def as_list(frame: DataFrame, name: str) -> Column:
     kind = frame.schema[name].dataType
     if isinstance(kind, BinaryType):
         return _numbers_of_bytes()(column(name))
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, DecimalType):
+        return column(name).cast(ArrayType(DoubleType()))
     return vector_to_array(column(name), "float32") if is_vector(kind) else column(name)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
+import cloudpickle
 import numpy as np
 import torch
 from pyspark.ml import Model
@@ -289,10 +291,19 @@ def _row(shape: tuple[int, ...] | None) -> str:
     return "[rows, lists]" if shape is None else f"[{', '.join(['rows', *map(str, shape)])}]"
 
 
-def _state_of(network: torch.nn.Module | None) -> object:
-    """Return a value that stays equal as long as a network and its tensors are the same objects and unchanged."""
-    tensors = network.state_dict(keep_vars=True).values() if network is not None else ()
-    return id(network), tuple((id(tensor), getattr(tensor, "_version", 0)) for tensor in tensors)
+def _state_of(network: torch.nn.Module | None) -> bytes:
+    """Return a digest of all that a network holds: torch notes no changes of ``.data``, and nobody those of attributes."""
+    return hashlib.blake2b(cloudpickle.dumps(network)).digest()
+
+
+def named_once(columns: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the widths of output columns by their names. Raises ValueError for two columns of one name."""
+    found: dict[str, int] = {}
+    for name, width in columns:
+        if name in found:
+            raise ValueError(f"two outputs have the column {name!r}; give each a name of its own")
+        found[name] = width
+    return found
 
 
 @saved_as("spark_elastic.estimator")
@@ -323,7 +334,7 @@ class TorchModel(ElasticModel, TorchModelAccessors):
         return Layout(tuple(inputs), tuple(self.value("labelCols") or ()), self.value("weightCol"), tuple(outputs))
 
     def _outputs(self) -> dict[str, int]:
-        return dict(zip(self.value("outputCols"), self.widths, strict=True))
+        return named_once(zip(self.value("outputCols"), self.widths, strict=True))
 
     def _check(self, facts: Facts) -> None:
         if len(self.value("outputCols")) != len(self.widths):

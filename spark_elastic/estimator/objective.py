@@ -17,6 +17,8 @@ from spark_elastic.estimator.shapes import ClassificationLoss, meet, name_of, ta
 
 # Stands for a weight of zero, by which nothing can be divided.
 TINY = 1e-30
+# The label that torch's cross entropy ignores by default.
+_IGNORED = -100
 
 Loss = Callable[..., torch.Tensor]
 # A function of output and label, or an object with ``update``, ``compute`` and ``reset``.
@@ -29,9 +31,9 @@ Pair = tuple[Loss, torch.Tensor, torch.Tensor]
 class Objective:
     """Losses with their weights, and metrics by name.
 
-    losses: functions of (output, label), or ``torch.nn`` losses. metrics: functions of (output, label) that return a number, or
-    objects with ``update``, ``compute`` and ``reset``, like those of torchmetrics. count: the number of pairs of output and
-    label.
+    losses: functions of (output, label), or ``torch.nn`` losses. metrics: functions of (output, label) that return a number for
+    each row, or one for the batch, or objects with ``update``, ``compute`` and ``reset``, like those of torchmetrics. count: the
+    number of pairs of output and label.
     """
 
     losses: tuple[Loss, ...]
@@ -89,8 +91,13 @@ class Objective:
         assert isinstance(total, torch.Tensor), "a network has at least one loss"
         return total
 
-    def measure(self, layout: Layout, pairs: Sequence[Pair], but: Collection[str] = ()) -> dict[str, float]:
-        """Return the value of each metric for one batch, except those in ``but``."""
+    def measure(
+        self, layout: Layout, pairs: Sequence[Pair], weight: torch.Tensor | None = None, but: Collection[str] = ()
+    ) -> dict[str, float]:
+        """Return the value of each metric for one batch, except those in ``but``.
+
+        Of a metric that returns one number for each row it is the mean, weighted by ``weight`` [rows] if that is given.
+        """
         values = {}
         for name, (metric, place) in (self.metrics_of(layout) if pairs else {}).items():
             if name in but:
@@ -98,7 +105,7 @@ class Objective:
             _, output, label = pairs[place]
             if _has_state(metric):
                 metric.to(output.device).reset()
-            values[name] = _number(name, metric(output.detach(), label))
+            values[name] = _number(name, metric(output.detach(), label), weight, len(output))
         return values
 
     def check_metrics(self, layout: Layout, pairs: Sequence[Pair]) -> None:
@@ -109,7 +116,7 @@ class Objective:
                 value = metric(output.detach(), label)
             except Exception:  # as one that needs rows of each class
                 continue
-            _number(name, value)
+            _number(name, value, None, len(output))
 
     def metrics_of(self, layout: Layout) -> dict[str, tuple[Metric, int]]:
         """Return each metric and the place of its label; the names begin with the label if there are several."""
@@ -167,6 +174,45 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
+def label_weights(loss: object, label: torch.Tensor) -> torch.Tensor | None:
+    """Return the weights by whose sum the mean of torch's cross entropy divides, in a row's labels together [rows].
+
+    These are those of the labels' classes, and 0 for labels that it ignores. None for other losses, and for labels that are
+    probabilities.
+    """
+    options = _cross_entropy_options(loss)
+    if options is None or label.is_nested or (label.is_floating_point() and label.dim() > 1 and label.shape[-1] > 1):
+        return None
+    weight, ignored = options
+    classes = label.long().reshape(len(label), -1)
+    counted = classes != ignored
+    if weight is None:
+        return counted.float().sum(1)
+    return torch.where(counted, weight[torch.where(counted, classes, 0)], 0.0).sum(1)
+
+
+def weighs_labels(loss: object) -> bool:
+    """Whether torch's cross entropy was given weights of classes, or a label to ignore."""
+    weight, ignored = _cross_entropy_options(loss) or (None, _IGNORED)
+    return weight is not None or ignored != _IGNORED
+
+
+def ignores(loss: object, label: float | None) -> bool:
+    """Whether this is torch's cross entropy, and ignores this label."""
+    options = _cross_entropy_options(loss)
+    return options is not None and options[1] == label
+
+
+def _cross_entropy_options(loss: object) -> tuple[torch.Tensor | None, int] | None:
+    """Return the weights of classes and the label to ignore of torch's cross entropy; None for other losses."""
+    if isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)):
+        return loss.weight, loss.ignore_index
+    given = loss.keywords if isinstance(loss, functools.partial) else {}
+    if getattr(loss, "func", loss) in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
+        return given.get("weight"), given.get("ignore_index", _IGNORED)
+    return None
+
+
 def can_weight(loss: Callable[..., object]) -> bool:
     """Whether a loss can be computed for each row, as a weighted mean requires."""
     return hasattr(loss, "reduction") or _takes_reduction(loss)
@@ -184,17 +230,24 @@ def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight
         values = loss(output, label)
     if values.shape[:1] != weight.shape:
         raise ValueError("weights need a loss for each row: one with reduction=, or a function that returns [rows]")
-    values = values.reshape(len(weight), -1).mean(1)
+    values = values.reshape(len(weight), -1)
+    within = label_weights(loss, label)
+    if within is not None:
+        values = values.sum(1) / within.clamp(min=TINY)
+    else:
+        values = values.sum(1) if getattr(loss, "reduction", "") == "batchmean" else values.mean(1)
     return (values * weight).sum() / weight.sum().clamp(min=TINY)
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any, weight: torch.Tensor | None, rows: int) -> float:
+    if isinstance(value, torch.Tensor) and value.shape == (rows,):
+        value = value.float().mean() if weight is None else (value * weight).sum() / weight.sum().clamp(min=TINY)
     try:
         return float(value)
     except (TypeError, ValueError) as error:
         shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
         raise TypeError(
-            f"metrics: {name!r} must return one number for a batch, such as a mean over its rows, not {shown}"
+            f"metrics: {name!r} must return one number for each row, or one for a batch, such as a mean, not {shown}"
         ) from error
 
 

@@ -92,8 +92,9 @@ class TrainingPlan:
     callbacks: the pickled callbacks. callbacks_given: a description of them, by which a run that continues with other callbacks
     notices that. class_labels: columns that have to hold whole numbers. terminate_on_nan: whether a loss that is not a finite
     number ends the fit. commit_steps: the steps between two commits. class_weights: for each class that the label may be, the
-    factor of its rows' weights; empty if there are none. has_unused: whether some parameters that are trained may get no
-    gradient. fit_id: tells this fit from an earlier one of the same run.
+    factor of its rows' weights; empty if there are none. weighs_labels: the one loss divides by the weights of its labels.
+    has_unused: whether some parameters that are trained may get no gradient. fit_id: tells this fit from an earlier one of the
+    same run.
     """
 
     run_id: str
@@ -114,6 +115,7 @@ class TrainingPlan:
     terminate_on_nan: bool = True
     commit_steps: int = 1
     class_weights: tuple[float, ...] = ()
+    weighs_labels: bool = False
     has_unused: bool = False
     fit_id: str = "fit"
 

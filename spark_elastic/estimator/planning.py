@@ -19,7 +19,7 @@ from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
 from spark_elastic.estimator.frame import Facts, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
-from spark_elastic.estimator.objective import Objective, can_weight
+from spark_elastic.estimator.objective import Objective, can_weight, ignores, weighs_labels
 from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # It divides evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers.
 DEFAULT_SHARDS = 24
+# What an epoch of the history has beside the user's metrics.
+OWN_NUMBERS = frozenset({"epoch", "learning_rate", "loss", "rows", "seconds", "sizes", "val_loss", "weight"})
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,19 @@ class Recipe:
         for name in self.layout.categories:
             if (most := facts.get(name, {}).get("max")) is not None:
                 self.checked_on({**batch, name: torch.full_like(batch[name], most)})
+
+    def weighs_labels(self, facts: Facts, shards: int | None) -> bool:
+        """Whether the one loss divides by the weights of its labels. Raises ValueError if it ignores some of those in shards."""
+        if self.objective is None or len(self.layout.labels) != 1 or self.steps.train_step is not None:
+            return False
+        (loss,), (label,) = self.objective.losses, self.layout.labels
+        has_ignored = ignores(loss, facts.get(label, {}).get("min"))
+        if has_ignored and shards is not None:
+            raise ValueError(
+                f"deterministic=True weights the shards of a batch by their rows, and {name_of(loss)} ignores some labels of "
+                f"column {label!r}: drop these rows, or weight them by 0 in a trainStep"
+            )
+        return has_ignored or weighs_labels(loss)
 
     def class_labels(self, outputs: int) -> tuple[str, ...]:
         """Return the columns that losses take as class indexes, provided that losses receive the columns unchanged."""
@@ -338,8 +353,16 @@ def _steps(
 
 
 def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective | None:
+    metrics = params.value("metrics") or {}
     if loss is None:
+        if metrics:
+            raise ValueError(
+                f"metrics {list(metrics)} are measured where a loss meets outputs and labels: give loss, too, with the trainStep"
+            )
         return None
+    for name in metrics:
+        if name in OWN_NUMBERS:
+            raise ValueError(f"metrics: {name!r} is a number of the history's own; give the metric another name")
     if not layout.labels:
         raise ValueError("give labelCols: the loss needs labels")
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
@@ -356,7 +379,12 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
         for one in losses:
             if not can_weight(one):
                 raise ValueError(f"{weighting} needs a loss for each row: {name_of(one)} takes no reduction=")
-    return Objective(losses, weights, params.value("metrics") or {}, labels)
+    if labels > 1 and params.value("trainStep") is None and any(map(weighs_labels, losses)):
+        raise ValueError(
+            "weight= and ignore_index= of a cross entropy divide by the weights of its own labels, and rows have one weight for "
+            "all losses: with several labels, weigh within a trainStep"
+        )
+    return Objective(losses, weights, metrics, labels)
 
 
 def _check_course(params: Parameterized, steps: StepPlan) -> None:
@@ -389,4 +417,8 @@ def _weighting(params: Parameterized, layout: Layout) -> str:
     """Return the Param by which rows weigh differently in the loss; nothing if they do not."""
     if layout.weight is not None:
         return f"weightCol={layout.weight!r}"
-    return f"classWeights={params.value('classWeights')!r}" if _has_class_weights(params) else ""
+    if _has_class_weights(params):
+        return f"classWeights={params.value('classWeights')!r}"
+    loss = params.value("loss")
+    by_labels = [one for one in (loss if isinstance(loss, (list, tuple)) else (loss,)) if weighs_labels(one)]
+    return f"{name_of(by_labels[0])}(weight=, ignore_index=)" if by_labels and params.value("trainStep") is None else ""

@@ -106,7 +106,8 @@ class PredictionModel(ElasticModel, HasPredictorCols):
             raise ValueError(
                 "the shape of a row is not known yet: call transform first, or take the model that fit returns"
             )
-        features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float32)
+        # As doubles, which tell all the whole numbers apart that a network may take; the scorer makes 32-bit floats of others.
+        features = np.asarray(x.toArray() if hasattr(x, "toArray") else x, dtype=np.float64)
         shapes = {name: self.shapes[name] for name in self._numeric}
         if len(shapes) > 1 and None in shapes.values():
             raise ValueError(

@@ -39,11 +39,15 @@ def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> No
 
 
 def check_whole(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``DataError`` for a fraction in columns that the network takes as whole numbers, naming column and value."""
+    """Raise ``DataError`` for what is no exact whole number where the network takes whole numbers, naming column and value."""
     for name in names:
         values = batch[name].values() if batch[name].is_nested else batch[name]
-        if values.is_floating_point() and bool((found := values % 1 != 0).any()):
+        if not values.is_floating_point():
+            continue
+        if bool((found := values % 1 != 0).any()):
             raise DataError(not_whole(name, float(values[found][0])))
+        if values.dtype != torch.float64 and bool((found := values.abs() >= FLOAT_INDEXES).any()):
+            raise DataError(merged_index(name, float(values[found][0]), "inputs"))
 
 
 def check_weights(batch: Mapping[str, torch.Tensor], name: str | None) -> None:

@@ -59,6 +59,8 @@ FREE = frozenset(
 _BATCH = ("batchSize", "globalBatchSize")
 _NETWORKS = ("model", "modelFn")
 _RECORD = "run.json"
+# The entry for the estimator's class among the descriptions of its Params: with the same Params another one has another loss.
+_KIND = "estimator"
 VERSION = 2
 
 
@@ -90,7 +92,9 @@ class RunRecord:
         if self.version != other.version:
             return [f"its record (of version {self.version}, this release writes {other.version})"]
         found = [] if self.data == other.data else ["the data"]
-        for name in sorted(self.params.keys() | other.params.keys()):
+        # Records of earlier releases do not have the kind of estimator.
+        names = (self.params.keys() | other.params.keys()) - (set() if _KIND in self.params else {_KIND})
+        for name in sorted(names):
             found += _changes(name, self.params.get(name), other.params.get(name))
         return found
 
@@ -107,7 +111,8 @@ def describe_params(estimator: Params) -> dict[str, Json]:
     names -= {"deterministic"} if not estimator.getOrDefault("deterministic") else set()
     # An estimator that an earlier release saved has a batchSize beside it, which does not count.
     names -= {"batchSize"} if estimator.isSet("globalBatchSize") else set()
-    described = {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
+    described: dict[str, Json] = {_KIND: type(estimator).__name__}
+    described |= {name: describe(estimator.getOrDefault(name), weights=name not in _NETWORKS) for name in sorted(names)}
     return {name: value for name, value in described.items() if value is not None}
 
 
@@ -132,10 +137,11 @@ def check_run(store: Store, record: RunRecord) -> RunRecord | None:
 
 
 def record_run(store: Store, record: RunRecord) -> None:
-    """Write the record of a run, once."""
+    """Write the record of a run, once. Raises ValueError if another fit has begun a different run of this name meanwhile."""
     url = store.spark_url(f"{store.run_url(record.run_id)}/{_RECORD}")
     if not store.files.exists(url):
         store.files.write(url, json.dumps(asdict(record), indent=1).encode())
+    check_run(store, record)
 
 
 def find_run(store: Store, run_id: str) -> RunRecord | None:

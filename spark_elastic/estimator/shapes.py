@@ -57,6 +57,8 @@ def meet(output: torch.Tensor, label: torch.Tensor, loss: object) -> tuple[torch
             label = label.squeeze(-1)
         if label.shape != output.shape[:1] + output.shape[2:]:
             raise ValueError(_misfit(output, label, loss, "one class index per row for an output of [rows, classes]"))
+        if label.dim() > 1 and label.is_floating_point() and bool((found := label % 1 != 0).any()):
+            raise ValueError(f"{name_of(loss)} takes class indexes, and a label is {float(label[found][0]):g}")
         return output, label.long()
     if output.dim() == label.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)

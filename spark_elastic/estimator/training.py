@@ -22,7 +22,7 @@ from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.layout import plain
-from spark_elastic.estimator.objective import TINY, Pair
+from spark_elastic.estimator.objective import TINY, Pair, label_weights
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
@@ -207,7 +207,7 @@ class Trainer:
             self.model.set_rows(max(amount, TINY))
         with self._precision():
             loss, pairs = self._forward(self.model, state, batch, rows, weight)
-        values = {"loss": loss.detach(), **self.objective.measure(self.plan.layout, pairs)}
+        values = {"loss": loss.detach(), **self.objective.measure(self.plan.layout, pairs, weight)}
         state.names = [*values, "weight"]
         sums = torch.stack(
             [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values.values()]
@@ -225,11 +225,13 @@ class Trainer:
     def _weights(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the weight of each row [rows]; None if all rows weigh the same."""
         layout, factors = self.plan.layout, self._class_weights
-        weight = batch[layout.weight].float() if layout.weight else None
-        if factors is None:
-            return weight
-        of_class = factors[class_of_rows(batch[layout.labels[0]], layout.labels[0], len(factors))]
-        return of_class if weight is None else of_class * weight
+        weights = [batch[layout.weight].float()] if layout.weight else []
+        if factors is not None:
+            weights.append(factors[class_of_rows(batch[layout.labels[0]], layout.labels[0], len(factors))])
+        if self.plan.weighs_labels:
+            within = label_weights(self.objective.losses[0], batch[layout.labels[0]])
+            weights += [] if within is None else [within]
+        return math.prod(weights[1:], start=weights[0]) if weights else None
 
     def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
         """Do the same as ``_backward``, shard by shard, so that all bits are those of any other world."""
@@ -266,9 +268,12 @@ class Trainer:
         if total:
             return
         column = self.plan.layout.weight
-        what = f"weightCol: all weights of column {column!r}" if column else "classWeights: the weights of all classes"
-        if column and self.plan.class_weights:
-            what += ", multiplied by classWeights,"
+        sources = {
+            f"weightCol: column {column!r}": column,
+            "classWeights": self.plan.class_weights,
+            "loss: the weights of labels, of which some are ignored": self.plan.weighs_labels,
+        }
+        what = f"all weights of rows ({', '.join(source for source, is_given in sources.items() if is_given)})"
         sentence = f"{what} are 0 in the rows of this epoch's {purpose}"
         if self.plan.terminate_on_nan:
             raise DataError(f"{sentence}, so its loss is NaN; give some of these rows a weight above 0")
@@ -321,7 +326,7 @@ class Trainer:
             check_weights(batch, self.plan.layout.weight)
             check_classes(batch, self.plan.class_labels)
             check_indexes(batch, self.plan.layout.categories)
-            check_whole(batch, self.plan.layout.whole)
+        check_whole(batch, self.plan.layout.whole)  # of lists, fit knows no more than how long they are
         if self.device.type != "cpu":
             batch = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         batch = {name: plain(value) for name, value in batch.items()}
@@ -398,7 +403,7 @@ class Trainer:
                     loss, pairs = self._forward(self.model.module, state, batch, rows, weight)
                 for metric, place in whole.values():
                     metric.update(*pairs[place][1:])
-                values = {"loss": float(loss), **objective.measure(layout, pairs, but=whole)}
+                values = {"loss": float(loss), **objective.measure(layout, pairs, weight, but=whole)}
                 amount = float(rows if weight is None else weight.sum())
                 if amount:
                     sums += torch.tensor([*(values[name] for name in names[:-1]), 1.0], dtype=torch.float64) * amount

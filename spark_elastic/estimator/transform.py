@@ -52,6 +52,8 @@ class Scorer:
         Raises ``DataError`` for NaN, infinity and nulls, naming column and row, and for indexes that are not those of categories.
         """
         rows = len(next(iter(columns.values())))
+        exact = {*self.layout.categories, *self.layout.whole}
+        columns = {name: values if name in exact else _as_trained(values) for name, values in columns.items()}
         check_finite(columns, list(columns), self._rows.next(rows))
         device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
         batch = {name: _tensor(values).to(device) for name, values in columns.items()}
@@ -239,6 +241,14 @@ def _ragged_udf(
 
 def _values(series: pd.Series) -> np.ndarray | list[np.ndarray]:
     return list(series) if series.dtype == object else series.to_numpy()
+
+
+def _as_trained(values: np.ndarray | list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+    """Return doubles as the 32-bit floats that ``fit`` trains on, where very large ones are infinite."""
+    if isinstance(values, list):
+        return [np.asarray(_as_trained(np.asarray(row))) for row in values]
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32) if values.dtype == np.float64 else values
 
 
 def _tensor(values: object) -> torch.Tensor:

@@ -33,6 +33,8 @@ def learn(model: ElasticModel, layout: Layout, frame: DataFrame) -> None:
     batch = {name: _zeros(frame, name, sizes[name]) for name in layout.features}
     with own_randomness(0):
         network = copy.deepcopy(model.model).cpu().eval()
+        for parameter in network.parameters():  # a frozen network has no graph that tells what it ends in
+            parameter.requires_grad_(parameter.is_floating_point())
         outputs, layout, _ = try_layouts(network, layout, batch)
     shapes = {name: None if values.is_nested else tuple(values.shape[1:]) for name, values in batch.items()}
     found = outputs_of(outputs, layout)

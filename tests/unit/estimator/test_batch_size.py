@@ -179,6 +179,30 @@ def test_a_run_keeps_the_batch_size_with_which_it_began(batch: dict[str, int], m
         check_run(store, replace(again, params=describe_params(make(globalBatchSize=100))))
 
 
+def test_another_kind_of_estimator_is_another_run_and_records_without_a_kind_fit_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = describe_params(make())
+    monkeypatch.setattr(runs, "find_run", lambda *_: RunRecord("run", "data", {**mine, "estimator": "TorchClassifier"}))
+    store, again = Store.create("/x"), RunRecord("run", "data", mine)
+    with pytest.raises(ValueError, match=r"differs in estimator \(was TorchClassifier, is Torch"):
+        check_run(store, again)
+    old = {name: value for name, value in mine.items() if name != "estimator"}
+    monkeypatch.setattr(runs, "find_run", lambda *_: RunRecord("run", "data", old))
+    assert check_run(store, again) is not None
+
+
+def test_two_fits_that_begin_a_run_at_the_same_time_are_told_apart() -> None:
+    written: dict[str, bytes] = {}
+    files = SimpleNamespace(exists=written.__contains__, read=written.__getitem__, write=written.__setitem__)
+    store: Any = SimpleNamespace(files=files, url="/x", spark_url=str, run_url=str)
+    first, second = (RunRecord("run", "data", describe_params(make(learningRate=rate))) for rate in (0.1, 0.2))
+    runs.record_run(store, first)
+    with pytest.raises(ValueError, match="differs in learningRate"):
+        runs.record_run(store, second)
+    runs.record_run(store, first)
+
+
 def test_a_run_of_an_earlier_release_with_a_global_batch_is_the_same_run() -> None:
     """Its record has the default of the other Param, too."""
     params = describe_params(make(globalBatchSize=64))

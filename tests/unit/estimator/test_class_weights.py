@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from spark_elastic.errors import DataError
 from spark_elastic.estimator import TorchClassifier
 from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
 from spark_elastic.estimator.layout import Input, Layout
-from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.objective import Objective, label_weights
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.planning import plan_recipe
 from spark_elastic.estimator.runs import describe_callbacks
@@ -100,6 +101,65 @@ def test_torchs_own_weighted_cross_entropy_is_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(mine.weights[name], value)
 
 
+def test_where_a_loss_weighs_labels_batches_count_by_these_and_ignored_labels_not_at_all(tmp_path: Path) -> None:
+    """One step on all rows, validated in batches of 6 rows, and one step in two passes of 10 rows, of which 8 are ignored."""
+    weights = torch.tensor([0.5, 1.0, 4.0])
+    loss = nn.CrossEntropyLoss(weight=weights, ignore_index=0)
+    wanted = replace(plan(written(tmp_path), 3, (), loss=loss), weighs_labels=True)
+    model = cloudpickle.loads(cloudpickle.dumps(wanted.model))
+    found = train(wanted)
+    assert found is not None
+    expected = loss(model(X.unsqueeze(1)), LABELS)
+    expected.backward()
+    assert found.history[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(found.weights["bias"], (model.bias - 0.5 * model.bias.grad).detach())
+    with torch.no_grad():
+        model.load_state_dict(found.weights)
+        assert found.history[0]["val_loss"] == pytest.approx(loss(model(X.unsqueeze(1)), LABELS).item(), rel=1e-5)
+
+
+def test_labels_of_which_all_are_ignored_are_an_error(tmp_path: Path) -> None:
+    url = written(tmp_path, [0] * 20)
+    wanted = replace(plan(url, 3, (), loss=nn.CrossEntropyLoss(ignore_index=0)), weighs_labels=True)
+    with pytest.raises(
+        DataError, match=r"all weights of rows \(loss: the weights of labels, of which some are ignored\)"
+    ):
+        train(wanted)
+
+
+def test_weights_within_a_loss_are_those_of_its_labels() -> None:
+    weights = torch.tensor([0.5, 1.0, 4.0])
+    labels = torch.tensor([[0, 2], [1, -100]])
+    loss = nn.CrossEntropyLoss(weight=weights)
+    assert label_weights(loss, labels).tolist() == [4.5, 1.0]  # type: ignore[union-attr]
+    assert label_weights(functools.partial(functional.cross_entropy, weight=weights), labels[:, 0]).tolist() == [
+        0.5,
+        1.0,
+    ]  # type: ignore[union-attr]
+    assert label_weights(nn.CrossEntropyLoss(), labels).tolist() == [2.0, 1.0]  # type: ignore[union-attr]
+    assert label_weights(loss, torch.full((2, 3), 1 / 3)) is None
+    assert label_weights(nn.MSELoss(), labels) is None
+
+
+def test_what_a_loss_weighs_is_known_by_its_arguments_or_by_the_labels() -> None:
+    given = {"model": nn.Linear(1, 3), "featuresCol": "x", "labelCol": "y"}
+
+    def recipe(loss: Any, **more: Any) -> Any:
+        return plan_recipe(TorchClassifier(loss=loss, **given, **more), Layout((Input(None, ("x",)),), ("y",)), None)
+
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
+    assert recipe(weighted).weighs_labels({}, None)
+    assert recipe(nn.CrossEntropyLoss(ignore_index=2)).weighs_labels({}, None)
+    assert not recipe(nn.CrossEntropyLoss()).weighs_labels({"y": {"min": 0.0}}, None)
+    assert recipe(nn.CrossEntropyLoss()).weighs_labels({"y": {"min": -100.0}}, None)
+    with pytest.raises(ValueError, match="CrossEntropyLoss ignores some labels of column 'y'"):
+        recipe(nn.CrossEntropyLoss()).weighs_labels({"y": {"min": -100.0}}, 24)
+    with pytest.raises(
+        ValueError, match=r"deterministic=True .* CrossEntropyLoss\(weight=, ignore_index=\) by something else"
+    ):
+        recipe(weighted, deterministic=True, globalBatchSize=48)
+
+
 def test_a_label_without_a_weight_is_an_error_that_names_it(tmp_path: Path) -> None:
     url = written(tmp_path)
     with pytest.raises(
@@ -111,7 +171,7 @@ def test_a_label_without_a_weight_is_an_error_that_names_it(tmp_path: Path) -> N
 def test_classes_without_any_weight_are_an_error(tmp_path: Path) -> None:
     url = written(tmp_path, [0] * 20)
     with pytest.raises(
-        DataError, match="classWeights: the weights of all classes are 0 in the rows of this epoch's training"
+        DataError, match=r"all weights of rows \(classWeights\) are 0 in the rows of this epoch's training"
     ):
         train(plan(url, 2, (0.0, 1.0)))
 

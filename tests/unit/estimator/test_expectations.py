@@ -11,10 +11,16 @@ import torch
 from pyspark.sql.types import DoubleType, StructField, StructType
 from torch import nn
 
+from spark_elastic.errors import DataError
 from spark_elastic.estimator import TorchClassificationModel, TorchClassifier, TorchEstimator
 from spark_elastic.estimator.expectations import are_probabilities, probabilities_by
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.model import named_once
+from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.planning import Recipe, plan_recipe
 from spark_elastic.estimator.preflight import with_extremes
+from spark_elastic.estimator.row_checks import check_whole
+from spark_elastic.estimator.shapes import meet
 
 SCHEMA = StructType([StructField(name, DoubleType()) for name in ("x", "label", "other")])
 BATCH = {
@@ -162,7 +168,10 @@ def test_a_mean_over_rows_and_a_loss_for_each_row_are_none(loss: Any) -> None:
             {"loss": lambda output, label: output.detach().mean()},
             "nothing can be learnt, because the loss has no gradient",
         ),
-        ({"metrics": {"gap": lambda output, label: output - label}}, "'gap' must return one number.* tensor of shape"),
+        (
+            {"metrics": {"gap": lambda output, label: (output - label)[1:]}},
+            "'gap' must return one number.* tensor of shape",
+        ),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times in a step"),
         (
             {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "schedulerInterval": "step"},
@@ -241,6 +250,64 @@ def test_probabilities_are_known_by_the_last_step(
 ) -> None:
     output = ending(*last, outputs=outputs)(torch.ones(5, 1))
     assert (probabilities_by(output), are_probabilities([output])) == (found, both)
+
+
+def test_probabilities_are_known_where_they_are_put_together_or_kept_from_0_and_1() -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([1 - x.sigmoid(), x.sigmoid()], 1)
+
+    class Kept(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sigmoid().clamp(1e-6, 1 - 1e-6)
+
+    assert are_probabilities([ending(Both(), outputs=1)(torch.ones(5, 1))])
+    assert are_probabilities([ending(Kept(), outputs=1)(torch.ones(5, 1))])
+    assert not are_probabilities([ending(outputs=2)(torch.ones(5, 1))])
+    given = classifier(ending(nn.Identity(), outputs=1), loss=nn.functional.binary_cross_entropy)
+    made = given._make_model(given._layout(SCHEMA))
+    assert made.is_probability
+
+
+def test_a_metric_may_return_a_number_for_each_row_which_weights_weigh() -> None:
+    objective = Objective((nn.MSELoss(),), (), {"gap": lambda output, label: output - label})
+    pairs = [(nn.MSELoss(), torch.tensor([1.0, 3.0]), torch.zeros(2))]
+    layout = Layout((Input(None, ("x",)),), ("label",))
+    assert objective.measure(layout, pairs) == {"gap": 2.0}  # type: ignore[arg-type]
+    assert objective.measure(layout, pairs, torch.tensor([3.0, 1.0])) == {"gap": 1.5}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["loss", "rows", "val_loss"])
+def test_a_metric_does_not_take_the_place_of_a_number_of_the_historys_own(name: str) -> None:
+    given = estimator(ending(outputs=1), nn.MSELoss(), metrics={name: lambda output, label: 0.0})
+    with pytest.raises(ValueError, match=f"metrics: '{name}' is a number of the history's own"):
+        recipe(given)
+
+
+def test_metrics_beside_a_step_without_a_loss_are_an_error() -> None:
+    given = TorchEstimator(
+        model=ending(outputs=1), trainStep=lambda model, batch, context: (torch.zeros(()), None), featureCols=["x"],
+        labelCols=["label"], metrics={"gap": lambda output, label: 0.0},
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"metrics \['gap'\] are measured where a loss meets outputs and labels: give loss"
+    ):
+        recipe(given)
+
+
+def test_two_outputs_of_one_name_are_an_error() -> None:
+    with pytest.raises(ValueError, match="two outputs have the column 'p'"):
+        named_once([("p", 0), ("p", 0)])
+
+
+def test_whole_numbers_in_lists_are_whole_and_told_apart() -> None:
+    with pytest.raises(DataError, match=r"column 'x' has the value 0\.5"):
+        check_whole({"x": torch.tensor([[1.0, 0.5]])}, ["x"])
+    with pytest.raises(DataError, match="inputs: column 'x' has the index 16777216"):
+        check_whole({"x": torch.tensor([[1.0, 2.0**24]])}, ["x"])
+    check_whole({"x": torch.tensor([[2.0**24 + 1]], dtype=torch.float64)}, ["x"])
+    with pytest.raises(ValueError, match=r"CrossEntropyLoss takes class indexes, and a label is 0\.5"):
+        meet(torch.zeros(2, 3, 4), torch.full((2, 4), 0.5), nn.CrossEntropyLoss())
 
 
 def test_a_sigmoid_under_a_loss_of_ones_own_is_a_probability_and_no_logit() -> None:

@@ -20,6 +20,7 @@ from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.model import TorchModel
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.training import train
+from spark_elastic.estimator.transform import Scorer
 from tests.unit.estimator.test_training import dataset, plan
 
 __all__ = ["dataset"]
@@ -188,8 +189,25 @@ def test_a_network_that_has_changed_is_sent_to_executors_anew() -> None:
     from spark_elastic.estimator.model import _state_of
 
     model = TorchModel(nn.Linear(1, 1))
+
+    def changed(before: bytes) -> bytes:
+        assert _state_of(model.model) != before
+        return _state_of(model.model)
+
     before = _state_of(model.model)
     assert _state_of(model.model) == before
     with torch.no_grad():
         model.model.weight.fill_(2.0)
-    assert _state_of(model.model) != before
+    before = changed(before)
+    model.model.weight.data.zero_()
+    before = changed(before)
+    model.model.scale = 100.0
+    changed(before)
+
+
+def test_a_double_that_training_would_take_for_infinite_is_an_error_and_large_whole_numbers_stay() -> None:
+    fractions = Layout((Input(None, ("x",), "float32", expand=True),))
+    with pytest.raises(DataError, match="column 'x' has an infinite value in row 1"):
+        Scorer(nn.Identity(), fractions, lambda found: {"p": found[0]})({"x": np.array([1.0, 1e39])})
+    whole = Scorer(nn.Identity(), Layout((Input(None, ("x",), "int64"),)), lambda found: {"p": found[0]})
+    assert whole({"x": np.array([2.0**24 + 1])})["p"].tolist() == [2**24 + 1]
