@@ -104,10 +104,12 @@ class Deliveries:
         if not self._kept:
             return None
         found = self._known(tensors)
-        if found is not None and found.was_counted and not found.was_used:
-            self.came_after_its_commit = True
+        # Converted tensors belong to no known batch. They come from one that a commit has counted if all unused ones are such.
+        is_certain = found is not None or all(known.was_counted for known in self._kept if not known.was_used)
         found = found or self._guess(tensors)
         if found is not None:
+            if is_certain and found.was_counted and not found.was_used:
+                self.came_after_its_commit = True
             self._use(found)
             found.knows(tensors)
         return found

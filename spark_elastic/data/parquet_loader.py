@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from spark_elastic.data.manifest import Manifest, read_manifest
 from spark_elastic.data.ngram import NGram
 from spark_elastic.data.ngram_engine import NGramEngine, WindowFinder
 from spark_elastic.data.order import choose_spec, describe
-from spark_elastic.data.pinning import pin
+from spark_elastic.data.pinning import key_of, pin
 from spark_elastic.data.plan import BatchPlan, check_switches
 from spark_elastic.data.predicates import PredicateBase
 from spark_elastic.data.reader_arguments import dataset_of, loader_arguments
@@ -64,7 +65,7 @@ class ParquetLoader(EngineLoader):
         drop_last: drop the rows that do not fill a last global batch.
         with_row_ids: add int64 `_row_group` (index in the manifest) and `_row` (as stored in the row group; of a window the
             first one).
-        prefetch: batches read ahead; default 16,384 rows, or fewer where those take more than 64 MiB.
+        prefetch: batches read ahead; default 32,768 rows, or fewer where those take more than 64 MiB.
         pin_memory: default where CUDA is available.
         storage_options: options with which fsspec opens the dataset, such as credentials and endpoints.
         shard: a (rank, size), for use outside a State: that rank's part of each batch, without repeated batches.
@@ -113,9 +114,8 @@ class ParquetLoader(EngineLoader):
         if engine not in tuple(ENGINES):  # what a user has given need not be hashable
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         urls = as_urls(url)
-        packed = pin(
-            f"data/manifest/{' '.join(urls)}", lambda: read_manifest(urls, storage_options=storage_options).encode()
-        )
+        key = f"data/manifest/{json.dumps(urls)}/{key_of(storage_options)}"
+        packed = pin(key, lambda: read_manifest(urls, storage_options=storage_options).encode())
         self.manifest = Manifest.decode(packed)
         locations = [locate(each, storage_options) for each in urls]
         total = int(self.manifest.rows.sum())

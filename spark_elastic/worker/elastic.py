@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from typing import TypeVar
 
 from spark_elastic.errors import HostsUpdatedInterrupt, WorldChanged
@@ -34,6 +35,15 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
     """
     if not callable(function):
         raise TypeError(f"elastic takes a function, not {function!r}")
+    if (
+        inspect.isgeneratorfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise TypeError(
+            f"elastic takes a plain function, and {function!r} is a generator or coroutine function: nothing of it would run "
+            "before the call has returned, when the world is over"
+        )
 
     @functools.wraps(function)
     def call(state: State, *args: object, **kwargs: object) -> T:
@@ -43,15 +53,25 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
         if job is None:
             state._begin(None)
             with entered_without_job(state), state._checked_outside():
-                return function(state, *args, **kwargs)
+                return _ended(function(state, *args, **kwargs))
         job.enter_elastic()
         state._prepare()
         if job.is_fixed:  # a loss ends this process, so the function is entered only once
             state._begin(job)
-            return state._enter(lambda: function(state, *args, **kwargs))
-        return _run(job, state, lambda: function(state, *args, **kwargs))
+            return state._enter(lambda: _ended(function(state, *args, **kwargs)))
+        return _run(job, state, lambda: _ended(function(state, *args, **kwargs)))
 
     return call
+
+
+def _ended(value: T) -> T:
+    """Return what the elastic function has returned. Raises ``TypeError`` for what has yet to run."""
+    if isinstance(value, (Generator, Awaitable, AsyncGenerator)):
+        raise TypeError(
+            f"the elastic function returned {value!r}, of which nothing has run yet, and when it runs the world is over: train "
+            "within the function"
+        )
+    return value
 
 
 def _run(job: Job, state: State, enter: Callable[[], T]) -> T:

@@ -20,3 +20,11 @@ def test_values_that_each_rank_computes_alone_are_warned_of_once_also_through_a_
     told = [line for line in capfd.readouterr().err.splitlines() if "UserWarning" in line]
     assert ["state.best is" in line or "state.losses[0] is" in line for line in told] == [True, True]
     assert all("on rank 0 and" in line and "se.allreduce" in line for line in told)
+
+
+def test_code_that_swallows_the_loss_of_a_worker_goes_on_from_the_last_commit() -> None:
+    with inject(kill(rank=1, step=4)):
+        results = spark_elastic.run(
+            loud_training.train_and_swallow_errors_of_a_step, args=(8,), num_proc=3, min_np=2, max_np=3, local=True
+        )
+    assert set(results) == {8}

@@ -36,3 +36,27 @@ def train_with_values_of_each_rank(steps: int) -> int:
 
     train(state)
     return state.step
+
+
+def train_and_swallow_errors_of_a_step(steps: int) -> int:
+    """Go on whatever a step raises. Return how many were made."""
+    torch.manual_seed(0)
+    model = se.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = se.TorchState(model=model, optimizer=optimizer, step=0)
+
+    @se.elastic
+    def train(state: se.TorchState) -> None:
+        while state.step < steps:
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 2)).square().mean()
+            try:
+                loss.backward()
+                optimizer.step()
+                state.step += 1
+            except Exception:
+                print("this step has failed")
+            state.commit()
+
+    train(state)
+    return state.step

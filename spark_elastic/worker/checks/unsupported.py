@@ -9,6 +9,7 @@ import torch
 # Torch's classes that divide a model among ranks, so that no rank could give the whole of it to a newcomer.
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
 _DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
+_METRIC = "a torchmetrics metric whose values its state dict leaves out"
 _HOW_TO_DIVIDE = (
     ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
     "float(norm)"
@@ -21,7 +22,7 @@ def why_unsupported(value: object) -> str | None:
     if not isinstance(value, torch.Tensor):
         if kind.__name__ in _SHARDED and kind.__module__.startswith("torch."):
             return f"torch's {kind.__name__}"
-        return None
+        return _METRIC if _forgets_its_values(value) else None
     if kind.__name__ == "DTensor" and isinstance(value, getattr(sys.modules.get(kind.__module__), "DTensor", ())):
         return _DTENSOR
     if torch.nn.parameter.is_lazy(value):
@@ -35,6 +36,14 @@ def why_unsupported(value: object) -> str | None:
     return "a tensor without data, on the meta device" if value.is_meta else None
 
 
+def _forgets_its_values(value: object) -> bool:
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is None or not isinstance(value, (torchmetrics.Metric, torchmetrics.MetricCollection)):
+        return False
+    metrics = value.values() if isinstance(value, torchmetrics.MetricCollection) else [value]
+    return not all(flag for metric in metrics for flag in metric._persistent.values())
+
+
 def check_supported(value: object, name: str) -> None:
     """Raise ``TypeError`` for a value that a State cannot hold: every worker holds the whole state, in dense tensors."""
     what = why_unsupported(value)
@@ -42,6 +51,12 @@ def check_supported(value: object, name: str) -> None:
         raise TypeError(
             f"{name} is {what}, whose parts end with the first loss; write spark_elastic.ZeroRedundancyOptimizer, which takes "
             "the same arguments"
+        )
+    if what == _METRIC:
+        raise TypeError(
+            f"{name} is {what}, so that no commit would keep them, and they are of this rank's rows only: reset, update and "
+            "compute it between two commits; or call its persistent(True) and give it under local=, where a rank that is lost "
+            "takes its part with it"
         )
     if what is not None:
         raise TypeError(
@@ -51,5 +66,5 @@ def check_supported(value: object, name: str) -> None:
     if isinstance(value, torch.nn.Module):
         parts = [*list(value.named_modules())[1:], *value.named_parameters(), *value.named_buffers()]
         for part, entry in parts:
-            if why_unsupported(entry) is not None:
+            if why_unsupported(entry) not in (None, _METRIC):  # a module's metrics come and go with its steps
                 check_supported(entry, f"{name}.{part}")

@@ -91,10 +91,9 @@ class Commits:
     def commit(self, state: State, durable: bool) -> None:
         """Make a commit, as ``State.commit`` says."""
         loops.refuse("a commit came")
-        if state._checks is not None:
-            state._checks.before_commit()
         job, world = current_job(), present_world()
         if job is None or world is None:
+            _check_step(state)
             _check_is_entered(state)
             self.record(state.save)
             return
@@ -103,6 +102,7 @@ class Commits:
         faults.reached(Point.COMMIT, **where)
         if world.is_broken() and self.can_restore():
             raise WorkerLostError(f"generation {world.generation} is broken")
+        _check_step(state)  # which code that has swallowed the loss of a worker has not made
         has_met = self._has_met(world)
         self.record(state.save, has_met)
         faults.reached(Point.RECORDED, **where)
@@ -425,6 +425,11 @@ class Commits:
 def _optimizer_steps(state: State) -> int:
     """How often optimizers have stepped in this generation; 0 for a state that does not watch them."""
     return 0 if state._checks is None else state._checks.steps
+
+
+def _check_step(state: State) -> None:
+    if state._checks is not None:
+        state._checks.before_commit()
 
 
 def _check_is_the_jobs(state: State, job: Job) -> None:

@@ -139,3 +139,25 @@ def test_batches_that_were_left_out_are_passed_over_once_a_later_one_is_known() 
     assert feed.rows_of(batch) == (3, 3)
     later = feed.fetch((3, 1))
     assert feed.rows_of(later * 2) == (3, 1)
+
+
+def test_a_batch_that_a_commit_has_counted_is_known_where_its_tensors_were_converted() -> None:
+    deliveries = Deliveries()
+    loader, batch = object(), torch.ones(4, 2)
+    deliveries.note(loader, batch, (4, 4), 0)
+    deliveries.find([batch.double()])
+    deliveries.committed()
+    deliveries.find([torch.rand(4, 2)])  # as a second model is given noise
+    assert not deliveries.came_after_its_commit
+
+    deliveries.note(loader, torch.ones(4, 2), (4, 4), 0)
+    deliveries.committed()  # of a batch that was left out
+    deliveries.note(loader, batch, (4, 4), 0)
+    deliveries.find([batch.double()])
+    assert not deliveries.came_after_its_commit
+
+    deliveries = Deliveries()
+    deliveries.note(loader, batch, (4, 4), 0)
+    deliveries.committed()
+    deliveries.find([batch.double()])
+    assert deliveries.came_after_its_commit

@@ -230,3 +230,18 @@ def test_what_a_failed_step_had_in_its_hands_is_gone_before_the_next_world_is_as
     finally:
         gc.enable()
     assert gone == [True]
+
+
+def test_a_function_of_which_nothing_runs_in_the_call_is_refused() -> None:
+    def generator(state: ObjectState) -> Any:
+        yield 1
+
+    async def coroutine(state: ObjectState) -> None: ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(
+            TypeError, match=r"elastic takes a plain function, and .* is a generator or coroutine function"
+        ):
+            elastic(function)
+    with pytest.raises(TypeError, match=r"the elastic function returned <generator .* of which nothing has run yet"):
+        elastic(lambda state: generator(state))(ObjectState())

@@ -89,3 +89,25 @@ def test_dtensors_and_torchs_sharded_optimizer_are_refused(group: None) -> None:
     state.optimizer = optimizer
     with pytest.raises(TypeError, match="torch's ZeroRedundancyOptimizer"):
         state.commit()
+
+
+def test_a_metric_whose_values_no_commit_would_keep_is_refused_and_one_within_a_model_is_not() -> None:
+    import torchmetrics
+
+    for metric in (torchmetrics.SumMetric(), torchmetrics.MetricCollection([torchmetrics.SumMetric()])):
+        with pytest.raises(
+            TypeError,
+            match=r"rows is a torchmetrics metric whose values .* persistent\(True\) and give it",
+        ):
+            TorchState(rows=metric)
+    kept = torchmetrics.SumMetric()
+    kept.persistent(True)
+    state = TorchState(local={"rows": kept})
+    kept.update(3.0)
+    state.commit()
+    kept.update(4.0)
+    state.restore()
+    assert kept.compute() == 3.0
+    model = torch.nn.Linear(1, 1)
+    model.accuracy = torchmetrics.MeanMetric()
+    TorchState(model=model).commit()
