@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,9 @@ class LoggerFeed:
         for each in list(self._loggers):
             try:
                 getattr(each, method)(*arguments)
-            except Exception:
+            except Exception as error:
                 logger.exception("%s raised; it is not called any more, the job goes on", type(each).__name__)
                 self._loggers.remove(each)
+                if method != "finish":
+                    with contextlib.suppress(Exception):  # what it holds is let go as far as it can
+                        each.finish(f"{type(error).__name__}: {error}")

@@ -323,7 +323,9 @@ def late_survivors(seen: Situation) -> Iterator[Finding]:
     for worker, seconds in awaited.items():
         patience = _patience(seen, limit, worker in needed)
         if seconds > patience:
-            which = "elastic_timeout, as nobody else held the newest commit" if worker in needed else "hang_timeout"
+            which = "ready_timeout" if limit == seen.settings.ready_timeout else "hang_timeout"
+            if worker in needed:
+                which = "elastic_timeout, as nobody else held the newest commit"
             yield WorkerHung(
                 worker,
                 f"hung: did not return to its elastic function for {patience:g} s after a reset ({which}; call "

@@ -59,6 +59,8 @@ class Group:
             self._backends[backend] = self._device = library(store, rank, size, address, timeout)
         self._in_order = library.in_order
         self._watch = Watch(self._in_order)
+        for name in self._backends:
+            _register(name)
         # The watches of the groups that user code has made. Torch and user code own these groups.
         self._others: list[weakref.ref[Watch]] = []
         # Whether the host continues before a collective has succeeded.
@@ -283,8 +285,9 @@ def _creator(backend: str) -> Callable[[_DistributedBackendOptions, object], Wat
     return create
 
 
-for _name in BACKENDS:
-    if not hasattr(dist.Backend, (PREFIX + _name).upper()):
+def _register(name: str) -> None:
+    """Make a library known to torch, once in a process."""
+    if not hasattr(dist.Backend, (PREFIX + name).upper()):
         dist.Backend.register_backend(
-            PREFIX + _name, _creator(_name), extended_api=True, devices=list(find_backend(_name).devices)
+            PREFIX + name, _creator(name), extended_api=True, devices=list(find_backend(name).devices)
         )

@@ -11,7 +11,7 @@ from spark_elastic.driver import commands as do
 from spark_elastic.driver import events as ev
 from spark_elastic.errors import RanksDifferError, StateLostError, TrainingFailedError
 from spark_elastic.protocol.messages import COMMIT, Activity, CommitId
-from spark_elastic.protocol.records import StateLost
+from spark_elastic.protocol.records import StateLost, WorkerLost
 
 
 def test_a_hang_while_an_interrupt_is_out_is_found() -> None:
@@ -474,3 +474,12 @@ def test_a_rank_that_waits_for_the_abort_of_the_devices_group_is_not_late_and_wh
     assert script.since(lambda: script.pass_time(50)).of(do.KillWorker) == []
     script.come_back(0)
     assert script.ranks == [0]
+
+
+@pytest.mark.parametrize(("hang", "ready", "told"), [(5, 40, "ready_timeout"), (40, 5, "hang_timeout")])
+def test_who_does_not_come_back_is_told_which_limit_was_passed(hang: int, ready: int, told: str) -> None:
+    script = in_long_code("a", "b", "c", hang_timeout=hang, ready_timeout=ready)
+    script.come_back(1)
+    script.pass_time(90)
+    (lost,) = [record for record in script.recorded(WorkerLost) if record.worker == 0]
+    assert f"after a reset ({told}; call state.heartbeat()" in lost.cause
