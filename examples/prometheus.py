@@ -34,10 +34,11 @@ class Exporter:
         for kind in RESETS.values():
             self.resets.labels(kind)  # from the beginning on, as 0
         self.began = self.ended = self.trains_since = None
-        self.trained = 0.0
+        self.trained = self.newest = self.seen = 0.0
         self.step: int | None = None
 
     def __call__(self, event: dict[str, Any]) -> None:
+        self.newest, self.seen = event["time"], time.monotonic()
         match event:
             case {"event": "job_started", "time": now}:
                 self.began = now
@@ -71,7 +72,8 @@ class Exporter:
     def goodput(self) -> float:
         if self.began is None:
             return 0.0
-        now = self.ended or time.time()
+        # Events have the time of the driver's clock, which need not be this machine's.
+        now = self.ended or self.newest + time.monotonic() - self.seen
         trains = 0.0 if self.trains_since is None else now - self.trains_since
         return (self.trained + trains) / max(now - self.began, 1e-9)
 

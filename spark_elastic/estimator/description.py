@@ -12,6 +12,7 @@ import enum
 import functools
 import hashlib
 import json
+import pickle
 import re
 import sys
 import sysconfig
@@ -27,6 +28,10 @@ from spark_elastic._saved_names import PACKAGES
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 _NO_CODE = frozenset({"__dict__", "__doc__", "__module__", "__weakref__", "__firstlineno__", "__static_attributes__"})
+# Packages whose objects keep their values neither in attributes nor, if there are many, in their ``repr``.
+_NOT_SHOWN = frozenset({"pandas", "pyarrow"})
+# How much of a pattern its ``repr`` shows.
+_SHOWN_OF_PATTERNS = 190
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 
 
@@ -88,6 +93,10 @@ class _Description:
             return value.__name__
         if "__wrapped__" in getattr(value, "__dict__", ()):
             return ["wrapped", self.of(vars(value)["__wrapped__"])]
+        if type(value).__module__.partition(".")[0] in _NOT_SHOWN:
+            return ["pickled", _name(value), _hash(pickle.dumps(value, protocol=4))]
+        if isinstance(value, re.Pattern) and len(value.pattern) > _SHOWN_OF_PATTERNS:
+            return ["pattern", str(value.pattern), value.flags]
         held = {} if isinstance(value, enum.Enum) or hasattr(value, "__qualname__") else _attributes(value)
         if not held and (isinstance(value, enum.Enum) or _is_installed(type(value).__module__)):
             return _ADDRESS.sub("", repr(value))

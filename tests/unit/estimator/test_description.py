@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import types
@@ -242,3 +243,18 @@ def test_a_description_does_not_tell_in_which_of_our_modules_something_lies(monk
 
 def test_what_saved_files_know_is_called_by_its_public_package() -> None:
     assert "spark_elastic.estimator.EarlyStopping" in json.dumps(describe(EarlyStopping("val_loss")))
+
+
+def test_values_that_are_neither_attributes_nor_shown_count_too() -> None:
+    import pandas as pd
+    import pyarrow as pa
+
+    def closed_over(value: object) -> Any:
+        return describe(lambda rows: value)
+
+    assert closed_over(pd.Series([1.0])) == closed_over(pd.Series([1.0])) != closed_over(pd.Series([10.0]))
+    assert (
+        closed_over(pa.array(range(100))) == closed_over(pa.array(range(100))) != closed_over(pa.array([*range(99), 1]))
+    )
+    long = "a" * 300
+    assert describe(re.compile(long)) == describe(re.compile(long)) != describe(re.compile(long + "b"))
