@@ -43,14 +43,22 @@ class Metric:
         return than is None or (value < than if self.mode == "min" else value > than)
 
 
+def is_negated(name: str) -> bool:
+    """Whether this is one of scikit-learn's scores, such as neg_log_loss, which are larger where the loss is smaller."""
+    return "neg" in _words_of(name)
+
+
+def _words_of(name: str) -> set[str]:
+    return set(re.split(r"[\W_]+", name.lower()))
+
+
 def metric_of(text: str) -> Metric:
     """Understand ``"val_loss"``, ``"ndcg:max"`` or ``"regret:min"``. Raises ``ValueError`` for an unknown mode."""
     name, colon, mode = text.rpartition(":")
     if colon and name and mode in ("min", "max"):
         return Metric(name, "min" if mode == "min" else "max")
-    words = set(re.split(r"[\W_]+", text.lower()))
-    # scikit-learn's scores, such as neg_log_loss, are larger where the loss is smaller.
-    found: list[Mode] = ["max"] if "neg" in words else [mode for mode, known in WORDS.items() if words & known]
+    words = _words_of(text)
+    found: list[Mode] = ["max"] if is_negated(text) else [mode for mode, known in WORDS.items() if words & known]
     if len(found) != 1:
         raise ValueError(
             f"checkpoint_best={text!r} does not tell whether less or more is better; write '{text}:min' or '{text}:max'"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spark_elastic.driver.hosts import Place
+from spark_elastic.driver.hosts import Place, doubled
 from spark_elastic.driver.workers import Worker
 
 # How many worlds in a row newcomers may break before all newcomers have to wait.
@@ -78,4 +78,4 @@ class Admission:
 
 def _pause(doublings: int, cost: float) -> float:
     """Return a pause no shorter than what the failure has cost, so that the others do not spend most of their time waiting."""
-    return min(max(SHORTEST_PAUSE, cost) * 2.0 ** min(doublings, 16), LONGEST_PAUSE)
+    return doubled(max(SHORTEST_PAUSE, cost), doublings, LONGEST_PAUSE)

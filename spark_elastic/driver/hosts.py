@@ -62,6 +62,11 @@ class Host:
         return self.worker is None and not self.draining and not self.at_fault
 
 
+def doubled(pause: float, times: int, limit: float) -> float:
+    """Return a pause that has been doubled so many times, which may be any number, or the limit if that is less."""
+    return min(pause * 2.0 ** min(times, 16), limit)
+
+
 @dataclass(slots=True)
 class _Record:
     failures: int = 0
@@ -109,8 +114,7 @@ class HostManager:
         record = self._records.setdefault(place.failure_domain, _Record())
         record.failures += 1
         if record.failures > 1:
-            pause = min(COOLDOWN_SECONDS * 2.0 ** min(record.failures - 2, 16), COOLDOWN_LIMIT_SECONDS)
-            record.ready_at = now + pause
+            record.ready_at = now + doubled(COOLDOWN_SECONDS, record.failures - 2, COOLDOWN_LIMIT_SECONDS)
         return record.failures >= FAILURES_OF_A_BAD_HOST
 
     def worker_progressed(self, place: Place) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_elastic._saved_names import saved_as
+from spark_elastic.checkpoint.best import is_negated
 from spark_elastic.loggers import new_mlflow_run
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _is_lower_better(name: str, mode: str) -> bool:
     """Whether smaller values are better. Raises ValueError where neither ``mode`` nor the name tells that."""
     if mode != "auto":
         return mode == "min"
-    if "neg" in name.lower().split("_"):  # scikit-learn's scores, such as neg_log_loss
+    if is_negated(name):
         return False
     for words, lower in ((_BETTER_LOWER, True), (_BETTER_HIGHER, False)):
         if any(word in name.lower() for word in words):

@@ -265,13 +265,13 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
                 f"{run_id} ended in {trained.not_finite}; look at learningRate, gradientClipNorm and the labels, or set "
                 "terminateOnNaN=False to continue anyway"
             )
-        if not store.temporary:
-            forget_run(store, run_id)
         if len(trained.history) > self.value("epochs"):
             raise ValueError(
                 f"runId={run_id!r} has trained {len(trained.history)} epochs already, more than epochs={self.value('epochs')}: "
                 "give at least as many, or choose another runId"
             )
+        if not store.temporary:
+            forget_run(store, run_id)
         network = copy.deepcopy(recipe.network)
         network.load_state_dict(trained.weights)
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)

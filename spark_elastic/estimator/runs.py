@@ -139,9 +139,10 @@ def check_run(store: Store, record: RunRecord) -> RunRecord | None:
 def record_run(store: Store, record: RunRecord) -> None:
     """Write the record of a run, once. Raises ValueError if another fit has begun a different run of this name meanwhile."""
     url = store.spark_url(f"{store.run_url(record.run_id)}/{_RECORD}")
-    if not store.files.exists(url):
+    if store.files.exists(url):
+        check_run(store, record)
+    else:
         store.files.write(url, json.dumps(asdict(record), indent=1).encode())
-    check_run(store, record)
 
 
 def find_run(store: Store, run_id: str) -> RunRecord | None:

@@ -10,10 +10,23 @@ import torch
 _SHARDED = ("ZeroRedundancyOptimizer", "FullyShardedDataParallel")
 _DTENSOR = "a DTensor, as FSDP and tensor parallelism make them"
 _METRIC = "a torchmetrics metric whose values its state dict leaves out"
+_DENSE = ", which a State does not support: every worker holds the whole model, in dense tensors"
 _HOW_TO_DIVIDE = (
     ". A model that fully_shard divides goes into a spark_elastic.ShardedState, and the norm of its gradients as "
     "float(norm)"
 )
+# How the sentence goes on, by what the object is.
+_ADVICE = {
+    _DTENSOR: _DENSE + _HOW_TO_DIVIDE,
+    "torch's FullyShardedDataParallel": _DENSE + _HOW_TO_DIVIDE,
+    "torch's ZeroRedundancyOptimizer": (
+        ", whose parts end with the first loss; write spark_elastic.ZeroRedundancyOptimizer, which takes the same arguments"
+    ),
+    _METRIC: (
+        ", so that no commit would keep them, and they are of this rank's rows only: reset, update and compute it between two "
+        "commits; or call its persistent(True) and give it under local=, where a rank that is lost takes its part with it"
+    ),
+}
 
 
 def why_unsupported(value: object) -> str | None:
@@ -47,22 +60,8 @@ def _forgets_its_values(value: object) -> bool:
 def check_supported(value: object, name: str) -> None:
     """Raise ``TypeError`` for a value that a State cannot hold: every worker holds the whole state, in dense tensors."""
     what = why_unsupported(value)
-    if what == "torch's ZeroRedundancyOptimizer":
-        raise TypeError(
-            f"{name} is {what}, whose parts end with the first loss; write spark_elastic.ZeroRedundancyOptimizer, which takes "
-            "the same arguments"
-        )
-    if what == _METRIC:
-        raise TypeError(
-            f"{name} is {what}, so that no commit would keep them, and they are of this rank's rows only: reset, update and "
-            "compute it between two commits; or call its persistent(True) and give it under local=, where a rank that is lost "
-            "takes its part with it"
-        )
     if what is not None:
-        raise TypeError(
-            f"{name} is {what}, which a State does not support: every worker holds the whole model, in dense tensors"
-            + (_HOW_TO_DIVIDE if what in (_DTENSOR, "torch's FullyShardedDataParallel") else "")
-        )
+        raise TypeError(f"{name} is {what}{_ADVICE.get(what, _DENSE)}")
     if isinstance(value, torch.nn.Module):
         parts = [*list(value.named_modules())[1:], *value.named_parameters(), *value.named_buffers()]
         for part, entry in parts:
