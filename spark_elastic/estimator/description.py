@@ -63,7 +63,9 @@ class _Description:
     def _composed(self, value: object) -> Json:
         """Describe a value by what it is made of."""
         if isinstance(value, Mapping):
-            return {str(key): self.of(entry) for key, entry in value.items()}
+            if all(isinstance(key, str) for key in value):
+                return {key: self.of(entry) for key, entry in value.items()}
+            return ["mapping", *sorted(([self.of(key), self.of(entry)] for key, entry in value.items()), key=str)]
         if isinstance(value, (list, tuple)):
             return [self.of(entry) for entry in value]
         if isinstance(value, (set, frozenset)):

@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 
 import spark_elastic
 from spark_elastic._saved_names import saved_as
-from spark_elastic.data import read_manifest
 from spark_elastic.driver.cluster_driver import OWN_SLOTS
 from spark_elastic.errors import NotFiniteLossError
 from spark_elastic.estimator import slots
@@ -38,6 +37,7 @@ from spark_elastic.estimator.frame import (
     is_vector,
     labels_of,
 )
+from spark_elastic.estimator.identity import identity_of_files
 from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional_inputs
 from spark_elastic.estimator.learning_rate import LearningRates, find_learning_rate
 from spark_elastic.estimator.model import ElasticModel, TorchModel
@@ -184,7 +184,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             options = dict(storage_options or store.storage_options)
             plan = plan_data(self, (url, validation_url), options, True)
             urls = [each for each in (plan.training_url, plan.validation_url) if each]
-            identity = "/".join(read_manifest(each, storage_options=options or None).fingerprint for each in urls)
+            identity = "/".join(identity_of_files(each, options or None) for each in urls)
             record = RunRecord(self._run_id(), identity, describe_params(self), version=VERSION)
             known = check_run(store, record)
             record = record.with_batch(known.batch if known else {})

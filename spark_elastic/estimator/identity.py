@@ -4,7 +4,8 @@ Two DataFrames have the same identity only if it is certain that they hold the s
 Parquet or ORC files, ranges, and the steps and expressions that are listed here, all of which the plan describes to the last
 option. Their identity consists of the plan, the settings of the session, and the sizes and times of the files, and nothing is
 read. Anything else may hide something: a reader's parsing, a function, a view, a cache, a connector, random numbers. The rows of
-such DataFrames are hashed in one pass, whatever their order.
+such DataFrames are hashed in one pass, whatever their order. A dataset that is trained on where it lies is named by the footers
+and times of its files.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
 
 from spark_elastic._json import Json
+from spark_elastic.data import read_manifest
+from spark_elastic.data.filesystem import locate
 from spark_elastic.estimator.frame import column
 from spark_elastic.estimator.sessions import shows_plans
 
@@ -94,6 +97,17 @@ def identity_of_content(schema: StructType, seen: Mapping[str, object]) -> str:
     """Name rows by the values of ``content_of``."""
     fields = [(field.name, field.dataType.json()) for field in schema]
     return "rows-" + _digest(fields, [str(seen.get(name)) for name in ("hashed", "hashes", "more_hashes")])
+
+
+def identity_of_files(url: str, storage_options: Mapping[str, object] | None) -> str:
+    """Name a dataset by the footers of its files, and by the times at which they were written where the file system knows them.
+
+    Footers alone are equal where rows have only changed places.
+    """
+    manifest = read_manifest(url, storage_options=storage_options)
+    location = locate(url, storage_options)
+    written = location.filesystem.get_file_info([location.join(file.path) for file in manifest.files])
+    return "files-" + _digest(manifest.fingerprint, [info.mtime_ns for info in written])
 
 
 def _told(analysed: JavaObject) -> Json:

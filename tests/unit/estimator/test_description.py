@@ -258,3 +258,9 @@ def test_values_that_are_neither_attributes_nor_shown_count_too() -> None:
     )
     long = "a" * 300
     assert describe(re.compile(long)) == describe(re.compile(long)) != describe(re.compile(long + "b"))
+
+
+def test_keys_count_with_their_types() -> None:
+    assert describe({1: "a"}) != describe({"1": "a"})
+    assert describe({1: "a", 2: "b"}) == describe({2: "b", 1: "a"})
+    assert describe({("a", 1): 2}) != describe({("a", 2): 2})
