@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -70,6 +71,8 @@ def doubled(pause: float, times: int, limit: float) -> float:
 @dataclass(slots=True)
 class _Record:
     failures: int = 0
+    # When the last failure that counts was, and until when the place cools down after it.
+    failed_at: float = -math.inf
     ready_at: float = 0.0
 
 
@@ -78,8 +81,10 @@ class HostManager:
     """Keeps the registered hosts and the record of the places (machine and executor) that they run in.
 
     A place whose workers keep failing cools down: the first failure costs nothing, and each further one in a row twice the
-    time of the one before. The times are short, because Spark's executors come back. A worker that made progress before it
-    died clears the record of its place. Records outlive hosts, because a restarted task often lands in the same place.
+    time of the one before. Workers that had already been started when another one failed belong to the same failure, as one
+    incident ends all workers of an executor. The times are short, because Spark's executors come back. A worker that made
+    progress before it died clears the record of its place. Records outlive hosts, because a restarted task often lands in the
+    same place.
     """
 
     _hosts: dict[int, Host] = field(default_factory=dict)
@@ -109,12 +114,14 @@ class HostManager:
         """Return the numbers of the hosts that drain."""
         return {host.host for host in self._hosts.values() if host.draining}
 
-    def worker_failed(self, place: Place, now: float) -> bool:
-        """Note that a worker of this place died. Return whether the place itself looks at fault."""
+    def worker_failed(self, place: Place, started_at: float, now: float) -> bool:
+        """Note that a worker of this place died, started at this time. Return whether the place itself looks at fault."""
         record = self._records.setdefault(place.failure_domain, _Record())
-        record.failures += 1
-        if record.failures > 1:
-            record.ready_at = now + doubled(COOLDOWN_SECONDS, record.failures - 2, COOLDOWN_LIMIT_SECONDS)
+        if started_at >= record.failed_at:
+            record.failures += 1
+            record.failed_at = now
+            if record.failures > 1:
+                record.ready_at = now + doubled(COOLDOWN_SECONDS, record.failures - 2, COOLDOWN_LIMIT_SECONDS)
         return record.failures >= FAILURES_OF_A_BAD_HOST
 
     def worker_progressed(self, place: Place) -> None:

@@ -105,7 +105,9 @@ class Roster:
                 break
             number = host.worker = len(self.places)
             self.places.append(host.place)
-            self.workers[number] = Worker(number, host.host, host.name, host.place, heard=now, active_at=now)
+            self.workers[number] = Worker(
+                number, host.host, host.name, host.place, started_at=now, heard=now, active_at=now
+            )
             commands += [
                 do.StartWorker(host.host, number),
                 do.Record(WorkerStarting(number, host.host, host.name)),
@@ -147,7 +149,7 @@ class Roster:
 
     def blame_place(self, worker: Worker, now: float, *, is_member: bool) -> None:
         """Count a lost worker against the place where it ran. After too many the host is at fault, unless this was a member."""
-        is_bad = self.hosts.worker_failed(worker.place, now)
+        is_bad = self.hosts.worker_failed(worker.place, worker.started_at, now)
         host = self.hosts.get(worker.host)
         if is_bad and host is not None and not is_member:
             host.at_fault = True

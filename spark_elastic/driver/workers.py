@@ -17,6 +17,7 @@ class Worker:
     host: int
     host_name: str
     place: Place
+    started_at: float
     # When the worker's process was last known to run: from the worker itself, or from its task once the worker has connected.
     heard: float
     phase: WorkerPhase = WorkerPhase.STARTING

@@ -18,7 +18,7 @@ LAST, BEFORE = CommitId(1, 8), CommitId(1, 7)
 
 def worker(number: int, *slices: Slices) -> Worker:
     commit = max((entry.commit for entry in slices), default=None)
-    return Worker(number, number, f"host{number}", number, heard=0.0, commit=commit, slices=slices)
+    return Worker(number, number, f"host{number}", number, started_at=0.0, heard=0.0, commit=commit, slices=slices)
 
 
 def in_slices(rank: int, size: int, *commits: CommitId, redundancy: int = 1) -> Worker:
@@ -94,4 +94,4 @@ def test_with_a_durable_checkpoint_what_is_left_of_the_slices_is_forgotten() -> 
 
 
 def test_nothing_is_told_of_slices_where_commits_are_kept_whole() -> None:
-    assert tell_slices([Worker(0, 0, "a", 0, heard=0.0, commit=LAST), worker(1)], {0: 0, 1: 1}) == ""
+    assert tell_slices([Worker(0, 0, "a", 0, started_at=0.0, heard=0.0, commit=LAST), worker(1)], {0: 0, 1: 1}) == ""

@@ -11,7 +11,7 @@ from spark_elastic.protocol.messages import CommitId
 
 
 def worker(number: int, host_name: str, commit: CommitId | None) -> Worker:
-    return Worker(number, number, host_name, host_name, heard=0.0, commit=commit)
+    return Worker(number, number, host_name, host_name, started_at=0.0, heard=0.0, commit=commit)
 
 
 commits = st.none() | st.builds(CommitId, st.integers(1, 3), st.integers(0, 3))
