@@ -48,7 +48,7 @@ def _held_by(worker: WorkerProcess) -> CommitId | None:
 def _newest_of(workers: Iterable[WorkerProcess]) -> CommitId | None:
     """The newest commit that these workers really hold, each alone or together, if commits are kept in slices."""
     kept = [
-        Worker(worker.number, 0, "", Place("", 0), heard=0.0, slices=worker.state._keeper.slices)
+        Worker(worker.number, 0, "", Place("", 0), started_at=0.0, heard=0.0, slices=worker.state._keeper.slices)
         for worker in workers
         if worker.state is not None
     ]

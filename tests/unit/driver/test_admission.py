@@ -17,12 +17,13 @@ from spark_elastic.protocol.records import NewcomersPaused
 
 
 def newcomer(number: int, place: str) -> Worker:
-    return Worker(number, number, place, Place(place, 0), heard=0.0)
+    return Worker(number, number, place, Place(place, 0), started_at=0.0, heard=0.0)
 
 
 def member(number: int, *, connected: bool = True, failures: int = 0, commit: CommitId | None = None) -> Worker:
     return Worker(
-        number, number, "a", Place("a", 0), heard=0.0, has_connected=connected, form_failures=failures, commit=commit
+        number, number, "a", Place("a", 0), started_at=0.0, heard=0.0,
+        has_connected=connected, form_failures=failures, commit=commit,
     )  # fmt: skip
 
 
