@@ -84,24 +84,29 @@ def train_fn(dataset: Callable[[], Any], epochs: int) -> Counter[int]:
     return state.seen
 
 
-FAULTS = pytest.mark.parametrize("fault", [kill(rank=0, step=20), drain(rank=0, step=20)], ids=["kill", "drain"])
+# A position that is taken after a loss has to be right as well, which only a second loss shows.
+FAULTS = pytest.mark.parametrize(
+    "faults",
+    [[kill(rank=1, step=9), kill(rank=1, step=20), kill(rank=0, step=40)], [drain(rank=0, step=20)]],
+    ids=["kills", "drain"],
+)
 
 
 @pytest.mark.parametrize("dataset", [Stream, CountingStream])
 @FAULTS
-def test_a_stream_goes_on_from_its_position_in_a_world_of_the_same_size(run: Any, dataset: Any, fault: Any) -> None:
-    assert_each_row_counts_twice(run(train_fn, dataset, 2, min_np=2, max_np=2, num_proc=2, faults=[fault]))
+def test_a_stream_goes_on_from_its_position_in_a_world_of_the_same_size(run: Any, dataset: Any, faults: Any) -> None:
+    assert_each_row_counts_twice(run(train_fn, dataset, 2, min_np=2, max_np=2, num_proc=2, faults=faults))
 
 
 @FAULTS
 def test_a_web_dataset_goes_on_from_its_position_in_a_world_of_the_same_size(
-    run: Any, fault: Any, tmp_path: Path
+    run: Any, faults: Any, tmp_path: Path
 ) -> None:
     urls = [
         write_shard(tmp_path / f"{first}.tar", range(first, first + ROWS // 4)) for first in range(0, ROWS, ROWS // 4)
     ]
     course = partial(web_dataset, urls)
-    assert_each_row_counts_twice(run(train_fn, course, 2, min_np=2, max_np=2, num_proc=2, faults=[fault]))
+    assert_each_row_counts_twice(run(train_fn, course, 2, min_np=2, max_np=2, num_proc=2, faults=faults))
 
 
 def write_shard(path: Path, rows: Iterable[int]) -> str:
@@ -115,5 +120,5 @@ def write_shard(path: Path, rows: Iterable[int]) -> str:
 
 
 def assert_each_row_counts_twice(done: Any) -> None:
-    assert done.sizes == [2, 2]
+    assert set(done.sizes) == {2} and len(done.sizes) > 1
     assert all(seen == Counter(dict.fromkeys(range(ROWS), 2)) for seen in done.results)

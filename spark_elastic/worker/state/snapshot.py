@@ -21,6 +21,7 @@ import torch
 from spark_elastic.checkpoint.skeleton import PLAIN, Leaf, StateDict, TensorSpec, is_plain, map_tree
 from spark_elastic.worker.checks.unsupported import check_supported, why_unsupported
 from spark_elastic.worker.state.pending_copy import PendingCopy, pending_copy
+from spark_elastic.worker.state.streams import read_forward
 from spark_elastic.worker.state.switches import note_switches
 
 T = TypeVar("T")
@@ -132,6 +133,7 @@ def _leaves(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def as_state_dict(value: Stateful) -> StateDict:
     """Return the state dict of an object, with the switches of a module noted in it."""
+    read_forward(value)
     content = value.state_dict()
     if isinstance(value, torch.nn.Module):
         note_switches(value, content)
