@@ -2,7 +2,7 @@
 
 The store has to guarantee two things, as local and network file systems, HDFS, S3, GCS and Azure do: a listing shows every file
 whose writing has ended, and a file that was written stays until it is removed. Renames, exclusive creation and locks are not
-needed.
+needed. Local and network file systems also show files that are being written, so there a manifest gets its name by a rename.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class CheckpointDirectory:
 
     def complete(self, name: CheckpointName, entries: dict[str, FileEntry], version: int) -> int:
         """Write the manifest of a checkpoint whose files have been written. Return the bytes of these."""
-        self._write(f"{name}/{MANIFEST}", [msgspec.json.encode(CheckpointManifest(version, entries))])
+        self._write_whole(f"{name}/{MANIFEST}", msgspec.json.encode(CheckpointManifest(version, entries)))
         return sum(entry.bytes for entry in entries.values())
 
     @contextmanager
@@ -214,7 +214,7 @@ class CheckpointDirectory:
 
     def write_score(self, name: CheckpointName, score: Score) -> None:
         """Write the score of a complete checkpoint."""
-        self._write(f"{name}/{SCORE}", [msgspec.json.encode(score)])
+        self._write_whole(f"{name}/{SCORE}", msgspec.json.encode(score))
 
     def scores(self, names: Iterable[CheckpointName]) -> dict[CheckpointName, Score]:
         """Read the scores of these checkpoints. One whose score is damaged counts as one without, with a warning."""
@@ -337,6 +337,16 @@ class CheckpointDirectory:
                 length += len(piece)
                 progress()
         return FileEntry(length, digest.hexdigest())
+
+    def _write_whole(self, path: str, content: bytes) -> None:
+        """Write a small file that is there only once all of it is: a writer that is killed meanwhile leaves none of this name."""
+        if not self._location.local:
+            self._write(path, [content])
+            return
+        part = f"{path}.part"
+        self._write(part, [content])
+        self._sync(part)
+        os.replace(self._location.join(part), self._location.join(path))
 
     def _sync(self, path: str) -> None:
         """Flush a file to a local disk, so that the manifest does not survive a power cut in which the file is lost."""

@@ -120,5 +120,6 @@ def write_shard(path: Path, rows: Iterable[int]) -> str:
 
 
 def assert_each_row_counts_twice(done: Any) -> None:
-    assert set(done.sizes) == {2} and len(done.sizes) > 1
+    assert set(done.sizes) == {2}
+    assert len(done.sizes) > 1
     assert all(seen == Counter(dict.fromkeys(range(ROWS), 2)) for seen in done.results)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoint_stage import DAMAGES, fill, memory_url
 
-from spark_elastic.checkpoint.directory import CheckpointDirectory, SupersededError
+from spark_elastic.checkpoint.directory import VERSION, CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName, Claim, Listing
 from spark_elastic.errors import CheckpointError, DamagedError
 
@@ -275,6 +275,21 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_its_last_whole_checkpoi
     newest = next(name for name in whole.list().newest_first if is_whole(whole, name))
     assert newest == (SECOND if operations < 3 else THIRD)
     assert whole.claim() == attempt + 1
+
+
+def test_a_writer_that_is_killed_while_it_writes_its_first_manifest_leaves_no_damaged_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: str, pieces: Iterable[bytes]) -> None:
+        CheckpointDirectory._write(directory, path, [b"{"])
+        raise Killed
+
+    directory = CheckpointDirectory(str(tmp_path))
+    monkeypatch.setattr(directory, "_write", half)
+    with pytest.raises(Killed):
+        directory.complete(FIRST, {}, VERSION)
+    listing = CheckpointDirectory(str(tmp_path)).list()
+    assert (listing.complete, listing.partial) == (frozenset(), {FIRST})
 
 
 def is_whole(directory: CheckpointDirectory, name: CheckpointName) -> bool:
