@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,16 @@ class Rows:
     def __getitem__(self, rows: slice) -> Rows:
         columns = {name: column[rows] for name, column in self.columns.items()}
         return Rows(self.group, self.index[rows], self.number[rows], columns)
+
+
+def changed(now: Collection[str], before: Collection[str]) -> str:
+    """Say how the columns of some rows differ from those of the rows before them; empty if they do not."""
+    if set(now) == set(before):
+        return ""
+    return (
+        f"these rows have the columns {sorted(now)}, the rows before them {sorted(before)}; a transform= has to make the same "
+        "columns of all rows"
+    )
 
 
 def as_ragged(column: Column) -> Ragged:

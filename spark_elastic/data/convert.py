@@ -47,7 +47,12 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
     if not convertible(kind):
         raise DataError(f"{where}: column {name!r} is {kind}, of which no tensor can be made; give a transform=")
     if isinstance(kind, pa.FixedShapeTensorType):
-        return to_column(array.storage.flatten(), name, where).reshape(len(array), *kind.shape)  # type: ignore[union-attr]
+        values = to_column(array.storage.flatten(), name, where)
+        assert isinstance(values, np.ndarray)
+        try:
+            return shaped(values, kind)
+        except ValueError as failure:
+            raise DataError(f"{where}: column {name!r} {failure}") from failure
     if pa.types.is_dictionary(kind):
         return to_column(array.dictionary_decode(), name, where)
     if pa.types.is_fixed_size_list(kind):
@@ -62,6 +67,20 @@ def to_column(array: pa.Array | pa.ChunkedArray, name: str, where: str) -> Colum
     if is_vector(kind):
         return _dense_if_even(unpack(array))
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def shaped(values: np.ndarray, kind: pa.FixedShapeTensorType) -> np.ndarray:
+    """Return the values of Arrow's tensors of one shape as [rows, …], the dimensions in their logical order.
+
+    Raises ValueError for an order that is not its own inverse: pyarrow writes it in one sense and reads it in the other.
+    """
+    stored = values.reshape(-1, *kind.shape)
+    order = list(kind.permutation or range(len(kind.shape)))
+    if [order.index(axis) for axis in range(len(order))] != order:
+        raise ValueError(
+            f"has tensors whose dimensions are in the order {order}; write them in the order of their memory"
+        )
+    return stored.transpose(0, *(axis + 1 for axis in order))
 
 
 def _dense_if_even(lists: Ragged) -> Column:
@@ -92,9 +111,7 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
         if isinstance(value, (pa.Array, pa.ChunkedArray)):
             column = to_column(value, name, where)
         else:
-            column = value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
-            if column.dtype == object or column.dtype.kind not in "biuf":
-                raise DataError(f"{where}: transform made column {name!r} of dtype {column.dtype}, not of numbers")
+            column = _of_numbers(value, f"{where}: transform made column {name!r} of")
         if isinstance(column, np.ndarray) and not column.ndim:
             raise DataError(f"{where}: transform made column {name!r} of one value for {rows} rows")
         if len(column) != rows:
@@ -103,6 +120,21 @@ def from_transform(result: object, rows: int, where: str) -> dict[str, Column]:
             )
         columns[name] = column
     return columns
+
+
+def _of_numbers(value: object, what: str) -> np.ndarray:
+    """Return an array or tensor as an array of which a tensor can be made. what: the beginning of the DataError for others."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise DataError(f"{what} an array that masks {int(np.ma.getmaskarray(value).sum())} values: fill them")
+    try:
+        column = value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+        if column.dtype.kind in "biuf":
+            torch.from_numpy(np.empty(0, column.dtype))
+            return column
+    except (TypeError, ValueError, RuntimeError) as failure:
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise DataError(f"{what} {kind}, of which no array of numbers can be made: {failure}") from failure
+    raise DataError(f"{what} dtype {column.dtype}, not of numbers")
 
 
 def to_tensors(column: torch.Tensor | Ragged, sizes: list[int], *, jagged: bool, pinned: bool) -> list[torch.Tensor]:

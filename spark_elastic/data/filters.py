@@ -48,15 +48,19 @@ class RowFilter:
             from spark_elastic.data.unischema import Decoder
 
             self._decode = Decoder(manifest.unischema, transformed=True)
-        text = "" if self.expression is None else str(self.expression)
+        text = "" if self.expression is None else _text(self.expression)
         # A pyarrow expression does not list its fields, so they are found in its text. A name that only seems to be used costs
         # no more than reading its column.
         named = [name for name in self.schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
         self.columns = list(dict.fromkeys([*named, *self._fields]))
         self._text = text
         self._counted = np.zeros(0, _COUNTED)
+        if self.expression is None:
+            return
         try:
-            self._apply(self.schema.empty_table(), "")
+            types = {name: self.schema.field(name).type for name in self.columns}
+            # A row, though of nulls, because of none pyarrow compares times with and without a zone.
+            pa.table({name: pa.nulls(1, kind) for name, kind in types.items()}).filter(self.expression)
         except (pa.ArrowException, ValueError) as failure:
             raise ValueError(f"filters={filters!r} does not fit the dataset's columns: {failure}") from failure
 
@@ -149,9 +153,24 @@ class RowFilter:
 
 def _expression(filters: Filters) -> pc.Expression:
     try:
-        return filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(filters)
+        return filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(_ordered(filters))
     except (TypeError, ValueError, pa.ArrowException) as failure:
         raise ValueError(f"filters={filters!r} is not what pyarrow takes: {failure}") from failure
+
+
+def _ordered(filters: object) -> object:
+    """Give the sets in filters an order that is the same in each process, as their texts have to be."""
+    if isinstance(filters, (set, frozenset)):
+        return sorted(filters, key=lambda value: (str(type(value)), value))
+    if isinstance(filters, (list, tuple)):
+        return type(filters)(map(_ordered, filters))
+    return filters
+
+
+def _text(expression: pc.Expression) -> str:
+    """Describe an expression. pyarrow shows of many values only the first and the last, so then a hash of all is added."""
+    text = str(expression)
+    return f"{text} {key_of(expression)}" if "\n  ...\n" in text else text
 
 
 def _digest(numbers: np.ndarray) -> int:

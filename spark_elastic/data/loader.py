@@ -158,6 +158,8 @@ class PositionedLoader(Generic[T]):
         # The epoch at which the training function was entered, until it is left for a later one.
         self._entered_at = 0
         self._empty_iterations = 0
+        # Whether the epoch was at its end when the training function was entered: a re-entry then iterates it once for nothing.
+        self._entered_at_end = False
         self._stopwatch, self._balancer = Stopwatch(), Balancer()
         # A weak reference, so that an iterator that user code drops is closed immediately, and its reader stopped.
         self._iterator: weakref.ref[Iteration[T]] | None = None
@@ -231,13 +233,13 @@ class PositionedLoader(Generic[T]):
             self._tracker.follow(self._own_spec)
             self._tracker.seek(epoch, 0)
             self._empty_iterations = 0
-            self._restored = False
+            self._entered_at_end = self._restored = False
 
     def set_world(self, rank: int, size: int) -> None:
         """Take a rank in a new world and a new entry into the training function; see `ElasticLoader`."""
         self._end_iteration("the elastic function was entered")
         self._in_state = True
-        self._entered_at = self._tracker.epoch
+        self._entered_at, self._entered_at_end = self._tracker.epoch, self._tracker.exhausted
         self._empty_iterations = 0
         self._tracker.set_world(rank, size)
         self._stopwatch.clear()
@@ -339,10 +341,14 @@ class PositionedLoader(Generic[T]):
             self._restored = False
         elif self._tracker.exhausted and self._tracker.total:
             self._empty_iterations += 1
+            ended = f"epoch {self.epoch} has been iterated to its end already"
             if self._empty_iterations > 1:
-                raise DataError(
-                    f"epoch {self.epoch} has been iterated to its end already; "
-                    f"was set_epoch({self.epoch + 1}) forgotten?"
+                raise DataError(f"{ended}; was set_epoch({self.epoch + 1}) forgotten?")
+            if not self._entered_at_end and self._tracker.rank == 0:
+                warnings.warn(
+                    f"{ended}, so there are no batches now. A loader in a State needs set_epoch({self.epoch + 1}) first; one "
+                    "that validates does not belong into the State",
+                    stacklevel=2,
                 )
         if self._tracker.exhausted and self._tracker.total and not self._tracker.position:
             self._explain_no_batch()

@@ -226,7 +226,7 @@ def read_manifest(url: Urls, *, storage_options: Mapping[str, object] | None = N
         _same_columns(schema, footer.metadata, names[0], name)
         files.append(DataFile(path, footer.size, footer.digest, root))
         partition = _partition(path)
-        if root:
+        if path != listed[0][1]:
             _same_partitions(schema, _partition(listed[0][1]), partition, names[0], name)
         for ordinal in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(ordinal)
@@ -332,12 +332,12 @@ def _partition(path: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _narrowest(values: set[str]) -> pa.DataType:
-    for cast, kind in ((int, pa.int64()), (float, pa.float64())):
+    texts = pa.array(sorted(values), pa.string())
+    for kind in (pa.int64(), pa.float64()):
         try:
-            for value in values:
-                cast(value)
+            texts.cast(kind)
             return kind
-        except ValueError:
+        except pa.ArrowInvalid:
             continue
     return pa.string()
 
@@ -374,13 +374,14 @@ class _ListLengths:
     """Finds which list columns can have one common length: as many values as rows times n, in every row group."""
 
     def __init__(self, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
-        lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
-        self._leaf = {}
-        for index in range(len(metadata.schema)):
-            column = metadata.schema.column(index)
-            name = column.path.split(".")[0]
-            if name in lists and column.max_repetition_level == 1:
-                self._leaf[name] = index
+        self._leaf: dict[str, int] = {}
+        index = 0
+        for field in schema:
+            leaves = _leaves(field.type)
+            is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
+            if is_list and leaves == 1 and metadata.schema.column(index).max_repetition_level == 1:
+                self._leaf[field.name] = index
+            index += leaves
         self._length: dict[str, int | None] = {}
 
     def add(self, group: pq.RowGroupMetaData) -> None:
@@ -395,3 +396,10 @@ class _ListLengths:
 
     def found(self) -> tuple[tuple[str, int | None], ...]:
         return tuple(sorted(self._length.items()))
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """Count the columns of a Parquet file that hold one of this type. Their paths do not tell, since names may have dots."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaves(kind.storage_type)
+    return sum(_leaves(kind.field(place).type) for place in range(kind.num_fields)) if kind.num_fields else 1

@@ -97,11 +97,12 @@ class NGram:
     def _apart(self, times: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Leave out windows that begin at or before the end of the last one that is not left out."""
         kept = []
+        begins = times[starts]
         place = 0
         while place < len(starts):
             kept.append(starts[place])
             end = times[starts[place] + self.length - 1]
-            place = int(np.searchsorted(times[starts], end, side="right"))
+            place = int(np.searchsorted(begins, end, side="right"))
         return np.array(kept, np.int64)
 
     def columns_at(self, known: Sequence[str]) -> dict[str, np.ndarray]:

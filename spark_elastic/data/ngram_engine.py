@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from spark_elastic.data.columns import Column, Ragged, Rows
+from spark_elastic.data.columns import Column, Ragged, Rows, changed
 from spark_elastic.data.engine import Engine, Reading
 from spark_elastic.data.ngram import NGram
 from spark_elastic.data.source import Source, each_file
@@ -138,6 +138,9 @@ class NGramEngine:
 
     def _joined(self, rows: Rows, more: Rows) -> Rows:
         columns: dict[str, Column] = {}
+        difference = changed(more.columns, rows.columns)
+        if difference:
+            raise DataError(f"{self._name(rows.group)}: {difference}")
         for name in rows.columns:
             parts = [self._dense(rows.group, name, each.columns) for each in (rows, more)]
             if parts[0].shape[1:] != parts[1].shape[1:]:

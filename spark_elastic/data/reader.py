@@ -131,7 +131,7 @@ class ReadAhead:
         per_step = max(1, tracker.plan.batch(tracker.size) // tracker.size)
         self._block = max(1, min(-(-prefetch // 2), -(-_BLOCK_ROWS // per_step)))
         self._ready: list[ReadyBatch] = []
-        self._failure: BaseException | None = None
+        self._failure: DataError | None = None
         self._ended = False
         self._stopped = False
         self._changed = threading.Condition()
@@ -175,12 +175,12 @@ class ReadAhead:
             return block
 
     def _run(self) -> None:
-        failure: BaseException | None = None
+        failure: DataError | None = None
         try:
             self._produce()
         except DataError as error:
             failure = error
-        except Exception as error:
+        except BaseException as error:  # a transform may raise SystemExit, or a panic of a library in Rust
             failure = DataError(f"reading ahead failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
         with contextlib.suppress(RuntimeError), self._changed:

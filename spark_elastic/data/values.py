@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from spark_elastic.data.convert import shaped
+
 
 def row_values(table: pa.Table) -> Iterator[dict[str, Any]]:
     """Yield each row as a dict. A null is None, in a column of fractional numbers NaN; times are datetime64[ns]."""
@@ -21,12 +23,8 @@ def _values(column: pa.Array | pa.ChunkedArray) -> Sequence[Any]:
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     kind = column.type
     if isinstance(kind, pa.FixedShapeTensorType):
-        rows = np.asarray(column.storage.flatten()).reshape(-1, *kind.shape)
-        return (
-            list(rows)
-            if not column.null_count
-            else [None if row is None else np.array(row) for row in column.to_pylist()]
-        )
+        rows = iter(shaped(np.asarray(column.storage.flatten()), kind))
+        return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
     if pa.types.is_timestamp(kind):
         return list(column.cast(pa.timestamp("ns")).to_numpy(zero_copy_only=False))
     if pa.types.is_floating(kind) or (

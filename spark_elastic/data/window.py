@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spark_elastic.data.columns import Column, Ragged, Rows, as_ragged, join
+from spark_elastic.data.columns import Column, Ragged, Rows, as_ragged, changed, join
 from spark_elastic.data.engine import Engine
 from spark_elastic.data.order import EpochOrder, Piece
 from spark_elastic.errors import DataError
@@ -57,6 +57,8 @@ class WindowStore:
         self._lanes: dict[int, _Lane] = {}
         self._free: list[int] = []
         self._capacity = 0
+        # The columns of all rows, once some have been read; of these the dense ones, and the names of the others.
+        self._names: frozenset[str] | None = None
         self._columns: dict[str, np.ndarray] = {}
         self._ragged: set[str] = set()
         self._tickets = np.zeros(0, np.int64)
@@ -173,6 +175,8 @@ class WindowStore:
             raise DataError(f"rows delivered are not the rows assigned in {names}: {len(rows)} of {count}")
 
     def _place(self, state: _Lane, parts: list[Rows], given: np.ndarray) -> None:
+        for part in parts:
+            self._check_names(part)
         for name in parts[0].columns:
             pieces: list[Column] = [part.columns[name] for part in parts]
             ragged = name in self._ragged or any(isinstance(p, Ragged) for p in pieces)
@@ -181,6 +185,19 @@ class WindowStore:
             groups: list[Column] = [np.full(len(part), part.group, np.int64) for part in parts]
             self._put(state, "_row_group", groups, False, parts, given)
             self._put(state, "_row", [part.number for part in parts], False, parts, given)
+
+    def _check_names(self, part: Rows) -> None:
+        if self._names is None:
+            taken = {"_row_group", "_row"} & part.columns.keys() if self._row_ids else ()
+            if taken:
+                raise DataError(
+                    f"{self._name(part.group)}: with_row_ids=True adds a column {min(taken)!r}, and there is one; rename it in a "
+                    "transform=, or leave it out of columns="
+                )
+            self._names = frozenset(part.columns)
+        difference = changed(part.columns, self._names)
+        if difference:
+            raise DataError(f"{self._name(part.group)}: {difference}")
 
     def _put(
         self, state: _Lane, name: str, pieces: list[Column], ragged: bool, parts: list[Rows], given: np.ndarray

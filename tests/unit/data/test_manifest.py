@@ -130,3 +130,36 @@ def test_lists_of_one_length_are_known_from_the_footers(tmp_path: Path) -> None:
     table = make_table(np.arange(10)).append_column("v", pa.array([[1] * (i % 3) for i in range(10)]))
     pq.write_table(table, tmp_path / "t.parquet")
     assert dict(read_manifest(tmp_path).list_lengths) == {"x": 2, "v": None}
+
+
+def test_lists_are_told_apart_whose_names_have_dots(tmp_path: Path) -> None:
+    table = pa.table({"a": [[1], [2, 3]], "a.b": [[1, 2], [3, 4]], "s": [{"b": [1]}, {"b": [2]}], "c": [[0.5], [1.5]]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert dict(read_manifest(tmp_path).list_lengths) == {"a": None, "a.b": 2, "c": 1}
+
+
+def test_folders_of_different_partitions_are_an_error(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "year=2024" / "month=1", [3])
+    write_dataset(tmp_path / "year=2025", [3])
+    with pytest.raises(DataError, match=r"has the Hive partitions \['year'\], .* has \['month', 'year'\]"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "-7"], "int64"),
+        (["1", "2.5"], "double"),
+        (["1_0", "2"], "string"),
+        (["\u0663"], "string"),
+        (["9" * 20], "double"),
+    ],
+)
+def test_partitions_have_the_types_that_arrow_makes_of_their_values(
+    tmp_path: Path, values: list[str], kind: str
+) -> None:
+    for value in values:
+        write_dataset(tmp_path / f"p={value}", [3])
+    manifest = read_manifest(tmp_path)
+    assert str(manifest.partition_types["p"]) == kind
+    assert sum(len(batch["id"]) for batch in ParquetLoader(tmp_path, 4, columns=["id"])) == 3 * len(values)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import math
 import os
 import pickle
 import random
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 from spark_elastic.data import ElasticDataLoader, ParquetLoader, read_manifest
 from spark_elastic.data.balance import Timing
+from spark_elastic.data.filters import RowFilter
 from spark_elastic.data.loader import ElasticLoader, PositionedLoader
 from spark_elastic.errors import DataError
 
@@ -345,11 +348,14 @@ def test_an_exhausted_epoch_yields_nothing_once_and_raises_twice_within_one_entr
     loader = ParquetLoader(dataset, 16)
     loader.set_world(0, 1)
     assert len(ids(loader)) == 203
-    assert ids(loader) == []
+    with pytest.warns(UserWarning, match=r"there are no batches now. A loader in a State needs set_epoch\(1\) first"):
+        assert ids(loader) == []
     with pytest.raises(DataError, match=r"was set_epoch\(1\) forgotten"):
         ids(loader)
     loader.set_world(0, 2)
-    assert ids(loader) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ids(loader) == [], "as where the function is entered again at the end of an epoch"
     with pytest.raises(DataError, match="set_epoch"):
         ids(loader)
 
@@ -595,12 +601,51 @@ def test_a_transform_makes_numbers_of_strings_and_nulls(tmp_path: Path) -> None:
         (lambda t: 1 / 0, "transform raised ZeroDivisionError"),
         (lambda t: 5, "transform must return a pyarrow.Table or a dict of arrays, not int"),
         (lambda t: {"v": np.array(["a"] * 3)}, "made column 'v' of dtype <U1"),
+        (lambda t: {"v": np.ma.masked_less(np.arange(3), 2)}, "'v' of an array that masks 2 values: fill them"),
+        (lambda t: {"v": np.arange(3.0).astype(">f4")}, "'v' of >f4, of which no array of numbers can be made"),
+        (lambda t: {"v": torch.zeros(3, dtype=torch.bfloat16)}, "'v' of torch.bfloat16, of which no array"),
     ],
 )
 def test_a_transform_that_breaks_the_rules_is_named(tmp_path: Path, transform: Any, message: str) -> None:
     with pytest.raises(DataError, match=r"one\.parquet|row group 0") as failure:
         one(tmp_path, of(("v", [1, 2, 3])), transform=transform)
     assert message in str(failure.value)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_transform_whose_columns_depend_on_the_rows_is_an_error(tmp_path: Path, shuffle: bool) -> None:
+    def columns_of_values(table: pa.Table) -> dict[str, np.ndarray]:
+        values = table["v"].to_numpy()
+        return {f"is_{value}": (values == value).astype(float) for value in np.unique(values)}
+
+    pq.write_table(of(("v", [0, 1] * 50 + [0] * 100)), tmp_path / "one.parquet", row_group_size=50)
+    loader = ParquetLoader(tmp_path, 20, shuffle=shuffle, shuffle_rows=40, transform=columns_of_values)
+    with pytest.raises(DataError, match=r"have the columns .*; a transform= has to make the same columns of all rows"):
+        list(loader)
+
+
+def test_what_a_transform_raises_that_is_no_exception_ends_the_iteration(tmp_path: Path) -> None:
+    def leave(table: pa.Table) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(DataError, match="reading ahead failed: SystemExit: 3"):
+        one(tmp_path, of(("v", [1, 2])), transform=leave)
+
+
+def test_row_ids_take_no_columns_place(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="with_row_ids=True adds a column '_row', and there is one"):
+        one(tmp_path, of(("v", [1, 2]), ("_row", [7, 8])), with_row_ids=True)
+
+
+def test_tensors_have_their_dimensions_in_their_logical_order(tmp_path: Path) -> None:
+    values = np.arange(12).reshape(2, 2, 3).transpose(0, 2, 1)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    assert tensors.type.permutation == [1, 0]
+    batch = one(tmp_path, of(("x", tensors), ("v", [1, 2])), filters=[("v", ">", 0)])
+    assert batch["x"].tolist() == values.tolist()
+    turned = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24).reshape(1, 2, 3, 4).transpose(0, 3, 1, 2))
+    with pytest.raises(DataError, match=r"column 'x' has tensors whose dimensions are in the order \[1, 2, 0\]"):
+        one(tmp_path, of(("x", turned)))
 
 
 @pytest.mark.parametrize("values", [pa.array([1, None, 3]), pa.array([[1.0], [None], [2.0]])])
@@ -643,6 +688,24 @@ def test_a_filter_that_does_not_fit_is_refused(dataset: Path) -> None:
         ParquetLoader(dataset, 16, filters=[("nope", "=", 1)])
     with pytest.raises(ValueError, match="filters="):
         ParquetLoader(dataset, 16, filters=[("id", "?", 1)])
+
+
+def test_times_without_a_zone_do_not_filter_those_with_one(tmp_path: Path) -> None:
+    times = pa.array([datetime.datetime(2024, 1, 1)], pa.timestamp("us", "UTC"))
+    with pytest.raises(ValueError, match="does not fit the dataset's columns: Cannot compare timestamp with timezone"):
+        one(tmp_path, of(("v", [1]), ("t", times)), filters=[("t", ">", datetime.datetime(2023, 1, 1))])
+
+
+def test_filters_differ_by_any_of_their_values_and_not_by_the_order_of_a_set(dataset: Path) -> None:
+    def named(values: Any) -> tuple[object, str | None]:
+        loader = ParquetLoader(dataset, 16, filters=[("id", "in", values)])
+        return loader.identity["filters"], RowFilter(loader.manifest, [("id", "in", values)]).key
+
+    assert named(list(range(100))) == named(list(range(100)))
+    (text, key), (other_text, other_key) = named(list(range(100))), named([*range(50), 150, *range(51, 100)])
+    assert text != other_text
+    assert key != other_key
+    assert named({8, 0, 16, 24}) == named({24, 16, 8, 0}), "which sets list in the order in which they were filled"
 
 
 def test_filtered_rows_count_once_through_a_reset(dataset: Path) -> None:
