@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from spark_elastic._text import as_utf8
 from spark_elastic.checkpoint.tree import OpaqueObject
 
 
@@ -33,20 +34,28 @@ def entries(value: object, path: str = "") -> Iterator[Entry]:
         for place, each in enumerate(value):
             yield from entries(each, f"{path}[{place}]")
     elif isinstance(value, (torch.Tensor, numpy.ndarray)):
-        flat = torch.as_tensor(value).detach().contiguous().reshape(-1)
-        kind = f"{flat.dtype} {list(value.shape)}"
-        yield Entry(path, value, kind, flat.view(torch.uint8).numpy().tobytes())
+        flat = _flat(value)
+        data = flat.tobytes() if isinstance(flat, numpy.ndarray) else flat.view(torch.uint8).numpy().tobytes()
+        yield Entry(path, value, f"{flat.dtype} {list(value.shape)}", data)
     elif isinstance(value, OpaqueObject):
         yield Entry(path, value, "object", repr(value).encode())
     else:
         yield Entry(path, value, type(value).__name__, repr(value).encode())
 
 
+def _flat(value: torch.Tensor | numpy.ndarray) -> torch.Tensor | numpy.ndarray:
+    """Return the elements one after the other: as a tensor, or as an array where torch has no such dtype."""
+    try:
+        return torch.as_tensor(value).detach().contiguous().reshape(-1)
+    except (TypeError, ValueError):
+        return numpy.ascontiguousarray(value).reshape(-1)
+
+
 def digest(objects: Mapping[str, object]) -> str:
     """Return the SHA-256 of a checkpoint's content, equal for equal bits. Objects that need code count by their type only."""
     found = hashlib.sha256()
     for entry in entries(objects):
-        for part in (entry.path.encode(), entry.kind.encode(), entry.data):
+        for part in (as_utf8(entry.path).encode(), entry.kind.encode(), entry.data):
             found.update(len(part).to_bytes(8, "little") + part)
     return found.hexdigest()
 
@@ -60,7 +69,7 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
         if mine.kind != theirs.kind:
             return mine.path, f"{mine.kind} in the one, {theirs.kind} in the other"
         if mine.data != theirs.data:
-            return mine.path, _describe(mine.value, theirs.value)
+            return mine.path, _describe(mine, theirs)
     return None
 
 
@@ -68,14 +77,14 @@ def _name(entry: Entry | None) -> str:
     return "nothing" if entry is None else entry.path
 
 
-def _describe(one: object, other: object) -> str:
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return f"{len(one)} entries in the one, {len(other)} in the other"
-    if not isinstance(one, (torch.Tensor, numpy.ndarray)):
-        return f"{one!r} in the one, {other!r} in the other"
-    mine, theirs = (torch.as_tensor(value).detach().reshape(-1) for value in (one, other))
-    bits = [each.contiguous().view(torch.uint8).reshape(len(each), -1) for each in (mine, theirs)]
-    places = (bits[0] != bits[1]).any(1).nonzero()[:, 0]
+def _describe(one: Entry, other: Entry) -> str:
+    if isinstance(one.value, (list, tuple)) and isinstance(other.value, (list, tuple)):
+        return f"{len(one.value)} entries in the one, {len(other.value)} in the other"
+    if not isinstance(one.value, (torch.Tensor, numpy.ndarray)):
+        return f"{one.value!r} in the one, {other.value!r} in the other"
+    mine, theirs = _flat(one.value), _flat(other.value)
+    bits = [numpy.frombuffer(entry.data, numpy.uint8).reshape(len(mine), -1) for entry in (one, other)]
+    places = numpy.flatnonzero((bits[0] != bits[1]).any(1))
     first = int(places[0])
     return (
         f"{len(places)} of {len(mine)} elements, first number {first}: {mine[first].item()!r} in the one, "

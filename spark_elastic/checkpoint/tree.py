@@ -19,6 +19,7 @@ import numpy
 import torch
 
 from spark_elastic._json import Json
+from spark_elastic._text import as_utf8
 from spark_elastic.checkpoint.skeleton import Leaf, PartOfDict, StateDict
 from spark_elastic.checkpoint.tensors import dtype_of, raw
 
@@ -79,7 +80,7 @@ class TreeEncoder:
 
     def _keep(self, tensor: torch.Tensor, path: str) -> str:
         """Name a tensor after its path, changed so that every JSON reader accepts the name and no other tensor has it."""
-        plain = path.encode("utf-8", "backslashreplace").decode()
+        plain = as_utf8(path)
         name, number = plain, 1
         while name in self.tensors or name.startswith("__"):
             number += 1

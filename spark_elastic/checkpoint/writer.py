@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from spark_elastic._text import as_utf8
 from spark_elastic.checkpoint.best import Metric, Score, best_first
 from spark_elastic.checkpoint.content import SavedState, decode, encode, encode_joined
 from spark_elastic.checkpoint.directory import VERSION_OF_PARTS, CheckpointDirectory, SupersededError
@@ -181,6 +182,13 @@ class CheckpointWriter:
     def lacks(self, steps: int) -> bool:
         """Whether the commit after ``steps`` has yet to be written."""
         return not self._is_writing and self._durable_steps != steps and not self._superseded
+
+    def has_score(self, commit: CommitId) -> bool:
+        """Whether ``commit`` is known as one of the best, or is being made one."""
+        try:
+            return CheckpointName(self.attempt, commit.generation, commit.index) in self._best_scores()
+        except Exception:  # ``score`` tells of it
+            return False
 
     def score(self, commit: CommitId, value: float, snapshots: Lender, is_over: Callable[[], bool]) -> None:
         """Have the current snapshot, which is that of ``commit``, written and kept if ``value`` is one of the best so far.
@@ -408,5 +416,4 @@ def _bring(meeting: PartMeeting, written: Written) -> None:
 
 
 def _sendable(error: Exception) -> str:
-    """Describe an error, which may name a file that is no valid Unicode."""
-    return f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
+    return as_utf8(f"{type(error).__name__}: {error}")

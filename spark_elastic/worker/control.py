@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
+from spark_elastic._text import as_utf8
 from spark_elastic.errors import SparkElasticError, WorkerLostError
 from spark_elastic.protocol import messages as m
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
@@ -133,7 +134,7 @@ class ControlClient:
     def raised(self, error: str, where: str, report: str, fatal: bool = False, kind: str = "") -> None:
         """Tell the driver that something was raised, ``where`` as file:line; nothing more comes from this worker."""
         self._ending = True
-        self._send(m.WorkerRaised(_sendable(error), where, _sendable(report), fatal, kind))
+        self._send(m.WorkerRaised(as_utf8(error), where, as_utf8(report), fatal, kind))
 
     def send_result(self, data: bytes, elastic: bool) -> None:
         """Send the result; blocks until the driver has taken it."""
@@ -326,8 +327,3 @@ class ControlClient:
                 connection.send(m.WorldBroken(self.generation, "a connection to another rank ended"))
             connection.send(m.Heartbeat(self.generation, self._world.activity(), self.beats, self.commit))
             await asyncio.sleep(HEARTBEAT_SECONDS)
-
-
-def _sendable(text: str) -> str:
-    """Replace characters that cannot be encoded: exception messages may contain file names that are not valid Unicode."""
-    return text.encode("utf-8", "replace").decode()

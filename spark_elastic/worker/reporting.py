@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from spark_elastic._text import as_utf8
 from spark_elastic.data.balance import Timing
 from spark_elastic.protocol import sampling
 from spark_elastic.protocol.reports import Entered, GpuUsed, Metrics, Progress, Report, SharesChanged, Stepped
@@ -121,7 +122,7 @@ def _kept(name: str, value: Any) -> object:
 
 def _plain(value: Any) -> float | int | str:
     if isinstance(value, str):
-        return str(value)
+        return as_utf8(value)
     if isinstance(value, int):
         return int(value) if -(2**63) <= value < 2**63 else float(value)
     return float(value) if isinstance(value, float) else _plain(value.item())

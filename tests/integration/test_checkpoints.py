@@ -13,8 +13,8 @@ from test_clean_up import wait_until
 from test_data_jobs import EPOCHS, ROWS, STEPS
 from test_faults import check
 
-from spark_elastic import CheckpointError, load_checkpoint, load_model
-from spark_elastic.testing import kill
+from spark_elastic import CheckpointError, TrainingFailedError, load_checkpoint, load_model
+from spark_elastic.testing import Point, kill
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -116,6 +116,31 @@ def test_the_best_is_kept_through_a_kill_and_by_runs_that_go_on(run: Any, tmp_pa
         assert best() == kept
         assert load_checkpoint(tmp_path)["epoch"] == len(losses)
         assert len(checkpoints(tmp_path)) == 2
+
+
+def test_the_best_is_kept_where_rank_0_is_lost_before_it_has_begun_to_write_it(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "epochs").mkdir()
+    result = run(
+        training.score_before_rank_0, [5.0, 1.0, 4.0], str(tmp_path / "epochs"), min_np=1, max_np=2, num_proc=2,
+        faults=[kill(rank=0, step=2, at=Point.RECORDED)],
+        checkpoint=tmp_path / "kept", checkpoint_interval=1000, checkpoint_keep=1, checkpoint_best="val_loss",
+    )  # fmt: skip
+    assert set(result.results) == {3.0}
+    assert len(result.of("world_broken")) == 1
+    best = load_model(str(tmp_path / "kept"), torch.nn.Linear(1, 1, bias=False), best=True)
+    assert best.weight.item() == 2.0
+
+
+def test_a_script_that_was_changed_is_told_which_settings_go_on(
+    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"checkpoint": tmp_path, "min_np": 1, "max_np": 1}
+    run(training.with_optimizer, "SGD", {"lr": 0.5}, **settings)
+    changed = run(training.with_optimizer, "SGD", {"lr": 0.1}, **settings)
+    assert changed.results == [0.5]
+    assert "state.optimizer has lr=0.5 as saved, not 0.1 as given here" in capfd.readouterr().err
+    with pytest.raises(TrainingFailedError, match="is not that of the Adam here: it has momentum, dampening, nesterov"):
+        run(training.with_optimizer, "Adam", {"lr": 0.1}, **settings)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:

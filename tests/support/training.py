@@ -145,6 +145,58 @@ def keep_best(losses: list[float], saved: str) -> dict[str, float]:
     return {"weight": model.module.weight.item(), "epoch": state.epoch}
 
 
+def score_before_rank_0(losses: list[float], saved: str) -> float:
+    """As ``keep_best``, where rank 0 makes its first commit of each epoch after rank 1 has made its own."""
+    import time
+    from pathlib import Path
+
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    torch.nn.init.zeros_(model.module.weight)
+    state = se.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), epoch=0)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.epoch < len(losses):
+            state.optimizer.zero_grad()
+            (-state.model(torch.ones(1, 1))).mean().backward()
+            state.optimizer.step()
+            state.epoch += 1
+            state.report(val_loss=losses[state.epoch - 1])
+            committed = Path(saved, f"epoch {state.epoch}")
+            while se.rank() == 0 and se.size() > 1 and not committed.exists():
+                time.sleep(0.01)
+            state.commit()
+            committed.touch()
+
+    train(state)
+    return model.module.weight.item()
+
+
+def with_optimizer(name: str, settings: dict[str, float]) -> float:
+    """Make a step with an optimizer of torch's, and return its learning rate."""
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = getattr(torch.optim, name)(model.parameters(), **settings)
+    state = se.TorchState(model=model, optimizer=optimizer)
+
+    @se.elastic
+    def train(state: Any) -> None:
+        state.optimizer.zero_grad()
+        state.model(torch.ones(1, 1)).mean().backward()
+        state.optimizer.step()
+        state.commit()
+
+    train(state)
+    return optimizer.param_groups[0]["lr"]
+
+
 def plain(value: Any) -> Any:
     return value
 

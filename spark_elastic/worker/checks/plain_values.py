@@ -24,6 +24,7 @@ import msgspec
 import numpy
 import torch
 
+from spark_elastic._text import as_utf8
 from spark_elastic.checkpoint.skeleton import is_plain
 from spark_elastic.worker.checks.fingerprint import PIECE, TOLERANCE, digest_of_bits, machine_kind
 from spark_elastic.worker.checks.training_code import DEPTH, LENGTH, depth_of_user
@@ -131,7 +132,7 @@ def _short(value: Value) -> Value:
         return float(value)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return int(value)
-    text = str(value)
+    text = as_utf8(str(value))
     return text if len(text) <= LONG else f"{text[:LONG]}… ({len(text)} characters, {_digest(text.encode())})"
 
 

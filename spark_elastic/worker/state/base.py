@@ -128,7 +128,8 @@ class State(ABC):
 
         With ``run(checkpoint_best=)`` rank 0's value of that metric is about the last commit if no optimizer has stepped since,
         else about the next one; with an ``ObjectState``, which watches no optimizers, always about the last one. If the value is
-        the best so far while an older commit is being written, rank 0 waits for that write. Report ahead of the commit that ends
+        the best so far while an older commit is being written, rank 0 waits for that write; if rank 0 is lost before it has
+        written it, the next rank 0 does so if it has reported the value, too. Report ahead of the commit that ends
         the epoch: that commit may interrupt, and what follows it is not run then.
         """
         job = current_job()

@@ -84,6 +84,8 @@ class Commits:
         self._has_asked = False
         self._parts = 0
         self._scores = Scores()
+        # The last commit for which a value was reported, and the value.
+        self._scored: tuple[CommitId, float] | None = None
         self._known_loader: tuple[object, Accountable | None, Balanced | None] = (None, None, None)
 
     # ------------------------------------------------------------------ a commit, from its beginning to its end
@@ -125,12 +127,10 @@ class Commits:
             self._parts += 1
             meeting = StoreMeeting(world.store, f"part {self._parts}", world.rank, world.size)
             self._write_part(state, checkpoints, world, meeting)
-        if world.rank != 0:
-            return
-        score = self._scores.committed(_optimizer_steps(state))
-        if score is not None:
-            self._score(state, checkpoints, world, score)
-        if not self._is_in_parts and checkpoints.is_due():
+        value = self._scores.committed(_optimizer_steps(state))
+        if value is not None:
+            self._score(state, checkpoints, world, value)
+        if world.rank == 0 and not self._is_in_parts and checkpoints.is_due():
             self.settle()
             checkpoints.begin(CommitId(world.generation, self.index), state._lend())
 
@@ -168,9 +168,9 @@ class Commits:
             checkpoints.wait(world.is_broken)
 
     def reported(self, state: State, metrics: Mapping[str, Any]) -> None:
-        """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported on rank 0."""
+        """Look for the metric of ``run(checkpoint_best=)`` among what the user has reported."""
         job, world = current_job(), present_world()
-        if job is None or world is None or world.rank != 0 or job.checkpoints is None or job.state is not state:
+        if job is None or world is None or job.checkpoints is None or job.state is not state:
             return
         metric = job.checkpoints.metric
         if metric is None or metric.name not in metrics:
@@ -182,9 +182,20 @@ class Commits:
             self._score(state, job.checkpoints, world, float(value))
 
     def _score(self, state: State, checkpoints: CheckpointWriter, world: World, value: float) -> None:
-        """Give the last commit its score."""
-        self.settle()
-        checkpoints.score(CommitId(world.generation, self.index), value, state._lend(), world.is_broken)
+        """Give the last commit its score, on rank 0. The others remember it, in case rank 0 is lost before it has done so."""
+        commit = CommitId(world.generation, self.index)
+        self._scored = commit, value
+        if world.rank == 0:
+            self.settle()
+            checkpoints.score(commit, value, state._lend(), world.is_broken)
+
+    def _score_again(self, state: State, checkpoints: CheckpointWriter, world: World) -> None:
+        """Give the commit from which this generation goes on the score that the last rank 0 may not have written."""
+        if world.rank != 0 or self._scored is None:
+            return
+        commit, value = self._scored
+        if commit == world.newest_commit and not checkpoints.has_score(commit):
+            self._score(state, checkpoints, world, value)
 
     def record(self, save: Callable[[], None], has_met: bool = False) -> None:
         """Make the next commit by calling ``save``. ``has_met``: a reduction over all ranks has preceded it.
@@ -395,6 +406,8 @@ class Commits:
             self.keeper.keep_live()
             world.meet()
             self.keeper.release_live()
+        if job.checkpoints is not None:
+            self._score_again(state, job.checkpoints, world)
         job.reporter.entered(self.steps, _progress_of(state, world), world.size)
 
     def leave(self, state: State, world: World) -> None:

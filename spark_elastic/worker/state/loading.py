@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy
@@ -131,9 +131,11 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
     """Set ``target`` to a kept state dict, whose tensors remain the keeper's, and clear gradients. No dtype changes.
 
     Modules copy from the state dict. Optimizers would adopt its tensors, so their own are overwritten where the shapes match and
-    replaced by clones elsewhere. Raises what ``target.load_state_dict`` raises.
+    replaced by clones elsewhere. Raises what ``target.load_state_dict`` raises, and ``SparkElasticError`` for the state of an
+    optimizer or scheduler of another class, whose settings torch would take over.
     """
     if isinstance(target, torch.optim.Optimizer):
+        _check_is_of_optimizer(target, kept)
         if isinstance(target, ZeroRedundancyOptimizer):
             target.undivide()  # it is divided anew once all ranks have the whole
         if not _overwrite(target, kept):
@@ -147,10 +149,44 @@ def load_state_dict(target: Stateful, kept: Any) -> None:
         target.load_state_dict(cloned(kept) if has_extra_state else kept)
         target.zero_grad(set_to_none=True)
     else:
+        if isinstance(target, torch.optim.lr_scheduler.LRScheduler):
+            _check_is_of_scheduler(target, kept)
         target.load_state_dict(cloned(kept))
         if isinstance(target, torch.amp.GradScaler) and target.is_enabled():  # a disabled scaler keeps nothing
             # Its state dict does not say that step() has been called and update() has not.
             target._per_optimizer_states.clear()
+
+
+def _check_is_of_optimizer(optimizer: torch.optim.Optimizer, kept: object) -> None:
+    """Raise ``SparkElasticError`` if a kept state cannot be of this class, which state dicts do not name."""
+    groups = kept.get("param_groups") if isinstance(kept, Mapping) else None
+    if not groups or not optimizer.param_groups:
+        return
+    theirs, ours = groups[0], optimizer.param_groups[0]
+    lacking = [name for name in optimizer.defaults if name not in theirs]
+    foreign = [name for name in theirs if name not in ours]
+    if lacking and foreign:
+        raise SparkElasticError(_of_another_class(optimizer, lacking, foreign))
+    # The one setting by which torch tells AdamW from Adam.
+    decoupled = "decoupled_weight_decay"
+    if decoupled in theirs and decoupled in ours and theirs[decoupled] != ours[decoupled]:
+        raise SparkElasticError(
+            f"the saved state is of an optimizer with {decoupled}={theirs[decoupled]}, {type(optimizer).__name__} here has "
+            f"{ours[decoupled]}; AdamW has True, Adam False"
+        )
+
+
+def _check_is_of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, kept: Mapping[str, object]) -> None:
+    here = scheduler.state_dict()
+    lacking = [name for name in here if name not in kept]
+    foreign = [name for name in kept if name not in here]
+    if lacking and foreign:
+        raise SparkElasticError(_of_another_class(scheduler, lacking, foreign))
+
+
+def _of_another_class(here: object, lacking: Sequence[str], foreign: Sequence[str]) -> str:
+    there, missing = ", ".join(foreign), ", ".join(lacking)
+    return f"the saved state is not that of the {type(here).__name__} here: it has {there} and no {missing}"
 
 
 def _named_as_here(module: torch.nn.Module, kept: Mapping[str, T]) -> Mapping[str, T]:

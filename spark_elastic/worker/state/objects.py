@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +12,8 @@ from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
 from spark_elastic.worker.checks.aliases import check_aliases, check_live
+from spark_elastic.worker.checks.resumed_settings import replaced_settings
+from spark_elastic.worker.checks.training_code import depth_of_user
 from spark_elastic.worker.checks.unsupported import check_supported
 from spark_elastic.worker.context import device
 from spark_elastic.worker.job import Job, current_job, present_world
@@ -235,12 +238,19 @@ class ObjectState(State):
             if why:
                 raise StateLostError(f'commit="{self._keeper.name}": {why}, and {self._keeper.remedy}')
             return 0
+        replaced = replaced_settings(self._values(shared=True), saved.objects)
         try:
             self._load(saved.objects)
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint {saved.name} does not fit this state: {error}; give another checkpoint= to begin anew"
             ) from error
+        if replaced and world.rank == 0:
+            warnings.warn(
+                f"the job goes on from checkpoint {saved.name}, and {'; '.join(replaced)}. Where the new values are meant, set "
+                "them in the elastic function, before its loop",
+                stacklevel=depth_of_user(),
+            )
         self._commits.steps = saved.steps
         self._own_as_newcomer(world)
         return saved.size

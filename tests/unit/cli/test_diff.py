@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,8 @@ def test_equal_bits_have_one_hash_however_they_lie_in_memory() -> None:
         ),
         ({"a": torch.tensor([0.0])}, {"a": torch.tensor([-0.0])}, "a", "1 of 1 elements.*0.0 in the one, -0.0 in"),
         ({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}, "a", "torch.float32 .* torch.float64"),
+        ({"a": np.array(["x", "y"])}, {"a": np.array(["x", "z"])}, "a", "1 of 2 elements, first number 1: 'y' in the one"),
+        ({"a": np.array([1], ">i4")}, {"a": np.array([2], ">i4")}, "a", "1 of 1 elements, first number 0: 1 in the one, 2 in"),
         ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, r"a.b\[1\]", "2 in the one, 3 in the other"),
         ({"a": [1, 2]}, {"a": [1]}, "a", "2 entries in the one, 1 in the other"),
         ({"a": 1}, {"a": 1, "b": 2}, "b", "nothing here, the other b"),

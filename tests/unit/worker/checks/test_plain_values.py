@@ -171,3 +171,9 @@ def test_a_world_of_one_compares_nothing() -> None:
 
 def test_what_travels_is_small_and_positive() -> None:
     assert 0 < Values({}, {}).digest < 2**63
+
+
+def test_texts_that_are_not_valid_unicode_are_compared() -> None:
+    one, other = (take_values({"name": name, "of": {name: 1}}) for name in ("\udc80", "\udc81"))
+    assert one.digest != other.digest
+    assert one.digest == take_values({"name": "\udc80", "of": {"\udc80": 1}}).digest

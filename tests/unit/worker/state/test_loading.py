@@ -33,6 +33,37 @@ def tensors(state: Any) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("saved", "here", "told"),
+    [
+        (
+            torch.optim.SGD,
+            torch.optim.Adam,
+            "not that of the Adam here: it has momentum, dampening, nesterov and no betas, eps",
+        ),
+        (torch.optim.Adam, torch.optim.RMSprop, "not that of the RMSprop here: it has betas"),
+        (torch.optim.Adam, torch.optim.AdamW, "with decoupled_weight_decay=False, AdamW here has True"),
+    ],
+)
+def test_the_state_of_an_optimizer_of_another_class_is_refused(saved: Any, here: Any, told: str) -> None:
+    kept = trained(saved, 3)[1].state_dict()
+    _, optimizer = trained(here, 0)
+    with pytest.raises(SparkElasticError, match=told):
+        load_state_dict(optimizer, kept)
+    load_state_dict(trained(saved, 0)[1], kept)
+
+
+def test_the_state_of_a_scheduler_of_another_class_is_refused() -> None:
+    schedules = torch.optim.lr_scheduler
+    _, optimizer = trained(torch.optim.SGD, 0)
+    kept = schedules.StepLR(optimizer, 10).state_dict()
+    with pytest.raises(
+        SparkElasticError, match="CosineAnnealingLR here: it has step_size, gamma and no T_max, eta_min"
+    ):
+        load_state_dict(schedules.CosineAnnealingLR(optimizer, 10), kept)
+    load_state_dict(schedules.StepLR(optimizer, 5), kept)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
 @pytest.mark.parametrize("steps_of_target", [0, 1, 5])
 def test_an_optimizer_gets_what_was_kept_and_leaves_it_as_it_is(

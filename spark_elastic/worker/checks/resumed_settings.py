@@ -1,0 +1,51 @@
+"""Resumed settings: what a script gives to optimizers and schedulers, and a checkpoint replaces by what the job had before.
+
+So a job goes on as if nothing had happened, and a script that was changed meanwhile trains on with the old learning rate. No code
+can know which of the two is meant, so this is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from spark_elastic.checkpoint.skeleton import StateDict
+
+# What schedulers change in an optimizer's groups. What these began with is their ``initial_lr``.
+_SCHEDULED = {"lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+# What schedulers count.
+_COUNTED = {"base_lrs", "best", "cooldown_counter", "last_epoch", "num_bad_epochs", "T_cur", "T_i"}
+_COMPARED = (bool, int, float, str, tuple, list)
+
+Setting = tuple[str, object, object]  # its name, the value here and the one that was saved
+
+
+def replaced_settings(live: Mapping[str, object], saved: Mapping[str, object]) -> list[str]:
+    """Describe the settings of optimizers and schedulers in ``live`` that differ in ``saved``, the objects of a checkpoint."""
+    is_scheduled = any(isinstance(value, LRScheduler) for value in live.values())
+    found = []
+    for name, value in live.items():
+        kept = saved.get(name)
+        if isinstance(kept, StateDict) and isinstance(kept.content, Mapping):
+            found += [
+                f"state.{name} has {setting}={theirs!r} as saved, not {ours!r} as given here"
+                for setting, ours, theirs in _settings(value, kept.content, is_scheduled)
+                if isinstance(ours, _COMPARED) and isinstance(theirs, _COMPARED) and ours != theirs
+            ]
+    return found
+
+
+def _settings(value: object, kept: Mapping[str, object], is_scheduled: bool) -> Iterator[Setting]:
+    if isinstance(value, torch.optim.Optimizer):
+        groups = kept.get("param_groups")
+        if isinstance(groups, list) and len(groups) == len(value.param_groups):
+            left_out = {"params", "fused", "foreach"} | (_SCHEDULED if is_scheduled else set())
+            for here, there in zip(value.param_groups, groups, strict=True):
+                yield from ((key, here[key], there[key]) for key in here.keys() & there.keys() - left_out)
+    elif isinstance(value, LRScheduler):
+        here = value.state_dict()
+        yield from (
+            (key, here[key], kept[key]) for key in here.keys() & kept.keys() - _COUNTED if not key.startswith("_")
+        )

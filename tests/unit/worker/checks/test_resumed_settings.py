@@ -1,0 +1,63 @@
+"""Resumed settings: which of the settings that a script gives are replaced by those of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from spark_elastic.checkpoint.skeleton import StateDict
+from spark_elastic.worker.checks.resumed_settings import replaced_settings
+
+
+def make(make_scheduler: Any = None, **settings: Any) -> dict[str, Any]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **settings})
+    return {"optimizer": optimizer} | ({} if make_scheduler is None else {"scheduler": make_scheduler(optimizer)})
+
+
+def saved(objects: dict[str, Any], steps: int = 3) -> dict[str, StateDict]:
+    for _ in range(steps):
+        for value in objects.values():
+            value.step(1.0) if isinstance(value, lr_scheduler.ReduceLROnPlateau) else value.step()
+    return {name: StateDict(value.state_dict()) for name, value in objects.items()}
+
+
+@pytest.mark.parametrize(
+    "make_scheduler",
+    [
+        None,
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 1),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=10),
+        lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
+        lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)], [2]
+        ),
+    ],
+)
+def test_what_training_itself_changes_is_no_difference(make_scheduler: Any) -> None:
+    kept = saved(make(make_scheduler, momentum=0.9))
+    assert replaced_settings(make(make_scheduler, momentum=0.9), kept) == []
+
+
+def test_settings_that_differ_are_named_with_both_values() -> None:
+    found = replaced_settings(make(lr=0.2, nesterov=True, momentum=0.9), saved(make(momentum=0.9)))
+    assert sorted(found) == [
+        "state.optimizer has lr=0.1 as saved, not 0.2 as given here",
+        "state.optimizer has nesterov=False as saved, not True as given here",
+    ]
+
+
+def test_with_a_scheduler_its_own_settings_and_the_first_learning_rate_count() -> None:
+    kept = saved(make(lambda optimizer: lr_scheduler.StepLR(optimizer, 10)))
+    found = replaced_settings(make(lambda optimizer: lr_scheduler.StepLR(optimizer, 5), lr=0.2), kept)
+    assert sorted(found) == [
+        "state.optimizer has initial_lr=0.1 as saved, not 0.2 as given here",
+        "state.scheduler has step_size=10 as saved, not 5 as given here",
+    ]
+
+
+def test_what_the_checkpoint_does_not_know_is_left_out() -> None:
+    assert replaced_settings(make(lambda optimizer: lr_scheduler.StepLR(optimizer, 5)), {}) == []
