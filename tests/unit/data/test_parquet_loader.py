@@ -705,7 +705,9 @@ def test_filters_differ_by_any_of_their_values_and_not_by_the_order_of_a_set(dat
     (text, key), (other_text, other_key) = named(list(range(100))), named([*range(50), 150, *range(51, 100)])
     assert text != other_text
     assert key != other_key
-    assert named({8, 0, 16, 24}) == named({24, 16, 8, 0}), "which sets list in the order in which they were filled"
+    one, other = {8, 0}, {0, 8}
+    assert list(one) != list(other)
+    assert named(one) == named(other)
 
 
 def test_filtered_rows_count_once_through_a_reset(dataset: Path) -> None:
