@@ -34,6 +34,13 @@ __all__ = ["LightningState"]
 # What a Trainer has to be given in a world of workers with one process and one device each.
 _OURS = ("strategy", "devices", "num_nodes", "use_distributed_sampler")
 
+# Callbacks that average weights over the whole training, in memory of their own.
+_AVERAGES = tuple(
+    getattr(pl.callbacks, name)
+    for name in ("StochasticWeightAveraging", "WeightAveraging")
+    if hasattr(pl.callbacks, name)
+)
+
 
 class LightningState(TorchState):
     """The state of a LightningModule in training: its weights, optimizers and schedulers, a loader, and any objects.
@@ -41,7 +48,8 @@ class LightningState(TorchState):
     ``module`` is wrapped, and its ``configure_optimizers`` is called once, here: every Trainer gets what it has returned.
     ``loader`` is a loader of this package with ``global_batch_size=``. ``commit`` and ``local`` are as in ``TorchState``, and so
     are ``objects``: callbacks with a state of their own, such as ``EarlyStopping``, belong to them. A callback commits after each
-    batch and each epoch. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer.
+    batch and each epoch. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a module that optimizes
+    by hand.
     """
 
     def __init__(
@@ -56,6 +64,11 @@ class LightningState(TorchState):
 
         Raises ``ValueError`` if no optimizer is returned, and what ``DistributedDataParallel`` and ``TorchState`` raise.
         """
+        if not module.automatic_optimization:
+            raise ValueError(
+                f"{type(module).__name__} has automatic_optimization=False, and Lightning then prepares only its own wrapper for "
+                "backward: write that loop with a TorchState, or optimize automatically"
+            )
         configured = module.configure_optimizers()
         found = list(_with_state(configured))
         optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
@@ -90,6 +103,12 @@ class LightningState(TorchState):
                 )
         callbacks = settings.pop("callbacks", None) or []
         callbacks = [callbacks] if isinstance(callbacks, pl.Callback) else list(callbacks)
+        for callback in callbacks:
+            if isinstance(callback, _AVERAGES):
+                raise ValueError(
+                    f"{type(callback).__name__} begins its average anew with each Trainer, and each world has its own: keep a "
+                    "torch.optim.swa_utils.AveragedModel in the state, and update it in on_train_batch_end"
+                )
         settings.setdefault("enable_checkpointing", False)
         return pl.Trainer(
             strategy=_Strategy(self._wrapped),
@@ -166,7 +185,11 @@ class _Commit(pl.Callback):
         self._commit(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if not trainer.is_last_batch:  # that one is committed when Lightning has ended the epoch
+        # Until the end of an epoch that was loaded, Lightning would take it for one that has been validated already, and leave
+        # out ReduceLROnPlateau.
+        trainer.fit_loop._restarting = False
+        # The last batch is committed when Lightning has ended the epoch, and batches that accumulate with the one that steps.
+        if not (trainer.is_last_batch or trainer.fit_loop.epoch_loop._should_accumulate()):
             self._commit(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -191,6 +191,11 @@ class PositionedLoader(Generic[T]):
         return self._tracker.plan.shards
 
     @property
+    def place(self) -> tuple[int, int, int]:
+        """Seed, epoch, and row of the epoch: where the loader is, in a world of any size."""
+        return self._own_spec.seed, self.epoch, self._tracker.position
+
+    @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
         return self._tracker.epoch

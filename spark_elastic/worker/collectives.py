@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TypeVar
 
 import torch
@@ -21,6 +22,9 @@ _OPERATIONS = {
     "max": dist.ReduceOp.MAX,
 }
 
+# Half precision overflows in sums of a few large values, and Gloo has no whole numbers of 16 bits.
+_COMPUTED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.int16: torch.int32}
+
 
 def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     """Reduce ``tensor`` over all ranks and return the result, with the same shape and dtype. The argument is not changed.
@@ -35,15 +39,26 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
         raise ValueError(f"op must be one of {', '.join(_OPERATIONS)}, not {op!r}")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ValueError(f"the mean of {tensor.dtype} is not a whole number; convert the tensor, or use op='sum'")
-    result = tensor.detach().clone()
     world = current_world()
-    if world is not None and world.size > 1:
-        with translated_errors(world):
-            _check_equal_calls(f'op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size)
+    if world is None or world.size == 1:
+        return tensor.detach().clone()
+    # In one order of memory on all ranks, since libraries add up memory, and where they have no such type in one that they have.
+    layout = torch.contiguous_format if tensor.layout is torch.strided else torch.preserve_format
+    result = tensor.detach().to(_COMPUTED_AS.get(tensor.dtype, tensor.dtype), copy=True, memory_format=layout)
+    keeps_nan = op in ("min", "max") and result.is_floating_point() and tensor.layout is torch.strided
+    with translated_errors(world):
+        _check_equal_calls(f'op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size)
+        if keeps_nan:  # which of two values with a NaN is the smaller depends on their order
+            sign = 1.0 if op == "max" else -1.0
+            unknown = result.isnan()
+            both = torch.stack([result.nan_to_num(-sign * math.inf, math.inf, -math.inf), sign * unknown])
+            dist.all_reduce(both, _OPERATIONS[op])
+            result = both[0].masked_fill(both[1] != 0, math.nan)
+        else:
             dist.all_reduce(result, _OPERATIONS[op])
-        if op == "mean":
-            result /= world.size
-    return result
+    if op == "mean":
+        result /= world.size
+    return result.to(tensor.dtype)
 
 
 def _check_equal_calls(mine: str, size: int) -> None:

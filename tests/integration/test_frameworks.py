@@ -100,6 +100,61 @@ def test_lightning_logs_means_over_ranks_of_whole_numbers_too_and_trains_on_no_l
         spark_elastic.run(train_by_lightning, (True,), **where)
 
 
+def train_with_plateau(accumulated: int) -> dict[str, float]:
+    """Train three epochs by Lightning with a learning rate that every epoch halves; batches may accumulate."""
+    import lightning.pytorch as pl
+    import torch
+
+    import spark_elastic as se
+    from spark_elastic.lightning import LightningState
+
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(1, 1)
+            torch.nn.init.ones_(self.net.weight)
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            return self.net(batch.float().unsqueeze(1)).square().mean()
+
+        def validation_step(self, batch: torch.Tensor, _: int) -> None:
+            self.log("val", torch.tensor(1.0), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1e-4)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=9.0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val"}}
+
+    net = Net()
+    state = LightningState(net, loader=se.data.ElasticDataLoader(range(64), global_batch_size=8))
+
+    @se.elastic
+    def train(state: Any) -> None:
+        trainer = state.trainer(
+            max_epochs=3,
+            accumulate_grad_batches=accumulated,
+            enable_progress_bar=False,
+            logger=False,
+            accelerator="cpu",
+        )
+        trainer.fit(net, state.loader, torch.utils.data.DataLoader(range(4), batch_size=2))
+
+    train(state)
+    return {"weight": net.net.weight.item(), "rate": state.optimizers[0].param_groups[0]["lr"]}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_lightning_lowers_the_rate_at_a_plateau_and_accumulates_as_often_through_a_loss(
+    run: Any, accumulated: int
+) -> None:
+    quiet = run(train_with_plateau, accumulated, min_np=1, max_np=2, num_proc=2)
+    struck = run(train_with_plateau, accumulated, min_np=1, max_np=2, num_proc=2, faults=[kill(rank=1, step=3)])
+    assert struck.faults == 1
+    for result in struck.results:
+        assert result == pytest.approx(quiet.results[0], rel=1e-6)
+
+
 def by_hand(script: Any) -> dict[str, Any]:
     """Train the same module without a Trainer."""
     torch.manual_seed(0)

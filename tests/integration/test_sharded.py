@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sliced_training import train_in_slices
+from sliced_training import replace_optimizer, train_in_slices
 
 import spark_elastic
 from spark_elastic.errors import StateLostError
@@ -145,6 +145,17 @@ def test_a_divided_optimizer_leaves_the_same_bits_where_the_world_shrinks_and_gr
     faults = [kill(rank=0, step=5), kill(rank=1, step=8, at=Point.RECORDED), kill(rank=2, step=22)]
     results = train(cluster, *faults, spoil=True, zero=True, whole=20, min_np=1, max_np=4, commit=commit)
     assert {result["digest"] for result in results} == {undisturbed}
+
+
+@pytest.mark.parametrize("commit", ["copy", "sharded"])
+@pytest.mark.parametrize("fault", [drain(rank=1, step=8), kill(rank=1, step=8)], ids=["drain", "kill"])
+def test_an_optimizer_that_was_made_anew_beside_a_divided_one_keeps_its_state(
+    cluster: Any, commit: str, fault: Any
+) -> None:
+    with inject(fault):
+        struck = spark_elastic.run(replace_optimizer, (True, commit), local=cluster, num_proc=4)
+    quiet = spark_elastic.run(replace_optimizer, (False, commit), local=cluster, num_proc=4)
+    assert struck == pytest.approx([quiet[0]] * len(struck), rel=1e-9)
 
 
 @pytest.mark.parametrize("commit", ["sharded", "copy"])

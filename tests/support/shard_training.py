@@ -32,6 +32,7 @@ def train_on_shards(
     """
     import hashlib
     import os
+    import random
     import signal
 
     import torch
@@ -71,10 +72,11 @@ def train_on_shards(
         while state.step < steps:
             for batch in state.loader:
                 optimizer.zero_grad()
+                scale = 0.5 + random.random()  # drawn between two loops
                 parts = state.model.parts(batch)
                 for part in parts:
                     x, y = (part["x"], part["y"]) if isinstance(part, dict) else part
-                    loss = nn.functional.cross_entropy(state.model(x), y)
+                    loss = nn.functional.cross_entropy(state.model(x * scale), y)
                     loss.backward()
                     parts.note(loss=loss)
                     if (kills or {}).get(state.step) == se.rank() and not os.path.exists(f"{folder}/{state.step}"):

@@ -120,3 +120,39 @@ def train_in_slices(
         "rate": optimizer.param_groups[0]["lr"],
         "size": se.size(),
     }
+
+
+def replace_optimizer(zero: bool, commit: str) -> float:
+    """Train two models with an optimizer each, one of which is made anew after four steps; return the sum of its weights."""
+    import torch
+
+    import spark_elastic as se
+
+    def optimizer_of(model: Any) -> torch.optim.Optimizer:
+        if zero:
+            return se.ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.05)
+        return torch.optim.Adam(model.parameters(), lr=0.05)
+
+    torch.manual_seed(0)
+    first, second = (se.DistributedDataParallel(torch.nn.Linear(4, 4).double()) for _ in range(2))
+    rows = torch.randn(12, 20, 4, dtype=torch.float64)
+    state = se.TorchState(
+        first=first, second=second, one=optimizer_of(first), other=optimizer_of(second), step=0, commit=commit
+    )
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < len(rows):
+            if state.step == 4:
+                state.other = optimizer_of(second)
+            batch = rows[state.step]
+            state.one.zero_grad()
+            state.other.zero_grad()
+            (second(torch.tanh(first(batch))) - batch).square().mean().backward()
+            state.one.step()
+            state.other.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return float(second.module.weight.sum())

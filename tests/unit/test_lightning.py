@@ -47,6 +47,19 @@ def test_a_module_without_an_optimizer_is_refused() -> None:
         state_of("none")
 
 
+def test_a_module_that_optimizes_by_hand_is_refused() -> None:
+    net = Net("one")
+    net.automatic_optimization = False
+    with pytest.raises(ValueError, match="Net has automatic_optimization=False"):
+        LightningState(net, loader=ElasticDataLoader(range(8), global_batch_size=4))
+
+
+def test_callbacks_that_would_average_anew_in_each_world_are_refused() -> None:
+    for callback in (pl.callbacks.StochasticWeightAveraging(0.1), pl.callbacks.WeightAveraging()):
+        with pytest.raises(ValueError, match=f"{type(callback).__name__} begins its average anew with each Trainer"):
+            state_of("one").trainer(callbacks=callback)
+
+
 @pytest.mark.parametrize("name", ["strategy", "devices", "num_nodes", "use_distributed_sampler"])
 def test_what_the_job_decides_is_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is decided by the job"):

@@ -54,6 +54,9 @@ def _entries(value: object) -> Iterable[tuple[object, object]]:
     return enumerate(value) if isinstance(value, (list, tuple)) else ()
 
 
+_KEPT_BY_TORCH = "optimizer.load_state_dict(copy.deepcopy(…)), since torch trains on in the tensors that it is given"
+
+
 def check_live(name: str, value: object, attributes: Mapping[str, object]) -> bool:
     """Raise ``TrainingCodeError`` if a tensor in ``value`` shares its memory with a module or optimizer among the attributes.
 
@@ -70,6 +73,7 @@ def check_live(name: str, value: object, attributes: Mapping[str, object]) -> bo
                     f"{held[_address(tensor)]} shares its memory with {part} of state.{owner}, as in module.state_dict(): it "
                     "changes with every step, and is a copy on other ranks and after a reset. Copy it first: "
                     f"state.{name} = copy.deepcopy(…)"
+                    + (f", and {_KEPT_BY_TORCH}" if isinstance(live, torch.optim.Optimizer) else "")
                 )
     return True
 

@@ -14,6 +14,7 @@ touched; whatever is touched for the first time follows in a second exchange.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,9 @@ from spark_elastic.worker.world import World
 
 # How many numbers a part can note. The header has room for this many.
 MOST_NOTED = 8
+# The header's type is that of most gradients, beside which it travels. What it cannot hold exactly is sent as two numbers: counts
+# as their high and low halves, and what is noted as its value in this type and what that lacks.
+_HEADER, _HALF = torch.float32, 2**12
 
 
 class Parts:
@@ -73,6 +77,11 @@ class Parts:
             name: float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             for name, value in values.items()
         }
+        for name, value in self._noted.items():
+            if math.isfinite(value) and abs(value) > torch.finfo(_HEADER).max:
+                raise ValueError(
+                    f"note({name}={value!r}) is beyond what ranks exchange, {torch.finfo(_HEADER).max:.2g}"
+                )
         if len(self._noted) > MOST_NOTED:
             raise ValueError(f"a part can note {MOST_NOTED} numbers at most, not {sorted(self._noted)}")
 
@@ -148,12 +157,13 @@ class Parts:
         """Return a tensor of the shape, dtype and device of what has this place."""
         if place == 0:
             touched = self._buffers_from - 1 + len(self._sources.averaged)
-            return torch.empty(touched + len(self._sources.counters) + 2 + self._cut.shards * MOST_NOTED)
+            counted = 2 * len(self._sources.counters)
+            return torch.empty(touched + counted + 2 + self._cut.shards * 2 * MOST_NOTED, dtype=_HEADER, device="cpu")
         if place >= self._buffers_from:
             return self._sources.averaged[place - self._buffers_from].tensor
         if place >= self._rows_from:
             parameter = self._sources.parameters[place - self._rows_from]
-            return torch.empty(parameter.shape[:1], device=parameter.device)
+            return torch.empty(parameter.shape[:1], dtype=_HEADER, device=parameter.device)
         return self._sources.parameters[place - 1]
 
     def _lay_out(self) -> None:
@@ -199,6 +209,12 @@ class Parts:
             raise TrainingCodeError(
                 f"parameters changed inside the loop over model.parts(batch): optimizer.step() belongs after it. {HOW}"
             )
+        appeared = self._sources.appeared()
+        if appeared:
+            raise TrainingCodeError(
+                f"{appeared} was registered while a shard was computed, with a value that depends on the rank's shards: give it "
+                "its value above the loop, or train without shards="
+            )
         for buffer in self._sources.constant:
             if buffer.has_changed:
                 raise TrainingCodeError(
@@ -240,7 +256,7 @@ class Parts:
             weighted = [place for place in given if 0 < place < self._rows_from or place >= self._buffers_from]
             torch._foreach_mul_([taken.value(place) for place in weighted], weight)
         for number, counter in enumerate(sources.counters):
-            self._counted[number] += int(counter.present - counter.before)
+            self._counted[number] += int(counter.present) - int(counter.before)
         self._notes[shard] = [self._noted[name] for name in sorted(self._noted)]
 
     # ------------------------------------------------------------------ the end of the loop
@@ -252,14 +268,14 @@ class Parts:
             header = contribution.slots[0]
             header.copy_(self._header()) if number == 0 else header.zero_()
         sums = self._add(self._workspace.layout, nodes, self._workspace.received)
-        numbers, noted = sums[0][: -self._cut.shards * MOST_NOTED].tolist(), sums[0][-self._cut.shards * MOST_NOTED :]
-        touched, counted, described = _split(list(map(round, numbers)), len(self._counts), len(self._counted))
+        numbers, noted = sums[0][: -self._cut.shards * 2 * MOST_NOTED], sums[0][-self._cut.shards * 2 * MOST_NOTED :]
+        touched, counted, described = _split(list(map(round, numbers.tolist())), len(self._counts), len(self._counted))
         if described != [number * self._filled for number in _described(self._names or [])]:
             raise TrainingCodeError(
                 f"ranks noted different numbers of their parts; this one noted {self._names}. Call parts.note() alike on all "
                 "ranks"
             )
-        means = self._means_of(noted.view(-1, MOST_NOTED).tolist())
+        means = self._means_of(noted.double().view(-1, MOST_NOTED, 2).sum(2).tolist())
         missing = {place for place, times in enumerate(touched, 1) if times} - self._workspace.touched
         if missing:
             layout = Layout({place: self._like(place) for place in missing}, self._size)
@@ -275,11 +291,16 @@ class Parts:
 
     def _header(self) -> torch.Tensor:
         """Return how often this rank's parts have touched each place, how far counters have come, and what the parts noted."""
-        noted = [0.0] * (self._cut.shards * MOST_NOTED)
+        noted = torch.zeros(self._cut.shards, MOST_NOTED, 2, dtype=_HEADER, device="cpu")
         for shard, numbers in self._notes.items():
-            noted[shard * MOST_NOTED : shard * MOST_NOTED + len(numbers)] = numbers
+            exact = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+            near = exact.to(_HEADER)
+            noted[shard, : len(numbers), 0] = near
+            noted[shard, : len(numbers), 1] = torch.where(near.isfinite(), exact - near, 0.0)
         described = [number * len(self._notes) for number in _described(self._names or [])]
-        return torch.tensor([*self._counts, *self._counted, *described, *noted])
+        counted = [part for count in self._counted for part in divmod(count, _HALF)]
+        counts = torch.tensor([*self._counts, *counted, *described], dtype=_HEADER, device="cpu")
+        return torch.cat([counts, noted.view(-1)])
 
     def _means_of(self, noted: list[list[float]]) -> dict[str, float]:
         """Return the means over rows of what all parts have noted."""
@@ -316,7 +337,8 @@ class Parts:
                 raise TrainingCodeError(
                     f"the buffer {buffer.name} counts differently in the shards of a batch; train without shards="
                 )
-            buffer.set(buffer.before + change // self._filled if change else None)
+            before = buffer.before
+            buffer.set((before.long() + change // self._filled).to(before.dtype) if change else None)
 
     @property
     def _filled(self) -> int:
@@ -334,7 +356,12 @@ def _described(names: Sequence[str]) -> tuple[int, int]:
 
 
 def _split(numbers: list[int], touched: int, counted: int) -> tuple[list[int], list[int], list[int]]:
-    return numbers[:touched], numbers[touched : touched + counted], numbers[touched + counted :]
+    halves, described = numbers[touched : touched + 2 * counted], numbers[touched + 2 * counted :]
+    return (
+        numbers[:touched],
+        [high * _HALF + low for high, low in zip(halves[::2], halves[1::2], strict=True)],
+        described,
+    )
 
 
 def divided(batch: object, parts: Sequence[Part], cut: Cut) -> list[object]:
@@ -372,7 +399,7 @@ def _dense(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             "sparse can, as those of Embedding(sparse=True)"
         )
     gradient = gradient.coalesce()
-    rows = torch.zeros(gradient.shape[:1], device=gradient.device)
+    rows = torch.zeros(gradient.shape[:1], dtype=_HEADER, device=gradient.device)
     return gradient.to_dense(), rows.index_fill_(0, gradient.indices()[0], 1.0)
 
 

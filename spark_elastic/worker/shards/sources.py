@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy
 import torch
 from torch import nn
 
@@ -72,13 +74,17 @@ class Sources:
         # The buffers that are averaged, those that count something, such as BatchNorm's batches, and those that must not
         # change.
         self.averaged = [b for b in each if b.tensor.is_floating_point()]
-        self.counters = [b for b in each if not b.tensor.is_floating_point() and not b.tensor.dim()]
-        self.constant = [b for b in each if not b.tensor.is_floating_point() and b.tensor.dim()]
+        self.counters = [b for b in each if _counts(b.tensor)]
+        self.constant = [b for b in each if not b.tensor.is_floating_point() and not _counts(b.tensor)]
 
     @property
     def buffers(self) -> list[Buffer]:
         """All buffers."""
         return [*self.averaged, *self.counters, *self.constant]
+
+    def appeared(self) -> str:
+        """Name a parameter or buffer that a forward has registered since; empty if there is none."""
+        return ""
 
     @property
     def structure(self) -> list[object]:
@@ -89,6 +95,10 @@ class Sources:
         ]
 
 
+def _counts(tensor: torch.Tensor) -> bool:
+    return not (tensor.dim() or tensor.is_floating_point() or tensor.is_complex())
+
+
 class ModuleSources(Sources):
     """The parameters and buffers of some modules."""
 
@@ -96,13 +106,38 @@ class ModuleSources(Sources):
         modules = {id(part): (part, name) for model in models for name, part in model.named_modules()}
         self._registered = Registered(register for module, _ in modules.values() for register in registers(module))
         buffers: dict[int, Buffer] = {}
+        self._tensors: list[tuple[str, Mapping[str, object], frozenset[str]]] = []
         for module, prefix in modules.values():
+            _refuse_own_generators(module, prefix)
+            for register in (module._parameters, module._buffers):
+                there = frozenset(key for key, tensor in register.items() if tensor is not None)
+                self._tensors.append((prefix, register, there))
             for key, tensor in module._buffers.items():
                 if tensor is not None:
                     name = f"{prefix}.{key}".lstrip(".").removeprefix("module.")
                     buffers.setdefault(id(tensor), ModuleBuffer(module, key, name, tensor))
         super().__init__((parameter for model in models for parameter in model.parameters()), buffers.values())
 
+    def appeared(self) -> str:
+        """Name a parameter or buffer that a forward has registered since; empty if there is none."""
+        for prefix, register, there in self._tensors:
+            for key, tensor in register.items():
+                if tensor is not None and key not in there:
+                    return f"{prefix}.{key}".lstrip(".").removeprefix("module.")
+        return ""
+
     def is_current(self) -> bool:
         """Whether the models still consist of these parameters and buffers."""
         return self._registered.is_current()
+
+
+def _refuse_own_generators(module: nn.Module, name: str) -> None:
+    """Refuse random numbers that no shard seeds, and that go on from part to part of each rank."""
+    for key, value in vars(module).items():
+        if isinstance(value, (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)):
+            place = f"{name}.{key}".lstrip(".").removeprefix("module.")
+            raise TrainingCodeError(
+                f"{place} is a {type(value).__name__} of the model's own. It goes on from shard to shard, so that what it gives "
+                "depends on the world: draw from the generators of torch, numpy or random themselves, which are seeded for each "
+                "shard, or train without shards="
+            )

@@ -94,8 +94,10 @@ def _can_be_refilled(present: object, loaded: object) -> bool:
     if type(present) in _CONTAINERS or isinstance(present, numpy.ndarray):
         alike = type(present) is kind and getattr(present, "maxlen", None) == getattr(loaded, "maxlen", None)
         return alike and (not isinstance(loaded, numpy.ndarray) or _takes(present, loaded))
-    if (type(present).__module__, type(present).__qualname__) != (kind.__module__, kind.__qualname__):
-        return False  # names are compared, because a newcomer has its own copy of a class that is defined inside a function
+    # Names are compared, because a newcomer has its own copy of a class that is defined inside a function, whose name pickle may
+    # have shortened.
+    if (type(present).__module__, type(present).__name__) != (kind.__module__, kind.__name__):
+        return False
     return hasattr(present, "__dict__") and all(_is_all_in_dict(owner) for owner in (type(present), kind))
 
 

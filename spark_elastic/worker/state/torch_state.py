@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from spark_elastic.data.loader import Accountable, Countable, RowSource, TakesWorld, has_part, shards_of_loader
-from spark_elastic.data.randomness import set_random_states
+from spark_elastic.data.randomness import seed_all, set_random_states
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.checks.outside import checked_outside
@@ -120,6 +120,11 @@ class TorchState(ObjectState):
         super()._prepare()
         self._plain_loaders = PlainLoaders()
 
+    def commit(self, durable: bool = False) -> None:
+        """Make a commit, as ``State.commit`` says. With ``shards=`` all ranks draw the same random numbers after it."""
+        super().commit(durable)
+        self._seed_by_place()
+
     def _begin(self, job: Job | None) -> None:
         super()._begin(job)
         if job is not None and job.world is not None:
@@ -185,6 +190,16 @@ class TorchState(ObjectState):
         for model in models:
             model.follow_rows(loader if has_part(loader, RowSource) else None)
             model.shard(sharding)
+        self._seed_by_place()
+
+    def _seed_by_place(self) -> None:
+        """With ``shards=``, seed all generators by the loader's place, so that all ranks draw alike until the next loop.
+
+        So they do in a quiet world, after a loss, and after a durable checkpoint, which holds no random numbers.
+        """
+        loader = self._loader_in_use()
+        if shards_of_loader(loader) is not None:
+            seed_all(loader.place)  # type: ignore[attr-defined]  # only loaders of ours have shards
 
     def _checked_outside(self) -> AbstractContextManager[None]:
         return checked_outside(self)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +77,23 @@ def _reduce_differently(folder: Path, rank: int) -> list[tuple[str, str]]:
             told.append((name, str(error.value)))
             assert collectives.allreduce(torch.ones(1), "sum").tolist() == [2.0]
     return told
+
+
+def test_values_are_reduced_whatever_their_order_in_memory_their_type_and_nan() -> None:
+    for found in on_ranks(2, _reduce_awkward_values):
+        assert found["transposed"] == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+        assert (found["half"], found["short"]) == (40000.0, 60000 - 2**16)
+        assert (found["max"], found["min"]) == (["nan", "5.0", "-inf"], ["nan", "-3.0", "-inf"])
+
+
+def _reduce_awkward_values(folder: Path, rank: int) -> dict[str, Any]:
+    values = torch.arange(6.0).view(2, 3)
+    extremes = torch.tensor([[float("nan"), -3.0, -math.inf], [1.0, 5.0, -math.inf]])[rank]
+    with world(folder, rank, 2, []) as formed:
+        collectives.current_world = lambda: formed
+        return {
+            "transposed": collectives.allreduce(values if rank else values.t().contiguous().t(), "sum").tolist(),
+            "half": collectives.allreduce(torch.tensor(40000.0, dtype=torch.float16)).item(),
+            "short": collectives.allreduce(torch.tensor(30000, dtype=torch.int16), "sum").item(),
+            **{op: list(map(str, collectives.allreduce(extremes, op).tolist())) for op in ("max", "min")},
+        }

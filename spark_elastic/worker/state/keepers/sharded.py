@@ -104,6 +104,8 @@ class Sharded(Keeper):
         self._is_back = False
         # What optimizers had when the job began, each the whole, until a generation has been sealed. Nothing is copied.
         self._unsealed: list[dict[int, dict[str, Any]]] | None = None
+        # How optimizers are divided in this generation.
+        self._division: Division | None = None
 
     # ------------------------------------------------------------------ commits
 
@@ -113,6 +115,7 @@ class Sharded(Keeper):
 
     def begin(self, values: Mapping[str, object]) -> None:
         """Where there is no commit, give optimizers back what they had before they were divided; else forget their parts."""
+        self._division = None
         world = present_world()
         if world is None or world.newest_commit is not None:
             return
@@ -132,6 +135,11 @@ class Sharded(Keeper):
         before = snapshot.buffer.specs, snapshot.slices.specs, snapshot.outline
         specs = tuple(TensorSpec(t.dtype, str(t.device), tuple(t.shape)) for t in sliced)
         divisible = find_divisible(values)
+        for optimizer in divisible:
+            if optimizer.division is None and self._division is not None:
+                optimizer.divide(
+                    self._division
+                )  # it is new since the last commit, and each rank has had the whole of it
         snapshot.is_divided = any(optimizer.division is not None for optimizer in divisible)
         # The copies below come behind those of the parts on the stream, and are waited for.
         snapshot.parts.take({n: o.held_state() for n, o in enumerate(divisible) if o.division is not None})
@@ -254,6 +262,7 @@ class Sharded(Keeper):
         before = {rank: slices.held for rank, slices in holders.items() if not slices.is_whole}
         kept = self._current.parts.for_training() if before and self._is_held else {}
         divisible = find_divisible(values)
+        self._division = division
         if newest is None:
             self._unsealed = [optimizer.held_state() for optimizer in divisible]
         for place, optimizer in enumerate(divisible):

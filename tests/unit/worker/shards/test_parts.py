@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -300,6 +301,85 @@ def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
     state = training(Counting())
     with pytest.raises(TrainingCodeError, match="the buffer seen holds whole numbers"):
         run(state, first(state))
+
+
+class Initializing(nn.Linear):
+    """Sets buffers in its first forward, as ActNorm does."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(4, 2)
+        self.how = how
+        self.register_buffer("ready", torch.tensor(False))
+        self.register_buffer("center", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ready.fill_(True)
+        if self.how == "None" and self.center is None:
+            self.center = x.detach().mean(0)
+        if self.how == "register" and not hasattr(self, "scale"):
+            self.register_buffer("scale", x.detach().std(0))
+        return super().forward(x)
+
+
+def test_a_flag_that_all_shards_set_alike_is_set() -> None:
+    state = training(Initializing("neither"))
+    run(state, first(state))
+    assert state.model.module.ready.item() is True
+    assert state.model.module.ready.dtype is torch.bool
+
+
+@pytest.mark.parametrize(("how", "name"), [("None", "center"), ("register", "scale")])
+def test_a_buffer_that_a_shard_is_the_first_to_set_is_refused(how: str, name: str) -> None:
+    state = training(Initializing(how))
+    with pytest.raises(TrainingCodeError, match=f"{name} was registered while a shard was computed"):
+        run(state, first(state))
+
+
+@pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(0), random.Random(0)])
+def test_generators_of_the_models_own_are_refused(generator: object) -> None:
+    net = nn.Sequential(nn.Linear(4, 2))
+    net[0].generator = generator
+    with pytest.raises(TrainingCodeError, match=r"0\.generator is a .* of the model's own"):
+        training(net)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+def test_what_parts_note_is_exact_whatever_torchs_default_dtype_is(default: torch.dtype) -> None:
+    state = training(nn.Linear(4, 2))
+    torch.set_default_dtype(default)
+    try:
+        parts = state.model.parts(first(state))
+        for x, _ in parts:
+            state.model(x.float()).sum().backward()
+            parts.note(tokens=2**24 + 1, third=1 / 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert parts.means == {"tokens": 2**24 + 1, "third": pytest.approx(1 / 3, rel=1e-14)}
+
+
+def test_a_note_that_ranks_cannot_exchange_is_refused() -> None:
+    state = training(nn.Linear(4, 2))
+    parts = state.model.parts(first(state))
+    next(iter(parts))
+    with pytest.raises(ValueError, match=r"note\(loss=1e\+300\) is beyond what ranks exchange"):
+        parts.note(loss=1e300)
+
+
+def test_random_numbers_between_loops_follow_from_the_loaders_place() -> None:
+    def drawn() -> list[float]:
+        state = training()
+        found = [random.random()]
+        for batch in state.loader:
+            run(state, batch)
+            state.commit()
+            found.append(random.random())
+        return found
+
+    random.seed(1)
+    first_run = drawn()
+    random.seed(2)
+    assert drawn() == first_run
+    assert len(set(first_run)) == 3
 
 
 @pytest.mark.parametrize(

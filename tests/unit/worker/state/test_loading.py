@@ -246,3 +246,18 @@ def test_a_tensor_whose_elements_share_memory_is_replaced_instead_of_written_to(
     present = torch.zeros(1).expand(3)
     loaded = load_tree(present, torch.arange(3.0), None, "state.x")
     assert loaded.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_an_object_of_a_class_that_pickle_calls_by_a_shorter_name_is_loaded_in_place() -> None:
+    def made(value: int) -> Any:
+        class Counted:
+            def __init__(self) -> None:
+                self.value = value
+
+        return Counted()
+
+    present, kept = made(1), made(2)
+    type(kept).__qualname__ = "Counted"
+    loaded = load_tree(present, kept, None, "state.counted")
+    assert loaded is present
+    assert (present.value, kept.value) == (2, 2)
