@@ -80,7 +80,8 @@ def _name(entry: Entry | None) -> str:
 def _describe(one: Entry, other: Entry) -> str:
     if isinstance(one.value, (list, tuple)) and isinstance(other.value, (list, tuple)):
         return f"{len(one.value)} entries in the one, {len(other.value)} in the other"
-    if not isinstance(one.value, (torch.Tensor, numpy.ndarray)):
+    kinds = (torch.Tensor, numpy.ndarray)
+    if not (isinstance(one.value, kinds) and isinstance(other.value, kinds)):
         return f"{one.value!r} in the one, {other.value!r} in the other"
     mine, theirs = _flat(one.value), _flat(other.value)
     bits = [numpy.frombuffer(entry.data, numpy.uint8).reshape(len(mine), -1) for entry in (one, other)]

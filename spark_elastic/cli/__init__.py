@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         print(f"spark-elastic: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("spark-elastic: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _nobody_reads() -> bool:

@@ -35,7 +35,7 @@ class Script:
         module.__file__ = self.path
         sys.modules["__main__"] = module
         with _as_main():
-            exec(compile(self.source, self.path, "exec"), module.__dict__)
+            exec(compile(self.source, self.path, "exec", dont_inherit=True), module.__dict__)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,9 @@ def find_target(target: str, arguments: Sequence[str], *, is_module: bool = Fals
     try:
         module = importlib.import_module(name)
         function = getattr(module, attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{target!r} cannot be imported: {error}") from error
+    except Exception as error:  # whatever the module raises
+        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        raise ValueError(f"{target!r} cannot be imported: {kind}{error}") from error
     file = module.__file__ or ""
     if file and not any(
         Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")

@@ -80,7 +80,8 @@ def shaped(values: np.ndarray, kind: pa.FixedShapeTensorType) -> np.ndarray:
         raise ValueError(
             f"has tensors whose dimensions are in the order {order}; write them in the order of their memory"
         )
-    return stored.transpose(0, *(axis + 1 for axis in order))
+    logical: np.ndarray = stored.transpose(0, *(axis + 1 for axis in order))
+    return logical
 
 
 def _dense_if_even(lists: Ragged) -> Column:

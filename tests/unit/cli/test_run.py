@@ -35,6 +35,21 @@ def test_a_script_runs_as_main_with_its_arguments_and_its_neighbours(tmp_path: P
     assert done.stdout == f"['{script}', '--a', 'b'] {script} 7\n"
 
 
+def test_annotations_of_a_script_are_what_python_makes_of_them(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("def f(x: int): pass\nprint(f.__annotations__['x'] is int)\n")
+    assert called(find_target(str(tmp_path / "script.py"), [])).stdout == "True\n"
+
+
+@pytest.mark.parametrize("text", ["raise KeyError('x')", "def broken(:"])
+def test_a_module_that_raises_when_it_is_imported_is_named_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "raising_module.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"'raising_module:go' cannot be imported: (KeyError|SyntaxError): "):
+        find_target("raising_module:go", [])
+
+
 def test_a_module_runs_as_main_from_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
