@@ -158,10 +158,10 @@ class History:
     sized: list[records.WorldSized] = field(default_factory=list)
 
     @property
-    def trained_from(self) -> float:
-        """The time when the first worker began to train; the end of the run if none did."""
+    def trained_from(self) -> float | None:
+        """The time when the first worker began to train; None if none did."""
         starts = [span.start for line in self.workers for span in line.spans if span.doing is Doing.TRAINING]
-        return min(starts, default=self.seconds)
+        return min(starts, default=None)
 
     @property
     def seconds_lost(self) -> float:
@@ -169,16 +169,20 @@ class History:
         return sum(reset.end - reset.begin if reset.lost is None else reset.lost for reset in self.resets)
 
     @property
-    def availability(self) -> float:
-        """The share of the time, from the first step on, in which the job trained."""
-        whole = self.seconds - self.trained_from
-        return max(0.0, 1 - self.seconds_lost / whole) if whole > 0 else 0.0
+    def availability(self) -> float | None:
+        """The share of the time, from the first step on, in which the job trained; None if it never did."""
+        whole = self._seconds_from_first_step
+        return max(0.0, 1 - self.seconds_lost / whole) if whole else None
 
     @property
     def per_second(self) -> float:
         """Rows or steps per second from the first step to the end, resets included."""
-        whole = self.seconds - self.trained_from
-        return self.work / whole if whole > 0 else 0.0
+        whole = self._seconds_from_first_step
+        return self.work / whole if whole else 0.0
+
+    @property
+    def _seconds_from_first_step(self) -> float:
+        return 0.0 if self.trained_from is None else self.seconds - self.trained_from
 
 
 def read_history(entries: Sequence[Entry], until: float = 0.0) -> History:
@@ -212,7 +216,7 @@ def read_history(entries: Sequence[Entry], until: float = 0.0) -> History:
         speeds=_speeds(done, max(SPEED_SECONDS, seconds / SPEEDS)),
         unit=unit,
         work=max(done[-1][1] - done[0][1], 0) if done else 0,
-        steps=max((report.step for _, report in progress), default=0),
+        steps=_steps(moved, progress),
         metrics=_metrics(moved),
         texts=_texts(moved),
         slow=_slow_workers(moved, lines),
@@ -369,6 +373,16 @@ def _progress(entries: Sequence[Entry]) -> list[tuple[float, reports.Progress]]:
             case WorkerReported(report=reports.Progress() as progress):
                 found.append((entry.time, progress))
     return found
+
+
+def _steps(entries: Sequence[Entry], progress: Sequence[tuple[float, reports.Progress]]) -> int:
+    """Return how many steps were made: a run that fails at once may have reported the first ones of worlds only."""
+    first = (
+        entry.record.report.step
+        for entry in entries
+        if isinstance(entry.record, records.WorkerReported) and isinstance(entry.record.report, reports.Stepped)
+    )
+    return max([*first, *(report.step for _, report in progress)], default=0)
 
 
 def _work(reports: Sequence[tuple[float, reports.Progress]]) -> tuple[str, list[tuple[float, int]]]:

@@ -22,7 +22,7 @@ from spark_elastic.timeline.history import Doing, History, RelievedWorker, SlowW
 from spark_elastic.timeline.plain import all_plain
 from spark_elastic.timeline.resets import Part
 from spark_elastic.timeline.start import Stage
-from spark_elastic.timeline.summary import clock, headline, reset_facts
+from spark_elastic.timeline.summary import clock, headline, reset_facts, to_first_step
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def _figures(history: History) -> list[tuple[str, str]]:
     lost = sum(bool(line.cause) for line in history.workers)
     return [
         ("run time", clock(history.seconds)),
-        ("to the first step", f"{history.trained_from:.1f} s"),
+        ("to the first step", to_first_step(history)),
         (f"{history.unit} trained", f"{history.work:,}"),
         (f"{history.unit} a second", f"{history.per_second:,.{0 if history.per_second >= 10 else 1}f}"),
         ("workers started / lost", f"{len(history.workers)} / {lost}"),

@@ -16,8 +16,8 @@ def summarize(history: History) -> dict[str, Json]:
         "run_id": history.run_id,
         "outcome": history.outcome,
         "seconds": round(history.seconds, 3),
-        "seconds_to_first_step": round(history.trained_from, 3),
-        "availability": round(history.availability, 5),
+        "seconds_to_first_step": None if history.trained_from is None else round(history.trained_from, 3),
+        "availability": None if history.availability is None else round(history.availability, 5),
         "seconds_lost": round(history.seconds_lost, 3),
         "steps": history.steps,
         "steps_lost": sum(reset.steps_lost for reset in history.resets),
@@ -81,12 +81,13 @@ def reset_facts(reset: Reset) -> dict[str, Json]:
 def summary_text(history: History, unread: Unread = ALL_READ) -> str:
     """Return the figures as lines of text, in which nothing of the log is a command to the terminal."""
     unit = history.unit
+    available = "no step was made" if history.availability is None else f"availability {history.availability:.2%}"
     lines = [
         f"run {history.run_id}: {history.outcome}",
-        f"  {clock(history.seconds)} in all, {history.trained_from:.1f} s to the first step, "
+        f"  {clock(history.seconds)} in all, {to_first_step(history)} to the first step, "
         f"{_many(len(history.generations), 'generation')}, {_many(len(history.workers), 'worker')}, "
         f"{sum(bool(line.cause) for line in history.workers)} of them lost",
-        f"  availability {history.availability:.2%}: {history.seconds_lost:.2f} s lost in "
+        f"  {available}: {history.seconds_lost:.2f} s lost in "
         f"{_many(len(history.resets), 'reset')}, {sum(reset.steps_lost for reset in history.resets)} committed steps lost",
         f"  {history.work:,} {unit}, {history.per_second:,.{0 if history.per_second >= 10 else 1}f} {unit}/s",
     ]
@@ -114,14 +115,24 @@ def headline(history: History, present: str = "is not over in this log") -> str:
         _count(kinds.count(Kind.SHRINK), "change to fewer workers", "changes to fewer workers"),
     ]
     through = " and ".join(count for count in counts if count)
-    trained = f" It trained {history.availability:.1%} of the time from its first step on" + (
-        f", through {through}." if through else "."
+    trained = (
+        ""
+        if history.availability is None
+        else (
+            f" It trained {history.availability:.1%} of the time from its first step on"
+            + (f", through {through}." if through else ".")
+        )
     )
     told = [*map(str, history.slow), *(slow.describe() for slow in history.too_slow)]
     told += [sized.describe() for sized in history.sized[-1:]]
     sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
     outcome = history.outcome if history.is_over else present
     return f"The run {outcome.rstrip('.')}." + (trained if history.generations else "") + sentences
+
+
+def to_first_step(history: History) -> str:
+    """Say how long the first step took to come."""
+    return "–" if history.trained_from is None else f"{history.trained_from:.1f} s"
 
 
 def _many(number: int, noun: str) -> str:

@@ -184,6 +184,16 @@ def test_a_run_that_never_trained_is_told_as_well() -> None:
     assert "NotEnoughHostsError" in headline(history)
     assert "NotEnoughHostsError" in summary_text(history)
     assert "NotEnoughHostsError" in html(history)
+    facts = summarize(history)
+    assert (facts["seconds_to_first_step"], facts["availability"], facts["steps"]) == (None, None, 0)
+    assert "– to the first step" in summary_text(history)
+    assert "no step was made" in summary_text(history)
+    assert "trained" not in headline(history)
+
+
+def test_a_run_that_failed_before_it_reported_progress_has_the_steps_that_were_told() -> None:
+    events = [event for event in story.killed() if event["event"] != "progress"]
+    assert read_history(entries(events)).steps == 106
 
 
 # ---------------------------------------------------------------- page, picture and commands
