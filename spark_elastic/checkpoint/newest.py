@@ -85,7 +85,7 @@ def load_model(
         found = f"only {', '.join(map(repr, models))}" if models else "none"
         raise CheckpointError(f"{os.fspath(url)} has no model named {name!r}, {found}")
     try:
-        module.load_state_dict(objects[name])
+        getattr(module, "_orig_mod", module).load_state_dict(objects[name])  # of one that torch.compile has wrapped
     except RuntimeError as error:
         raise CheckpointError(f"the model {name!r} of {os.fspath(url)} does not fit the module: {error}") from error
     return module

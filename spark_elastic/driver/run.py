@@ -235,6 +235,8 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
         )
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a sequence of arguments for fn, not {args!r}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict of arguments for fn, not {kwargs!r}")
     try:
         inspect.signature(fn).bind(*args, **(kwargs or {}))
     except TypeError as error:

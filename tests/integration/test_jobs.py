@@ -330,6 +330,7 @@ def test_env_reaches_the_workers_and_large_arguments_and_results_travel(run: Any
     [
         ({"fn": 3}, TypeError, "fn must be callable, not 3: give the function itself"),
         ({"fn": lambda: None, "args": (1,)}, TypeError, "fn cannot be called with the given args"),
+        ({"fn": lambda: None, "kwargs": [1]}, TypeError, "kwargs must be a dict of arguments for fn"),
         ({"min_np": 3, "max_np": 2}, ValueError, "min_np=3, max_np=2"),
         ({"min_np": 0}, ValueError, "min_np must be a whole number from 1 on, not 0"),
         ({"num_proc": 5, "min_np": 1, "max_np": 4}, ValueError, "num_proc=5, max_np=4"),

@@ -228,6 +228,9 @@ def test_load_model_puts_the_weights_into_a_plain_module(stage: Stage, url: str)
     assert not same(dict(plain.state_dict()), dict(state.model.state_dict()))
     assert load_model(url, plain) is plain
     assert same(dict(plain.state_dict()), dict(state.model.state_dict()))
+    other = trained(steps=0).model
+    load_model(url, torch.compile(other))
+    assert same(dict(other.state_dict()), dict(state.model.state_dict()))
 
 
 def test_load_model_names_what_does_not_fit(stage: Stage, url: str) -> None:
