@@ -13,10 +13,9 @@ from spark_elastic.errors import WorkerFailure
 # How often user code may raise the same exception without a commit in between before the job ends: otherwise a bad row would
 # reset the job for ever.
 SAME_EXCEPTION_LIMIT = 3
-# How many crashes (exit codes, SIGSEGV …) without a commit in between end the job. A SIGKILL comes from the cluster and does not
-# count, unless this many in each slot, and as many as crashes in all, have come before the first world: so many have a cause.
+# How many crashes (exit codes, SIGSEGV …) without a commit in between end the job. A SIGKILL comes from the cluster and never
+# counts.
 CRASH_LIMIT = 10
-KILLS_A_SLOT = 3
 # How many failures are kept for the final error: enough to understand what happened, and few enough to read.
 KEPT = 32
 
@@ -68,9 +67,6 @@ class FailureBook:
     _unexplained: set[int] = field(default_factory=set)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
     _counted: list[tuple[int, str]] = field(default_factory=list)
-    # How many workers were killed before there was a world, and how many slots there were at most.
-    _killed_at_start: int = 0
-    _slots: int = 0
 
     def add(self, failure: WorkerFailure, *, is_explained: bool = True) -> None:
         """Keep a failure, and forget the oldest if there are too many. One that is not explained waits for the exit code."""
@@ -94,13 +90,10 @@ class FailureBook:
         """Count an exception that a line of user code, ``where``, has raised."""
         self._counted.append((generation, f"{error.split(':', 1)[0]} at {where}"))
 
-    def count_exit(self, generation: int, code: int, slots: int) -> None:
-        """Count a process's exit. One by the cluster counts for itself, and only before the first world."""
+    def count_exit(self, generation: int, code: int) -> None:
+        """Count a process's exit, unless its code says that the cluster ended it."""
         if code not in _CLUSTERS_DOING:
             self._counted.append((generation, ""))
-        elif generation == 0:
-            self._killed_at_start += 1
-            self._slots = max(self._slots, slots)
 
     def progressed(self, generation: int) -> None:
         """Note a commit of this generation: failures in earlier ones no longer count."""
@@ -114,8 +107,6 @@ class FailureBook:
                 return f"the same exception ({signature}) was raised {times} times without a commit between"
         if counts[""] >= CRASH_LIMIT:
             return f"workers crashed {counts['']} times without a commit between"
-        if self._killed_at_start >= max(CRASH_LIMIT, KILLS_A_SLOT * self._slots):
-            return f"workers were killed {self._killed_at_start} times before there was a world, and none by this job"
         return None
 
     def story(self) -> tuple[WorkerFailure, ...]:

@@ -73,7 +73,7 @@ def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
     is_why = job.book.explain(event.worker, meaning, event.last_lines)
     if event.worker in job.exits_to_count and not job.over:
         job.exits_to_count.discard(event.worker)
-        job.book.count_exit(job.generation, event.code, len(job.hosts))
+        job.book.count_exit(job.generation, event.code)
         if job.world is None:
             job.give_up_if_pointless()
     host = job.hosts.get(event.host)

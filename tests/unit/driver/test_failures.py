@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_elastic.driver.failures import CRASH_LIMIT, KEPT, KILLS_A_SLOT, FailureBook, FirstSign, describe_exit
+from spark_elastic.driver.failures import CRASH_LIMIT, KEPT, FailureBook, FirstSign, describe_exit
 from spark_elastic.errors import WorkerFailure
 
 
@@ -71,22 +71,12 @@ def test_progress_in_a_later_generation_forgets_what_was_before() -> None:
 def test_crashes_count_and_kills_do_not() -> None:
     book = FailureBook()
     for _ in range(100):
-        book.count_exit(1, -9, 4)
-        book.count_exit(1, -15, 4)
+        book.count_exit(1, -9)
+        book.count_exit(1, -15)
     assert book.verdict() is None
     for _ in range(CRASH_LIMIT):
-        book.count_exit(1, -11, 4)
+        book.count_exit(1, -11)
     assert f"crashed {CRASH_LIMIT} times" in book.verdict()
-
-
-@pytest.mark.parametrize(("slots", "limit"), [(1, CRASH_LIMIT), (3, CRASH_LIMIT), (5, 5 * KILLS_A_SLOT)])
-def test_kills_before_the_first_world_count_where_each_slot_has_had_several(slots: int, limit: int) -> None:
-    book = FailureBook()
-    for _ in range(limit - 1):
-        book.count_exit(0, -9, slots)
-    assert book.verdict() is None
-    book.count_exit(0, -9, slots)
-    assert f"killed {limit} times before there was a world" in book.verdict()
 
 
 def test_an_exit_explains_a_broken_connection() -> None:
