@@ -638,14 +638,15 @@ def test_row_ids_take_no_columns_place(tmp_path: Path) -> None:
 
 
 def test_tensors_have_their_dimensions_in_their_logical_order(tmp_path: Path) -> None:
-    values = np.arange(12).reshape(2, 2, 3).transpose(0, 2, 1)
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    assert tensors.type.permutation == [1, 0]
-    batch = one(tmp_path, of(("x", tensors), ("v", [1, 2])), filters=[("v", ">", 0)])
-    assert batch["x"].tolist() == values.tolist()
-    turned = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24).reshape(1, 2, 3, 4).transpose(0, 3, 1, 2))
+    def tensors(shape: list[int], order: list[int]) -> pa.ExtensionArray:
+        kind = pa.fixed_shape_tensor(pa.int64(), shape, permutation=order)
+        rows = np.arange(2 * math.prod(shape)).reshape(2, -1).tolist()
+        return pa.ExtensionArray.from_storage(kind, pa.array(rows, pa.list_(pa.int64(), math.prod(shape))))
+
+    batch = one(tmp_path, of(("x", tensors([2, 3], [1, 0])), ("v", [1, 2])), filters=[("v", ">", 0)])
+    assert batch["x"].tolist() == np.arange(12).reshape(2, 2, 3).transpose(0, 2, 1).tolist()
     with pytest.raises(DataError, match=r"column 'x' has tensors whose dimensions are in the order \[1, 2, 0\]"):
-        one(tmp_path, of(("x", turned)))
+        one(tmp_path, of(("x", tensors([2, 3, 4], [1, 2, 0]))))
 
 
 @pytest.mark.parametrize("values", [pa.array([1, None, 3]), pa.array([[1.0], [None], [2.0]])])
