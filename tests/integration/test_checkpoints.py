@@ -119,9 +119,8 @@ def test_the_best_is_kept_through_a_kill_and_by_runs_that_go_on(run: Any, tmp_pa
 
 
 def test_the_best_is_kept_where_rank_0_is_lost_before_it_has_begun_to_write_it(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "epochs").mkdir()
     result = run(
-        training.score_before_rank_0, [5.0, 1.0, 4.0], str(tmp_path / "epochs"), min_np=1, max_np=2, num_proc=2,
+        training.commit_after_rank_1, [5.0, 1.0, 4.0], min_np=1, max_np=2, num_proc=2,
         faults=[kill(rank=0, step=2, at=Point.RECORDED)],
         checkpoint=tmp_path / "kept", checkpoint_interval=1000, checkpoint_keep=1, checkpoint_best="val_loss",
     )  # fmt: skip

@@ -103,6 +103,30 @@ def count_steps(
     }
 
 
+def growing_weight() -> Any:
+    """Return a State with a model of one weight, which begins at 0 and grows by 1 in each step."""
+    import torch
+
+    import spark_elastic as se
+
+    model = se.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    torch.nn.init.zeros_(model.module.weight)
+    return se.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), epoch=0)
+
+
+def make_epoch(state: Any, losses: list[float]) -> float:
+    """Make one step, which is an epoch, and report its loss of these; return that."""
+    import torch
+
+    state.optimizer.zero_grad()
+    (-state.model(torch.ones(1, 1))).mean().backward()
+    state.optimizer.step()
+    state.epoch += 1
+    loss = losses[state.epoch - 1]
+    state.report(val_loss=loss)
+    return loss
+
+
 def keep_best(losses: list[float], saved: str) -> dict[str, float]:
     """Make one step an epoch, and report these losses of the epochs before the commits that end them.
 
@@ -113,13 +137,9 @@ def keep_best(losses: list[float], saved: str) -> dict[str, float]:
     from contextlib import suppress
     from pathlib import Path
 
-    import torch
-
     import spark_elastic as se
 
-    model = se.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-    torch.nn.init.zeros_(model.module.weight)
-    state = se.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), epoch=0)
+    state = growing_weight()
 
     def is_scored(loss: float) -> bool:
         for path in Path(saved).glob("*/score.json"):
@@ -131,49 +151,37 @@ def keep_best(losses: list[float], saved: str) -> dict[str, float]:
     @se.elastic
     def train(state: Any) -> None:
         while state.epoch < len(losses):
-            state.optimizer.zero_grad()
-            (-state.model(torch.ones(1, 1))).mean().backward()
-            state.optimizer.step()
-            state.epoch += 1
-            loss = losses[state.epoch - 1]
-            state.report(val_loss=loss)
+            loss = make_epoch(state, losses)
             state.commit()
             while se.rank() == 0 and loss == min(losses[: state.epoch]) and not is_scored(loss):
                 time.sleep(0.01)
 
     train(state)
-    return {"weight": model.module.weight.item(), "epoch": state.epoch}
+    return {"weight": state.model.module.weight.item(), "epoch": state.epoch}
 
 
-def score_before_rank_0(losses: list[float], saved: str) -> float:
-    """As ``keep_best``, where rank 0 makes its first commit of each epoch after rank 1 has made its own."""
-    import time
-    from pathlib import Path
-
+def commit_after_rank_1(losses: list[float]) -> float:
+    """Report losses as ``keep_best`` does; rank 0 makes the commit of each epoch only after rank 1 has made its own."""
     import torch
+    import torch.distributed as dist
 
     import spark_elastic as se
 
-    model = se.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-    torch.nn.init.zeros_(model.module.weight)
-    state = se.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), epoch=0)
+    state = growing_weight()
 
     @se.elastic
     def train(state: Any) -> None:
+        word = torch.zeros(1)
         while state.epoch < len(losses):
-            state.optimizer.zero_grad()
-            (-state.model(torch.ones(1, 1))).mean().backward()
-            state.optimizer.step()
-            state.epoch += 1
-            state.report(val_loss=losses[state.epoch - 1])
-            committed = Path(saved, f"epoch {state.epoch}")
-            while se.rank() == 0 and se.size() > 1 and not committed.exists():
-                time.sleep(0.01)
+            make_epoch(state, losses)
+            if se.size() > 1 and se.rank() == 0:
+                dist.recv(word, 1)
             state.commit()
-            committed.touch()
+            if se.rank() == 1:
+                dist.send(word, 0)
 
     train(state)
-    return model.module.weight.item()
+    return state.model.module.weight.item()
 
 
 def with_optimizer(name: str, settings: dict[str, float]) -> float:
