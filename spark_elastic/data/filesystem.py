@@ -113,8 +113,10 @@ def shown(url: str | os.PathLike[str]) -> str:
     return re.sub(r"://[^/@]*@", "://…@", os.fspath(url))
 
 
-def list_files(location: Location) -> list[tuple[str, int]]:
-    """List (path relative to the root, bytes) of the dataset's data files, sorted by path.
+def list_files(location: Location) -> list[tuple[str, int | None]]:
+    """List the dataset's data files, sorted by path: the path relative to the root, and when the file was written.
+
+    The time is in nanoseconds since 1970, None where the file system does not tell it.
 
     Empty files and those with a component that starts with "_" or "." are skipped (Hive's "_" followed by "=" is not).
     A root that is a file is the only one, its relative path is "".
@@ -124,7 +126,7 @@ def list_files(location: Location) -> list[tuple[str, int]]:
         if info.type == pafs.FileType.NotFound:
             raise DataError(f"{location.root} does not exist")
         if info.type == pafs.FileType.File:
-            return [("", info.size)]
+            return [("", info.mtime_ns)]
         found = location.filesystem.get_file_info(pafs.FileSelector(location.root, recursive=True))
     except DataError:
         raise
@@ -137,7 +139,7 @@ def list_files(location: Location) -> list[tuple[str, int]]:
     for entry in found:
         relative = entry.path.removeprefix(prefix).lstrip("/")
         if entry.type == pafs.FileType.File and entry.size and not any(map(_hidden, relative.split("/"))):
-            files.append((relative, entry.size))
+            files.append((relative, entry.mtime_ns))
     return sorted(files)
 
 

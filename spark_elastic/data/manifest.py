@@ -291,7 +291,7 @@ def _same_columns(schema: pa.Schema, metadata: pq.FileMetaData, first: str, path
             )
 
 
-def _listed(url: str, location: Location) -> list[tuple[str, int]]:
+def _listed(url: str, location: Location) -> list[tuple[str, int | None]]:
     listed = list_files(location)
     if not listed:
         raise DataError(f"{shown(url)}: no Parquet files (hidden and empty ones are skipped)")

@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, StructType
 
 from spark_elastic._json import Json
 from spark_elastic.data import read_manifest
-from spark_elastic.data.filesystem import locate
+from spark_elastic.data.filesystem import list_files, locate
 from spark_elastic.estimator.frame import column
 from spark_elastic.estimator.sessions import shows_plans
 
@@ -104,10 +104,8 @@ def identity_of_files(url: str, storage_options: Mapping[str, object] | None) ->
 
     Footers alone are equal where rows have only changed places.
     """
-    manifest = read_manifest(url, storage_options=storage_options)
-    location = locate(url, storage_options)
-    written = location.filesystem.get_file_info([location.join(file.path) for file in manifest.files])
-    return "files-" + _digest(manifest.fingerprint, [info.mtime_ns for info in written])
+    footers = read_manifest(url, storage_options=storage_options).fingerprint
+    return "files-" + _digest(footers, list_files(locate(url, storage_options)))
 
 
 def _told(analysed: JavaObject) -> Json:

@@ -115,19 +115,16 @@ def headline(history: History, present: str = "is not over in this log") -> str:
         _count(kinds.count(Kind.SHRINK), "change to fewer workers", "changes to fewer workers"),
     ]
     through = " and ".join(count for count in counts if count)
-    trained = (
-        ""
-        if history.availability is None
-        else (
-            f" It trained {history.availability:.1%} of the time from its first step on"
-            + (f", through {through}." if through else ".")
+    trained = ""
+    if history.generations and history.availability is not None:
+        trained = f" It trained {history.availability:.1%} of the time from its first step on" + (
+            f", through {through}." if through else "."
         )
-    )
     told = [*map(str, history.slow), *(slow.describe() for slow in history.too_slow)]
     told += [sized.describe() for sized in history.sized[-1:]]
     sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in told)
     outcome = history.outcome if history.is_over else present
-    return f"The run {outcome.rstrip('.')}." + (trained if history.generations else "") + sentences
+    return f"The run {outcome.rstrip('.')}.{trained}{sentences}"
 
 
 def to_first_step(history: History) -> str:

@@ -114,8 +114,7 @@ class ModuleSources(Sources):
                 self._tensors.append((prefix, register, there))
             for key, tensor in module._buffers.items():
                 if tensor is not None:
-                    name = f"{prefix}.{key}".lstrip(".").removeprefix("module.")
-                    buffers.setdefault(id(tensor), ModuleBuffer(module, key, name, tensor))
+                    buffers.setdefault(id(tensor), ModuleBuffer(module, key, _place(prefix, key), tensor))
         super().__init__((parameter for model in models for parameter in model.parameters()), buffers.values())
 
     def appeared(self) -> str:
@@ -123,7 +122,7 @@ class ModuleSources(Sources):
         for prefix, register, there in self._tensors:
             for key, tensor in register.items():
                 if tensor is not None and key not in there:
-                    return f"{prefix}.{key}".lstrip(".").removeprefix("module.")
+                    return _place(prefix, key)
         return ""
 
     def is_current(self) -> bool:
@@ -131,13 +130,17 @@ class ModuleSources(Sources):
         return self._registered.is_current()
 
 
+def _place(module: str, key: str) -> str:
+    """Name what a wrapped model has, as its user does."""
+    return f"{module}.{key}".lstrip(".").removeprefix("module.")
+
+
 def _refuse_own_generators(module: nn.Module, name: str) -> None:
     """Refuse random numbers that no shard seeds, and that go on from part to part of each rank."""
     for key, value in vars(module).items():
         if isinstance(value, (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)):
-            place = f"{name}.{key}".lstrip(".").removeprefix("module.")
             raise TrainingCodeError(
-                f"{place} is a {type(value).__name__} of the model's own. It goes on from shard to shard, so that what it gives "
-                "depends on the world: draw from the generators of torch, numpy or random themselves, which are seeded for each "
-                "shard, or train without shards="
+                f"{_place(name, key)} is a {type(value).__name__} of the model's own. It goes on from shard to shard, so that "
+                "what it gives depends on the world: draw from the generators of torch, numpy or random themselves, which are "
+                "seeded for each shard, or train without shards="
             )

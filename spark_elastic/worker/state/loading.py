@@ -167,8 +167,7 @@ def _check_is_of_optimizer(optimizer: torch.optim.Optimizer, kept: object) -> No
     theirs, ours = groups[0], optimizer.param_groups[0]
     lacking = [name for name in optimizer.defaults if name not in theirs]
     foreign = [name for name in theirs if name not in ours]
-    if lacking and foreign:
-        raise SparkElasticError(_of_another_class(optimizer, lacking, foreign))
+    _refuse_another_class(optimizer, lacking, foreign)
     # The one setting by which torch tells AdamW from Adam.
     decoupled = "decoupled_weight_decay"
     if decoupled in theirs and decoupled in ours and theirs[decoupled] != ours[decoupled]:
@@ -182,13 +181,16 @@ def _check_is_of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler, kept
     here = scheduler.state_dict()
     lacking = [name for name in here if name not in kept]
     foreign = [name for name in kept if name not in here]
+    _refuse_another_class(scheduler, lacking, foreign)
+
+
+def _refuse_another_class(here: object, lacking: Sequence[str], foreign: Sequence[str]) -> None:
+    """Raise for settings that are both missing and strange: an earlier release of torch only has fewer, a later one more."""
     if lacking and foreign:
-        raise SparkElasticError(_of_another_class(scheduler, lacking, foreign))
-
-
-def _of_another_class(here: object, lacking: Sequence[str], foreign: Sequence[str]) -> str:
-    there, missing = ", ".join(foreign), ", ".join(lacking)
-    return f"the saved state is not that of the {type(here).__name__} here: it has {there} and no {missing}"
+        there, missing = ", ".join(foreign), ", ".join(lacking)
+        raise SparkElasticError(
+            f"the saved state is not that of the {type(here).__name__} here: it has {there} and no {missing}"
+        )
 
 
 def _named_as_here(module: torch.nn.Module, kept: Mapping[str, T]) -> Mapping[str, T]:

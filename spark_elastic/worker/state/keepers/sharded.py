@@ -137,9 +137,8 @@ class Sharded(Keeper):
         divisible = find_divisible(values)
         for optimizer in divisible:
             if optimizer.division is None and self._division is not None:
-                optimizer.divide(
-                    self._division
-                )  # it is new since the last commit, and each rank has had the whole of it
+                # It is new since the last commit, and each rank has had the whole of it.
+                optimizer.divide(self._division)
         snapshot.is_divided = any(optimizer.division is not None for optimizer in divisible)
         # The copies below come behind those of the parts on the stream, and are waited for.
         snapshot.parts.take({n: o.held_state() for n, o in enumerate(divisible) if o.division is not None})
