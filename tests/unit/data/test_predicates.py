@@ -27,6 +27,7 @@ from spark_elastic.data.predicates import (
     in_reduce,
     in_set,
 )
+from spark_elastic.data.values import row_values
 from spark_elastic.errors import DataError
 
 SPLIT = [0.5, 0.2, 0.25]
@@ -316,3 +317,11 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
 def test_a_predicate_that_does_not_fit_is_refused(dataset: Path, predicate: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ParquetLoader(dataset, 16, predicate=predicate)
+
+
+def test_a_predicate_is_given_tensors_in_their_logical_order_and_none_for_a_null() -> None:
+    kind = pa.fixed_shape_tensor(pa.int64(), [2, 2], permutation=[1, 0])
+    stored = pa.array([[1, 2, 3, 4], None, [5, 6, 7, 8]], pa.list_(pa.int64(), 4))
+    table = pa.table({"x": pa.ExtensionArray.from_storage(kind, stored)})
+    first, null, last = (row["x"] for row in row_values(table))
+    assert (first.tolist(), null, last.tolist()) == ([[1, 3], [2, 4]], None, [[5, 7], [6, 8]])
