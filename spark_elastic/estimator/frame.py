@@ -33,12 +33,9 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 
 def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise ValueError for a column that is missing, and TypeError for one that is neither numbers nor arrays of them."""
+    """Raise TypeError for a column that is neither numbers nor arrays of them, and ValueError if no or no single one is named so."""
     for name in names:
-        if name not in schema.names:
-            raise ValueError(
-                f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}{_hint_of_field(schema, name)}"
-            )
+        check_exists(schema, name, role)
         kind = schema[name].dataType
         if not (_is_number(kind) or is_list(kind)) or (
             isinstance(kind, ArrayType) and not _is_number(kind.elementType)
@@ -47,6 +44,19 @@ def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
                 f"{role}: column {name!r} is {kind.simpleString()}; it must be a number, a boolean, an array of these, a vector "
                 f"or binary{_hint(name, kind)}"
             )
+
+
+def check_exists(schema: StructType, name: str, role: str) -> None:
+    """Raise ValueError unless exactly one column has this name."""
+    if name not in schema.names:
+        raise ValueError(
+            f"{role}: there is no column {name!r}; the DataFrame has {', '.join(schema.names)}{_hint_of_field(schema, name)}"
+        )
+    if schema.names.count(name) > 1:
+        raise ValueError(
+            f"{role}: {schema.names.count(name)} columns of the DataFrame are named {name!r}, as after a join on an expression; "
+            "rename or drop all but one, or join by on=[…]"
+        )
 
 
 def _hint(name: str, kind: DataType) -> str:

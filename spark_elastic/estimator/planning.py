@@ -17,7 +17,7 @@ from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
-from spark_elastic.estimator.frame import Facts, check_scalars, row_shape
+from spark_elastic.estimator.frame import Facts, check_exists, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective, can_weight, ignores, weighs_labels
 from spark_elastic.estimator.params import Parameterized
@@ -158,8 +158,8 @@ def plan_split(params: Parameterized, indicator: str | None, schema: StructType)
         raise ValueError(f"give validationFraction={split.fraction} or validationIndicatorCol={indicator!r}, not both")
     if stratify is not None and not split.fraction:
         raise ValueError(f"stratifyCol={stratify!r} is for validationFraction, which takes that share of each class")
-    if stratify is not None and stratify not in schema.names:
-        raise ValueError(f"stratifyCol: there is no column {stratify!r}; the DataFrame has {', '.join(schema.names)}")
+    if stratify is not None:
+        check_exists(schema, stratify, "stratifyCol")
     if split.indicator:
         check_scalars(schema, [split.indicator], "validationIndicatorCol")
     return split

@@ -287,10 +287,8 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
-    """Raise ValueError for a missing feature, and TypeError for one that is no number, or a list where none is expected."""
+    """Raise ValueError for a feature that is missing or there twice, and TypeError for one that is no number, or a list where none is expected."""
     for name in features:
-        if name not in frame.columns:
-            raise ValueError(f"there is no column {name!r}; the DataFrame has {', '.join(frame.columns)}")
         check_columns(frame.schema, [name], "features")
         kind: DataType = frame.schema[name].dataType
         if is_list(kind) == (shapes.get(name) == ()):

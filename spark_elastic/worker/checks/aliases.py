@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy
 import torch
 
+from spark_elastic.checkpoint.skeleton import PLAIN
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.training_code import LENGTH, depth_of_user
 from spark_elastic.worker.checks.unsupported import why_unsupported
@@ -76,6 +78,26 @@ def check_live(name: str, value: object, attributes: Mapping[str, object]) -> bo
                     + (f", and {_KEPT_BY_TORCH}" if isinstance(live, torch.optim.Optimizer) else "")
                 )
     return True
+
+
+# The State that each optimizer belongs to.
+_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[object]] = weakref.WeakKeyDictionary()
+
+
+def watch_loads(optimizer: torch.optim.Optimizer, state: object) -> None:
+    """Have ``optimizer.load_state_dict`` raise what ``check_live`` does for all attributes of its State."""
+    if optimizer not in _states:
+        optimizer.register_load_state_dict_post_hook(_check_loaded)
+    _states[optimizer] = weakref.ref(state)
+
+
+def _check_loaded(optimizer: torch.optim.Optimizer) -> None:
+    state = _states[optimizer]() if optimizer in _states else None
+    public = {} if state is None else {name: value for name, value in vars(state).items() if not name.startswith("_")}
+    owners = {name: live for name, live in find_objects(public).items() if live is optimizer}
+    for name, value in public.items() if owners else ():
+        if type(value) not in PLAIN:
+            check_live(name, value, owners)
 
 
 def _memory_in(value: object, place: str) -> Iterator[tuple[int, str]]:

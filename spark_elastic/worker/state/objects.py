@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+import torch
+
 from spark_elastic.checkpoint.skeleton import PLAIN, Lender, map_tree
 from spark_elastic.data.loader import TakesWorld, has_part
 from spark_elastic.errors import CheckpointError, SparkElasticError, StateLostError
-from spark_elastic.worker.checks.aliases import check_aliases, check_live
+from spark_elastic.worker.checks.aliases import check_aliases, check_live, watch_loads
 from spark_elastic.worker.checks.resumed_settings import replaced_settings
 from spark_elastic.worker.checks.training_code import depth_of_user
 from spark_elastic.worker.checks.unsupported import check_supported
@@ -286,6 +288,9 @@ class ObjectState(State):
         for value in {id(value): value for value in (*vars(self).values(), *objects.values())}.values():
             if has_part(value, TakesWorld):
                 value.set_world(rank, size)
+        for value in objects.values():
+            if isinstance(value, torch.optim.Optimizer):
+                watch_loads(value, self)
 
     def _loader_in_use(self) -> object:
         return vars(self).get("loader")

@@ -264,6 +264,15 @@ def test_what_does_not_go_together_is_an_error_before_anything_is_started(params
         recipe(make(**params))
 
 
+def test_two_columns_of_one_name_are_refused_by_it_where_they_are_used_and_nowhere_else() -> None:
+    twice = StructType([*SCHEMA.fields, StructField("y", DoubleType()), StructField("text", StringType())])
+    with pytest.raises(ValueError, match="labelCols: 2 columns of the DataFrame are named 'y', as after a join"):
+        make()._layout(twice)
+    with pytest.raises(ValueError, match="stratifyCol: 2 columns of the DataFrame are named 'y'"):
+        plan_split(make(stratifyCol="y", validationFraction=0.1), None, twice)
+    assert make(labelCols=["n"])._layout(twice).columns == ["x", "n"]
+
+
 def test_gpus_that_spark_does_not_assign_are_an_error_on_the_driver() -> None:
     for conf in ({}, {"spark.task.resource.gpu.amount": "0"}):
         with pytest.raises(ValueError, match=r"useGpu=True, but .* 0 GPUs: set spark.task.resource.gpu.amount=1"):

@@ -46,5 +46,13 @@ def test_a_list_is_refused_where_the_model_was_trained_on_numbers_and_a_feature_
         TypeError, match=r"column 'a' is array<double>, and the model was trained on rows of shape \(\)"
     ):
         check_features(frame(a=t.ArrayType(t.DoubleType())), {"a": ()}, ["a"])
-    with pytest.raises(ValueError, match="there is no column 'b'; the DataFrame has a"):
+    with pytest.raises(ValueError, match="features: there is no column 'b'; the DataFrame has a"):
         check_features(frame(a=t.DoubleType()), {"b": ()}, ["b"])
+
+
+def test_a_feature_of_which_there_are_two_is_refused_by_name() -> None:
+    twice = t.StructType([t.StructField("a", t.DoubleType()), t.StructField("a", t.DoubleType())])
+    with pytest.raises(
+        ValueError, match="features: 2 columns of the DataFrame are named 'a'.*rename or drop all but one"
+    ):
+        check_features(SimpleNamespace(schema=twice), {"a": ()}, ["a"])  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections import deque
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from spark_elastic import TorchState
+from spark_elastic import TorchState, elastic
 from spark_elastic.errors import TrainingCodeError
 
 
@@ -85,3 +86,24 @@ def test_copies_and_tensors_of_other_modules_may_be_set() -> None:
     state.teacher = torch.nn.Linear(2, 1)
     state.sparse = torch.ones(2).to_sparse().to_dense()
     state.parts = [state.model, state.optimizer, torch.empty(0), "text"]
+
+
+def test_an_optimizer_that_trains_on_in_an_attributes_tensors_is_refused_where_it_loads_them() -> None:
+    @elastic
+    def train(state: TorchState) -> None:
+        state.optimizers = [state.optimizer]
+        state.best = copy.deepcopy(state.optimizer.state_dict())
+        state.optimizer.load_state_dict(copy.deepcopy(state.best))
+        with pytest.raises(
+            TrainingCodeError, match=r"state\.best\['state'\].* of state\.optimizer.*load_state_dict\(copy\.deepcopy"
+        ):
+            state.optimizer.load_state_dict(state.best)
+
+    train(trained())
+
+
+def test_an_optimizer_may_load_what_no_attribute_holds_also_when_its_state_is_gone() -> None:
+    optimizer = trained().optimizer
+    elastic(lambda state: optimizer.load_state_dict(optimizer.state_dict()))(TorchState(optimizer=optimizer))
+    gc.collect()
+    optimizer.load_state_dict(optimizer.state_dict())
