@@ -33,7 +33,7 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 
 def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise TypeError for a column that is neither numbers nor arrays of them, and ValueError if no or no single one is named so."""
+    """Raise ValueError for a name that no or several columns have, TypeError for a column of neither numbers nor arrays of them."""
     for name in names:
         check_exists(schema, name, role)
         kind = schema[name].dataType

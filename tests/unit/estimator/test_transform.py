@@ -53,6 +53,6 @@ def test_a_list_is_refused_where_the_model_was_trained_on_numbers_and_a_feature_
 def test_a_feature_of_which_there_are_two_is_refused_by_name() -> None:
     twice = t.StructType([t.StructField("a", t.DoubleType()), t.StructField("a", t.DoubleType())])
     with pytest.raises(
-        ValueError, match="features: 2 columns of the DataFrame are named 'a'.*rename or drop all but one"
+        ValueError, match=r"features: 2 columns of the DataFrame are named 'a'.*rename or drop all but one"
     ):
         check_features(SimpleNamespace(schema=twice), {"a": ()}, ["a"])  # type: ignore[arg-type]
