@@ -33,7 +33,7 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 
 def check_columns(schema: StructType, names: Iterable[str], role: str) -> None:
-    """Raise ValueError for a name that no or several columns have, TypeError for a column of neither numbers nor arrays of them."""
+    """Raise ValueError for a name that no or several columns have, TypeError for one of neither numbers nor arrays of them."""
     for name in names:
         check_exists(schema, name, role)
         kind = schema[name].dataType

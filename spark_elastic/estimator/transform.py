@@ -287,7 +287,7 @@ def _or_error(frame: DataFrame, name: str, value: Column, shape: tuple[int, ...]
 
 
 def check_features(frame: DataFrame, shapes: Mapping[str, tuple[int, ...] | None], features: Sequence[str]) -> None:
-    """Raise ValueError for a feature that is missing or there twice, TypeError for one that is no number, or an unexpected list."""
+    """Raise ValueError for a feature that is missing or twice there, TypeError for one that is no number or a list too many."""
     for name in features:
         check_columns(frame.schema, [name], "features")
         kind: DataType = frame.schema[name].dataType
