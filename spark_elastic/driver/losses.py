@@ -33,6 +33,9 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
         job.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
     job.record(WorkerLost(number, rank, worker.host_name, cause))
     job.roster.blame_place(worker, job.now, is_member=job.is_member(number))
+    if job.elastic_since is None:
+        others = min((other.started_at for other in job.workers.values()), default=job.now)
+        job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, job.book.story()))
     if world is None or number not in world.ranks:
         return
     if world.phase is WorldPhase.FINISHING and job.settings.elastic:

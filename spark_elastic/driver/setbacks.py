@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from spark_elastic.driver.settings import JobSettings
 from spark_elastic.errors import (
     ResetLimitExceededError,
@@ -21,6 +23,9 @@ LOST_WORLDS_LIMIT = 3
 # If no connection was silent, the job ends after this many worlds in a row whose ranks waited for each other without a commit,
 # or whose ranks waited in different collectives, with commits or without.
 STUCK_WORLDS_LIMIT = 3
+# After how many losses in a row, each of a worker started after the one before, a job ends in which none has reached an elastic
+# function for start_timeout seconds. One incident that ends many workers is one loss.
+LOST_STARTS_LIMIT = 10
 
 Story = tuple[WorkerFailure, ...]
 
@@ -36,11 +41,37 @@ class Setbacks:
         self._settings = settings
         self._unformed = self._lost = self._stuck = self._others = 0
         self._counted = self._by_newcomers = 0
+        self._lost_starts = 0
+        self._first_lost_at = self._last_lost_at = -math.inf
 
     @property
     def is_stuck_again(self) -> bool:
         """Whether more than one world in a row got stuck without a commit."""
         return self._stuck > 1
+
+    def lost_start(self, now: float, started_at: float, others_since: float, story: Story) -> SparkElasticError | None:
+        """Note the loss of a worker before any has reached an elastic function.
+
+        started_at: when the worker was started; others_since: when the oldest of those that are left was. Workers that have lived
+        for ``start_timeout`` show that the function can be run.
+        """
+        limit = self._settings.start_timeout
+        if now - min(started_at, others_since) >= limit:
+            self._lost_starts = 0
+            return None
+        if started_at < self._last_lost_at:
+            return None
+        if self._lost_starts == 0:
+            self._first_lost_at = now
+        self._lost_starts += 1
+        self._last_lost_at = now
+        if self._lost_starts < LOST_STARTS_LIMIT or now - self._first_lost_at < limit:
+            return None
+        return TrainingFailedError(
+            f"workers were lost {self._lost_starts} times in a row before one reached an elastic function, for more than "
+            f"{limit:g} s (start_timeout)",
+            story,
+        )
 
     def forming(self, story: Story) -> SparkElasticError | None:
         """Note that another world is formed."""

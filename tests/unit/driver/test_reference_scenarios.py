@@ -615,6 +615,20 @@ def test_workers_that_are_killed_from_outside_never_count_as_crashes() -> None:
     assert script.outcome is None
 
 
+def test_a_function_whose_workers_are_killed_again_and_again_before_it_trains_ends_after_its_start_timeout() -> None:
+    script = Script(min_np=1, start_timeout=300)
+    script.register("a")
+    for _ in range(16):
+        assert script.outcome is None
+        script.send(ev.WorkerConnected(script.newest))
+        script.kill(script.newest)
+        if script.outcome is None:
+            script.pass_time(20)
+    assert isinstance(script.error, TrainingFailedError)
+    assert "lost 16 times in a row before one reached an elastic function" in str(script.error)
+    assert "start_timeout" in str(script.error)
+
+
 def test_an_exit_with_code_zero_before_the_result_is_a_failure() -> None:
     script = running("a", "b")
     script.kill(1, code=0)
