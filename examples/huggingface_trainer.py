@@ -69,6 +69,11 @@ class ElasticTrainer(Trainer):
 
     def __init__(self, elastic: se.TorchState, **arguments: Any) -> None:
         super().__init__(**arguments)
+        if self.args.gradient_accumulation_steps > 1:
+            raise ValueError(
+                "after a reset the Trainer counts the batches of an epoch anew, and would accumulate others: leave out "
+                "gradient_accumulation_steps, and give global_batch_size the rows of a step"
+            )
         self.elastic = elastic
 
     def get_train_dataloader(self) -> Any:

@@ -94,11 +94,12 @@ _users: Counter[str] = Counter()
 
 def check_names(columns: Sequence[str]) -> None:
     """Raise ValueError for a column whose name the store uses itself."""
-    if _SPLIT in columns:
-        raise ValueError(
-            f"column {_SPLIT!r} cannot be trained on, because the store tells under this name which rows validate: rename it, "
-            f"df.withColumnRenamed({_SPLIT!r}, …)"
-        )
+    for name in columns:
+        if name.lower() == _SPLIT:  # Spark takes names of another case for the same
+            raise ValueError(
+                f"column {name!r} cannot be trained on, because the store tells under this name which rows validate: rename it, "
+                f"df.withColumnRenamed({name!r}, …)"
+            )
 
 
 def identity_of(frame: DataFrame, names: Sequence[str], split: Split) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,6 +29,7 @@ from spark_elastic.estimator.batch_size import pick_batch_size, width_of
 from spark_elastic.estimator.converters import inputs, names, text
 from spark_elastic.estimator.dataset import check_names, identity_of, written
 from spark_elastic.estimator.expectations import are_probabilities
+from spark_elastic.estimator.fitted import load_weights
 from spark_elastic.estimator.frame import (
     Facts,
     check_columns,
@@ -249,7 +251,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             terminate_on_nan=self.value("terminateOnNaN"),
             commit_steps=self.value("commitSteps"),
             class_weights=self._class_weights(model, data),
-            weighs_labels=recipe.weighs_labels(facts, data.shards),
+            weighs_labels=recipe.weighs_labels(facts, data.shards, sample),
             has_unused=recipe.has_unused,
             fit_id=secrets.token_hex(6),
         )
@@ -273,7 +275,13 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if not store.temporary:
             forget_run(store, run_id)
         network = copy.deepcopy(recipe.network)
-        network.load_state_dict(trained.weights)
+        load_weights(network, trained.weights)
+        if trained.changed:
+            warnings.warn(
+                f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
+                "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer)",
+                stacklevel=4,
+            )
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)
 
     def _untrained(self, recipe: Recipe, sample: Mapping[str, torch.Tensor]) -> ElasticModel:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from spark_elastic.errors import DataError
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import ClassificationLoss, meet, name_of, takes_classes
 
@@ -203,6 +204,23 @@ def ignores(loss: object, label: float | None) -> bool:
     return options is not None and options[1] == label
 
 
+def is_cross_entropy(loss: object) -> bool:
+    """Whether this is torch's cross entropy, which ignores labels."""
+    return _cross_entropy_options(loss) is not None
+
+
+def refuse_ignored(pairs: Sequence[Pair], labels: Sequence[str]) -> None:
+    """Raise ``DataError`` where a loss ignores labels, and rows cannot be weighted by what it counts."""
+    for place, (loss, _, label) in enumerate(pairs):
+        _, ignored = _cross_entropy_options(loss) or (None, None)
+        if ignored is not None and not label.is_nested and bool((label == ignored).any()):
+            name = labels[place] if len(pairs) > 1 else labels[0]
+            raise DataError(
+                f"{name_of(loss)} ignores labels of column {name!r} that are {ignored}, so that its mean is over other rows than "
+                "that of the other losses, or of the other shards: drop these rows, or weight them by 0 in a trainStep"
+            )
+
+
 def _cross_entropy_options(loss: object) -> tuple[torch.Tensor | None, int] | None:
     """Return the weights of classes and the label to ignore of torch's cross entropy; None for other losses."""
     if isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)):
@@ -211,11 +229,6 @@ def _cross_entropy_options(loss: object) -> tuple[torch.Tensor | None, int] | No
     if getattr(loss, "func", loss) in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss):
         return given.get("weight"), given.get("ignore_index", _IGNORED)
     return None
-
-
-def can_weight(loss: Callable[..., object]) -> bool:
-    """Whether a loss can be computed for each row, as a weighted mean requires."""
-    return hasattr(loss, "reduction") or _takes_reduction(loss)
 
 
 def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -229,7 +242,7 @@ def _weighted_mean(loss: Loss, output: torch.Tensor, label: torch.Tensor, weight
     else:
         values = loss(output, label)
     if values.shape[:1] != weight.shape:
-        raise ValueError("weights need a loss for each row: one with reduction=, or a function that returns [rows]")
+        raise ValueError(f"weights need a loss for each row: {name_of(loss)} has neither reduction= nor returns [rows]")
     values = values.reshape(len(weight), -1)
     within = label_weights(loss, label)
     if within is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
 from pyspark.sql.types import IntegralType, StructType
+from torch.nn.parameter import UninitializedTensorMixin
 
 from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
@@ -19,7 +20,7 @@ from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
 from spark_elastic.estimator.frame import Facts, check_exists, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
-from spark_elastic.estimator.objective import Objective, can_weight, ignores, weighs_labels
+from spark_elastic.estimator.objective import Objective, ignores, is_cross_entropy, weighs_labels
 from spark_elastic.estimator.params import Parameterized
 from spark_elastic.estimator.plan import DataPlan, StepPlan
 from spark_elastic.estimator.preflight import ROWS, check_steps, made_up, try_model
@@ -84,18 +85,23 @@ class Recipe:
             if (most := facts.get(name, {}).get("max")) is not None:
                 self.checked_on({**batch, name: torch.full_like(batch[name], most)})
 
-    def weighs_labels(self, facts: Facts, shards: int | None) -> bool:
-        """Whether the one loss divides by the weights of its labels. Raises ValueError if it ignores some of those in shards."""
+    def weighs_labels(self, facts: Facts, shards: int | None, sample: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the one loss may divide by the weights of its labels. Raises ValueError if it ignores some of those in shards.
+
+        facts: of the whole data; of lists they say only how long they are. sample: a few rows.
+        """
         if self.objective is None or len(self.layout.labels) != 1 or self.steps.train_step is not None:
             return False
         (loss,), (label,) = self.objective.losses, self.layout.labels
-        has_ignored = ignores(loss, facts.get(label, {}).get("min"))
+        known = facts.get(label, {}) if sample[label].dim() == 1 and self.transform is None else {}
+        has_ignored = bool(known) and ignores(loss, known["min"])
         if has_ignored and shards is not None:
             raise ValueError(
                 f"deterministic=True weights the shards of a batch by their rows, and {name_of(loss)} ignores some labels of "
                 f"column {label!r}: drop these rows, or weight them by 0 in a trainStep"
             )
-        return has_ignored or weighs_labels(loss)
+        may_ignore = not known and shards is None and is_cross_entropy(loss)
+        return has_ignored or may_ignore or weighs_labels(loss)
 
     def class_labels(self, outputs: int) -> tuple[str, ...]:
         """Return the columns that losses take as class indexes, provided that losses receive the columns unchanged."""
@@ -138,7 +144,7 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
             raise ValueError(
                 "classWeights='balanced' counts the labels of the data, which the transform may change; give a list or a dict"
             )
-    network, optimizer = cloudpickle.loads(cloudpickle.dumps((_network(params), params.value("optimizer"))))
+    network, optimizer = _copied(_network(params), params.value("optimizer"))
     steps = _steps(params, optimizer)
     _check_course(params, steps)
     objective = _objective(params, layout, params.value("loss") or default_loss)
@@ -305,6 +311,25 @@ def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor],
     return {name: values if values.is_nested else values[:ROWS] for name, values in batch.items()}, total
 
 
+def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
+    """Copy a network and an optimizer that may be over its parameters, as workers get them."""
+    if any(isinstance(each, UninitializedTensorMixin) for each in (*network.parameters(), *network.buffers())):
+        raise ValueError(
+            "the network has lazy layers, which learn their sizes from the first batch: call it on a batch before the fit"
+        )
+    try:
+        packed = cloudpickle.dumps((network, optimizer))
+    except Exception as error:
+        if any(hasattr(part, "parametrizations") for part in network.modules()):
+            raise ValueError(
+                "torch pickles no network with torch.nn.utils.parametrizations, and workers get it pickled: compute the weight "
+                "in forward, or use torch.nn.utils.weight_norm or spectral_norm"
+            ) from error
+        raise ValueError(f"workers get the network pickled, which fails: {error}") from error
+    copied: tuple[torch.nn.Module, Any] = cloudpickle.loads(packed)
+    return copied
+
+
 def _network(params: Parameterized) -> torch.nn.Module:
     model: torch.nn.Module | None
     model, make = params.value("model"), params.value("modelFn")
@@ -374,17 +399,23 @@ def _objective(params: Parameterized, layout: Layout, loss: object) -> Objective
         raise ValueError(
             f"lossWeights must have one number for each label of {list(layout.labels)}, not {list(weights)}"
         )
-    weighting = _weighting(params, layout)
-    if weighting and params.value("trainStep") is None:
-        for one in losses:
-            if not can_weight(one):
-                raise ValueError(f"{weighting} needs a loss for each row: {name_of(one)} takes no reduction=")
-    if labels > 1 and params.value("trainStep") is None and any(map(weighs_labels, losses)):
+    _check_losses(losses, labels, custom=params.value("trainStep") is not None)
+    return Objective(losses, weights, metrics, labels)
+
+
+def _check_losses(losses: Sequence[object], labels: int, *, custom: bool) -> None:
+    """Refuse losses that train parameters of their own, and losses of several labels that divide by weights of their own."""
+    for one in losses:
+        if isinstance(one, torch.nn.Module) and any(parameter.requires_grad for parameter in one.parameters()):
+            raise ValueError(
+                f"{name_of(one)} has parameters of its own, which no fit trains: make them parameters of the network and compute "
+                "the loss from them in a trainStep, or call requires_grad_(False) on them"
+            )
+    if labels > 1 and not custom and any(map(weighs_labels, losses)):
         raise ValueError(
             "weight= and ignore_index= of a cross entropy divide by the weights of its own labels, and rows have one weight for "
             "all losses: with several labels, weigh within a trainStep"
         )
-    return Objective(losses, weights, metrics, labels)
 
 
 def _check_course(params: Parameterized, steps: StepPlan) -> None:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from spark_elastic.estimator.expectations import check_labels, check_mean, check_output
 from spark_elastic.estimator.frame import Facts
 from spark_elastic.estimator.layout import Layout, outputs_of, side_by_side
-from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.objective import Objective, refuse_ignored
 from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.shapes import shown_shape
@@ -86,6 +86,8 @@ def try_model(
         if labels_known:
             for place, (loss, output, label) in enumerate(pairs):
                 check_labels(loss, output, label, _listed(layout.labels if len(pairs) == 1 else [layout.labels[place]]))
+            if len(pairs) > 1:
+                refuse_ignored(pairs, layout.labels)
         total = trial.loss(pairs, batch[layout.weight].float() if layout.weight else None)
     except Exception as error:
         raise ValueError(

@@ -21,8 +21,9 @@ from spark_elastic.estimator.callback_runner import CallbackRunner
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
+from spark_elastic.estimator.fitted import PlainAttributes, weights_of
 from spark_elastic.estimator.layout import plain
-from spark_elastic.estimator.objective import TINY, Pair, label_weights
+from spark_elastic.estimator.objective import TINY, Pair, label_weights, refuse_ignored
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
@@ -59,7 +60,7 @@ def train(plan: TrainingPlan) -> Trained | None:
         trainer.callbacks.fail(state, NotFiniteLossError(trainer.not_finite))
     if se.rank() != 0:
         return None
-    weights = state.best if state.best is not None else trainer.model.module.state_dict()
+    weights = state.best if state.best is not None else weights_of(trainer.model.module)
     return Trained(
         {
             name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
@@ -67,6 +68,7 @@ def train(plan: TrainingPlan) -> Trained | None:
         },
         history_of(state),
         trainer.not_finite,
+        trainer.attributes.changed(),
     )
 
 
@@ -81,7 +83,9 @@ class Trainer:
         # Looking for parameters without a gradient takes time in each step; without that, several workers fail over them.
         has_unused = plan.has_unused and plan.data.shards is None
         self.model = se.DistributedDataParallel(plan.model.to(self.device), find_unused_parameters=has_unused)
+        self.attributes = PlainAttributes(self.model.module)
         self.optimizer = make_optimizer(plan.steps, self.model)
+        self._frozen = {name for name, parameter in plan.model.named_parameters() if not parameter.requires_grad}
         half = plan.steps.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type) if half else None
         self.objective = plan.objective.to(self.device)
@@ -158,22 +162,41 @@ class Trainer:
 
     # ------------------------------------------------------------------ steps
 
+    def _check_frozen(self) -> None:
+        """Raise ValueError if a parameter has come to require gradients that the optimizer does not have."""
+        optimized = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        thawed = [
+            name
+            for name, parameter in self.model.module.named_parameters()
+            if parameter.requires_grad and name in self._frozen and id(parameter) not in optimized
+        ]
+        if thawed:
+            others = f" and {len(thawed) - 1} others" if len(thawed) > 1 else ""
+            raise ValueError(
+                f"{thawed[0]}{others} came to require gradients during the fit, whose optimizer has the parameters that did so "
+                "when it began: fit again with the fitted network (model=fitted.model), or give an optimizer instance with all "
+                "parameters"
+            )
+
     def _train_epoch(self, state: FitState) -> None:
         limit = self.plan.steps_per_epoch or float("inf")
         if state.step >= limit:
             return
+        self._check_frozen()
         self.model.train()
         taken = planned = 0
+        passes = Passes(0)
         position = self.loader.rows_processed
         sums: torch.Tensor | float = 0.0
         for columns in self.loader:
             if not taken:
                 self.optimizer.zero_grad(set_to_none=True)
                 planned = min(self.plan.steps.passes, self.loader.steps_left + 1)
+                passes = Passes(planned)
             taken += 1
             with nullcontext() if taken == planned else self.model.no_sync():
                 sums = sums + (self._backward if self.plan.data.shards is None else self._backward_parts)(
-                    state, columns, planned
+                    state, columns, passes
                 )
             if self.not_finite is not None:  # the step is not made, and whoever goes on from here begins with its rows
                 self.optimizer.zero_grad(set_to_none=True)
@@ -181,7 +204,7 @@ class Trainer:
                 return
             if taken < planned:
                 continue
-            self._step()
+            self._step(passes.rest())
             assert isinstance(sums, torch.Tensor), "at least one batch was taken"
             state.sums = sums if state.sums is None else state.sums + sums
             self.callbacks.end_batch(state, sums, self.optimizer)
@@ -194,16 +217,21 @@ class Trainer:
             if state.step >= limit:
                 break
 
-    def _backward(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
+    def _backward(self, state: FitState, columns: dict[str, torch.Tensor], passes: Passes) -> torch.Tensor:
         """Run forward and backward on one batch. Return loss, metrics and weight, each summed over all ranks."""
         batch = self._prepare(columns)
-        rows = self.loader.batch_rows[se.rank()]
+        if not length(batch):
+            raise DataError(
+                f"the transform has left none of the {length(columns)} rows of a batch: drop rows before fit, or give them a "
+                "weight of 0 (weightCol)"
+            )
+        rows = length(batch) if self.loader.batch_rows[se.rank()] else 0
         weight = self._weights(batch)
         if weight is not None and not rows:
             # A repeated batch adds nothing, even if the rows of all other ranks have no weight.
             weight = torch.zeros_like(weight)
         amount = float(rows if weight is None else weight.sum())
-        if weight is not None:
+        if weight is not None or self.plan.data.transform is not None:  # which may leave rows out, or add some
             self.model.set_rows(max(amount, TINY))
         with self._precision():
             loss, pairs = self._forward(self.model, state, batch, rows, weight)
@@ -215,7 +243,9 @@ class Trainer:
         sums = torch.cat([sums * amount if amount else torch.zeros_like(sums), sums.new_tensor([amount])])
         # The sums are reduced while backward computes, and waited for before the commit that counts the batch.
         work = dist.all_reduce(sums, async_op=True) if se.size() > 1 else None
-        scaled = loss / passes
+        if work is not None and passes.planned > 1:  # the weight of the whole batch is its part of the step
+            work.wait()
+        scaled = loss * passes.part(sums[-1])
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         if work is not None:
             work.wait()
@@ -233,18 +263,24 @@ class Trainer:
             weights += [] if within is None else [within]
         return math.prod(weights[1:], start=weights[0]) if weights else None
 
-    def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: int) -> torch.Tensor:
+    def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: Passes) -> torch.Tensor:
         """Do the same as ``_backward``, shard by shard, so that all bits are those of any other world."""
+        rows = sum(self.loader.batch_rows)
+        factor = passes.part(torch.tensor(float(rows)))
         parts = self.model.parts(columns)
         for part in parts:
             batch = self._prepare(part)
+            if length(batch) != length(part):
+                raise DataError(
+                    f"deterministic=True weights shards by their rows, and the transform has made {length(batch)} rows of "
+                    f"{length(part)}: drop or repeat rows before fit, or weight them in a trainStep"
+                )
             with self._precision():
-                loss, pairs = self._forward(self.model, state, batch, len(next(iter(part.values()))), None)
+                loss, pairs = self._forward(self.model, state, batch, length(part), None)
             parts.note(loss=loss, **self.objective.measure(self.plan.layout, pairs))
-            scaled = loss / passes
+            scaled = loss * factor
             (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         state.names = [*parts.means, "weight"]
-        rows = sum(self.loader.batch_rows)
         self._look(state, "loss", parts.means["loss"])
         return torch.tensor([*(mean * rows for mean in parts.means.values()), rows], dtype=torch.float64)
 
@@ -292,6 +328,8 @@ class Trainer:
         layout, objective, custom = self.plan.layout, self.objective, self.plan.steps.train_step
         if custom is None:
             pairs = objective.pairs(layout, layout.call(model, batch), batch)
+            if self.plan.data.shards is not None or len(pairs) > 1:
+                refuse_ignored(pairs, layout.labels)
             return objective.loss(pairs, weight), pairs
         result = custom(model, batch, StepContext(state.epoch, state.step, rows, self.device, self.optimizer))
         loss, outputs = result if isinstance(result, tuple) else (result, None)
@@ -301,10 +339,14 @@ class Trainer:
             raise TypeError("metrics are measured on outputs: trainStep must return (loss, outputs)")
         return loss, [] if outputs is None else objective.pairs(layout, outputs, batch)
 
-    def _step(self) -> None:
+    def _step(self, rest: float) -> None:
+        """Make a step. rest: what the gradients, accumulated over several batches, have yet to be multiplied by."""
         steps = self.plan.steps
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
+        for parameter in self.model.parameters() if rest != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(rest)
         if steps.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), steps.clip_norm)
         if steps.clip_value is not None:
@@ -346,6 +388,10 @@ class Trainer:
 
     def _end_epoch(self, state: FitState) -> None:
         self.model.eval()
+        if se.size() > 1 and self.plan.data.shards is None:
+            # Each rank has those of its own last batch, and the result is to be the network that is validated.
+            for buffer in self.model.module.buffers():
+                dist.broadcast(buffer, 0)
         if state.sums is not None:
             self._check_weight("training", float(state.sums[-1]))
         metrics: Metrics = {"epoch": state.epoch, **_means(state.names, state.sums)}
@@ -365,7 +411,7 @@ class Trainer:
         }
         metrics, state.callbacks, stop, keep = self.callbacks.end_epoch(state, metrics)
         if keep:
-            state.best = kept_weights(self.model.module.state_dict())
+            state.best = kept_weights(weights_of(self.model.module))
         # The history is kept as bytes, which no commit copies, however many epochs it covers.
         state.history += json.dumps(metrics, default=_as_plain).encode() + b"\n"
         state.epoch, state.step, state.sums, state.sizes, state.started = state.epoch + 1, 0, None, [], 0.0
@@ -397,8 +443,10 @@ class Trainer:
         with torch.no_grad():
             for columns in loader:
                 batch = self._prepare(columns, loader)
+                rows = length(batch)
+                if not rows:  # the transform has left none
+                    continue
                 weight = self._weights(batch)
-                rows = len(next(iter(columns.values())))
                 with self._precision():
                     loss, pairs = self._forward(self.model.module, state, batch, rows, weight)
                 for metric, place in whole.values():
@@ -419,6 +467,32 @@ class Trainer:
 def _as_plain(value: object) -> object:
     """Convert a value that JSON cannot represent, such as callbacks may add to an epoch's metrics."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
+
+
+class Passes:
+    """The backward passes of one step, each weighted by its batch's weight: the step is that of one batch with all rows."""
+
+    def __init__(self, planned: int) -> None:
+        self.planned = planned
+        self._first = self._total = 0.0
+
+    def part(self, weight: torch.Tensor) -> float:
+        """Return what the loss of the next batch is multiplied by, given the weight of the batch on all ranks together."""
+        if self.planned == 1:
+            return 1.0
+        amount = float(weight)
+        self._first = self._first or amount
+        self._total += amount
+        return amount / self._first / self.planned if self._first else 0.0
+
+    def rest(self) -> float:
+        """Return what gradients have to be multiplied by after the last pass; 1.0 where all batches weigh the same."""
+        return self._first * self.planned / self._total if self._total else 1.0
+
+
+def length(batch: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of rows of a batch."""
+    return len(next(iter(batch.values())))
 
 
 class LossWatch:

@@ -25,6 +25,7 @@ from spark_elastic.data.loader import PositionedLoader, TakesWorld, has_part, it
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.plain_loaders import PlainLoaders
 from spark_elastic.worker.checks.same_inputs import ENOUGH, same_inputs
+from spark_elastic.worker.checks.unkept_buffers import UnkeptBuffers
 from spark_elastic.worker.job import Job, current_job
 from spark_elastic.worker.registered import stepped
 from spark_elastic.worker.shards.loops import HOW, loops
@@ -59,6 +60,7 @@ class TrainingChecks:
         self._is_pending = False
         self._probes: list[RemovableHandle] = []
         self._warned: set[str] = set()
+        self._buffers = UnkeptBuffers()
         # Whether there has been a warning that every rank gets all rows.
         self._is_told_of_rows = False
         same_inputs.start()
@@ -74,6 +76,7 @@ class TrainingChecks:
             _hooks.append(register_optimizer_step_post_hook(_after_step))
         self._checked.clear()
         self._steps = 0
+        self._buffers = UnkeptBuffers()
         self._is_pending = False
         same_inputs.begin()
         if self._plain_loaders is not None:
@@ -101,6 +104,11 @@ class TrainingChecks:
         if optimizer not in self._checked and self._check(optimizer):
             self._checked.add(optimizer)
         self._steps += 1
+        if unkept := self._buffers.look(self._steps, self._shared()):
+            self._warn(
+                f"the buffer {unkept[0]} changes while it trains, and commits leave it out (persistent=False), so that after a "
+                "loss it is another one than that of the commit: register it with persistent=True"
+            )
         if self._steps == STEPS_WITHOUT_COMMIT and not self._state._commits.index:
             self._warn(
                 f"{STEPS_WITHOUT_COMMIT} optimizer steps and no commit: if a worker is lost, all of them are lost. Write "

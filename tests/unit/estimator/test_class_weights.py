@@ -147,13 +147,25 @@ def test_what_a_loss_weighs_is_known_by_its_arguments_or_by_the_labels() -> None
     def recipe(loss: Any, **more: Any) -> Any:
         return plan_recipe(TorchClassifier(loss=loss, **given, **more), Layout((Input(None, ("x",)),), ("y",)), None)
 
-    weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
-    assert recipe(weighted).weighs_labels({}, None)
-    assert recipe(nn.CrossEntropyLoss(ignore_index=2)).weighs_labels({}, None)
-    assert not recipe(nn.CrossEntropyLoss()).weighs_labels({"y": {"min": 0.0}}, None)
-    assert recipe(nn.CrossEntropyLoss()).weighs_labels({"y": {"min": -100.0}}, None)
+    def weighs(loss: Any, least: float | None, shards: int | None = None, width: int = 0, **more: Any) -> bool:
+        facts = {} if least is None else {"y": {"min": least}}
+        sample = {"y": torch.zeros((2, width) if width else 2)}
+        found: bool = recipe(loss, **more).weighs_labels(facts, shards, sample)
+        return found
+
+    entropy, weighted = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.ones(3))
+    assert weighs(weighted, None)
+    assert weighs(nn.CrossEntropyLoss(ignore_index=2), None)
+    assert not weighs(entropy, 0.0)
+    assert weighs(entropy, -100.0)
+    # Of existing data nothing is known, of lists no more than their lengths, and a transform may change labels.
+    assert weighs(entropy, None)
+    assert weighs(entropy, 5.0, width=5)
+    assert weighs(entropy, 0.0, transform=dict)
+    assert not weighs(nn.MSELoss(), 5.0, width=5)
+    assert not weighs(entropy, 5.0, shards=24, width=5)  # where shards meet an ignored label, they raise
     with pytest.raises(ValueError, match="CrossEntropyLoss ignores some labels of column 'y'"):
-        recipe(nn.CrossEntropyLoss()).weighs_labels({"y": {"min": -100.0}}, 24)
+        weighs(entropy, -100.0, shards=24)
     with pytest.raises(
         ValueError, match=r"deterministic=True .* CrossEntropyLoss\(weight=, ignore_index=\) by something else"
     ):

@@ -88,6 +88,23 @@ def recipe(estimator: TorchEstimator) -> Any:
     return planned if batch is None else planned.checked_on(batch)
 
 
+class LearnedLoss(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (output - label).square().mean() * self.scale
+
+
+def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output - label).abs()  # [rows]
+
+
+def test_a_loss_of_each_row_can_be_weighted_without_a_reduction() -> None:
+    assert recipe(make(loss=absolute, weightCol="n")).layout.weight == "n"
+
+
 STAGES = [TorchEstimator, TorchClassifier, TorchRegressor, TorchModel, TorchClassificationModel, TorchRegressionModel]
 
 
@@ -240,7 +257,16 @@ def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None
         ),
         ({"loss": [torch.nn.MSELoss()] * 2}, "2 losses, labels"),
         ({"lossWeights": [1.0, 2.0]}, "lossWeights"),
-        ({"weightCol": "n", "loss": lambda output, label: output.mean()}, "takes no reduction="),
+        ({"weightCol": "n", "loss": lambda output, label: output.mean()}, "a loss for each row: <lambda> has neither"),
+        (
+            {"model": torch.nn.LazyLinear(1)},
+            "lazy layers, which learn their sizes from the first batch: call it on a batch",
+        ),
+        (
+            {"model": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1))},
+            "torch pickles no network with torch.nn.utils.parametrizations",
+        ),
+        ({"loss": LearnedLoss()}, "LearnedLoss has parameters of its own, which no fit trains"),
         (
             {"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)},
             "1 parameters that are not the model's",

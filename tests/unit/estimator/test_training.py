@@ -21,18 +21,19 @@ import spark_elastic as se
 from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError, WorkerLostError
 from spark_elastic.estimator.callback_runner import _does
-from spark_elastic.estimator.callbacks import BestModel, EarlyStopping, EpochContext, MLflow, TensorBoard
+from spark_elastic.estimator.callbacks import BestModel, Callback, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
 from spark_elastic.estimator.converters import callback_list
 from spark_elastic.estimator.estimator import _check_facts
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
+from spark_elastic.estimator.fitted import load_weights
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.learning_rate import Sweep
-from spark_elastic.estimator.objective import Objective
+from spark_elastic.estimator.objective import Objective, refuse_ignored
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
-from spark_elastic.estimator.training import Trainer, train
+from spark_elastic.estimator.training import Passes, Trainer, train
 from spark_elastic.worker.job import enter_job
 
 ROWS = 100
@@ -149,7 +150,7 @@ def test_a_repeated_batch_adds_nothing_where_the_others_weigh_nothing(dataset: s
     monkeypatch.setattr(trainer, "model", trainer.model.module)
     monkeypatch.setattr(nn.Module, "set_rows", lambda *_: None, raising=False)
     batch = {name: torch.ones(3) for name in "xyw"}
-    sums = trainer._backward(SimpleNamespace(names=[]), batch, 1)
+    sums = trainer._backward(SimpleNamespace(names=[]), batch, Passes(1))
     assert sums.tolist() == [0.0, 0.0]
     assert [parameter.grad.abs().max().item() for parameter in trainer.model.parameters()] == [0.0, 0.0]
 
@@ -172,6 +173,104 @@ def test_accumulated_passes_make_the_steps_of_a_larger_batch(dataset: str) -> No
     assert large is not None
     # The same rows in the same order: two passes of ten are a batch of twenty.
     assert small.weights["weight"].item() == pytest.approx(large.weights["weight"].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_accumulated_passes_of_different_weights_make_the_step_of_one_batch(dataset: str, weight: str | None) -> None:
+    """Of 100 rows, 48 in a batch: the last of three passes has 4 rows, and weights differ, too."""
+    data = {"validation_url": None}
+    small = train(plan(dataset, weight=weight, data={**data, "batch_size": 48}, steps={"passes": 3}))
+    large = train(plan(dataset, weight=weight, data={**data, "batch_size": ROWS}))
+    assert small is not None
+    assert large is not None
+    assert small.weights["weight"].item() == pytest.approx(large.weights["weight"].item(), rel=1e-5)
+    assert small.history[1]["loss"] == pytest.approx(large.history[1]["loss"], rel=1e-5)
+
+
+def test_rows_that_a_transform_leaves_out_or_adds_count_as_they_are(dataset: str) -> None:
+    def positive(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: values[batch["x"] > 0] for name, values in batch.items()}
+
+    def none(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: values[:0] for name, values in batch.items()}
+
+    data = {"validation_url": dataset, "validation_batch_size": 30, "transform": positive}
+    found = train(plan(dataset, epochs=1, data=data, steps={"optimizer_arguments": {"lr": 0.0}}))
+    assert found is not None
+    weight, bias = found.weights["weight"].item(), found.weights["bias"].item()
+    x = np.linspace(-1, 1, ROWS)[ROWS // 2 :]
+    expected = pytest.approx(((weight * x + bias - 2 * x) ** 2).mean(), rel=1e-4)
+    assert [found.history[0][name] for name in ("loss", "val_loss")] == [expected, expected]
+    with pytest.raises(DataError, match="the transform has left none of the 10 rows of a batch"):
+        train(plan(dataset, data={"transform": none}))
+    with pytest.raises(DataError, match=r"deterministic=True weights shards by their rows.* rows of 5:"):
+        train(plan(dataset, data={"transform": positive, "batch_size": None, "global_batch_size": 10, "shards": 2}))
+
+
+class Counting(nn.Module):
+    """Counts in buffers of both kinds, in a tensor and in a number, how often it was trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.inner = nn.Module()
+        self.register_buffer("kept", torch.zeros(()))
+        self.inner.register_buffer("also", torch.zeros(()), persistent=False)
+        self.inner.register_buffer("late", None, persistent=False)
+        self.lost, self.number, self.same = torch.zeros(()), 0, torch.ones(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.number += 1
+            for count in (self.kept, self.inner.also, self.lost):
+                count += 1
+            self.inner.late = self.inner.also * 2
+        output: torch.Tensor = self.layer(x)
+        return output
+
+
+@pytest.mark.parametrize("callbacks", [[], [BestModel("val_loss")]])
+def test_all_buffers_are_part_of_the_result_and_other_attributes_that_changed_are_named(
+    dataset: str, callbacks: Any
+) -> None:
+    found = train(plan(dataset, model=Counting(), callbacks=callbacks))
+    assert found is not None
+    assert found.changed == ("lost", "number")
+    network = Counting()
+    load_weights(network, found.weights)
+    assert [network.kept.item(), network.inner.also.item(), network.inner.late.item()] == [20, 20, 40]
+    load_weights(network, nn.ModuleDict({"layer": nn.Linear(1, 1)}).state_dict() | {"kept": torch.ones(())})
+    assert network.kept.item() == 1
+
+
+def test_parameters_that_come_to_require_gradients_need_an_optimizer_that_has_them(dataset: str) -> None:
+    class Thaw(Callback):
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def on_epoch_end(self, ctx: Any) -> None:
+            ctx.model.requires_grad_(True)
+
+    def network() -> nn.Linear:
+        model = nn.Linear(1, 1)
+        model.bias.requires_grad_(False)
+        return model
+
+    with pytest.raises(ValueError, match=r"bias came to require gradients during the fit.*fit again with the fitted"):
+        train(plan(dataset, model=network(), callbacks=[Thaw(nn.Linear(1, 1))]))
+    model = network()
+    steps = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    assert train(plan(dataset, model=model, callbacks=[Thaw(model)], steps=steps)) is not None
+
+
+def test_ignored_labels_are_refused_where_rows_cannot_be_weighted_by_what_a_loss_counts() -> None:
+    output, label, ignored = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, -100])
+    entropy = nn.CrossEntropyLoss()
+    refuse_ignored([(entropy, output, label), (nn.MSELoss(), output, output - 100)], ["a", "b"])
+    with pytest.raises(DataError, match="CrossEntropyLoss ignores labels of column 'b' that are -100"):
+        refuse_ignored([(entropy, output, label), (entropy, output, ignored)], ["a", "b"])
+    with pytest.raises(DataError, match="of column 'a' that are 7"):
+        refuse_ignored([(nn.CrossEntropyLoss(ignore_index=7), output, torch.tensor([0, 7]))], ["a"])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

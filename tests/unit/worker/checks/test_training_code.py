@@ -56,6 +56,32 @@ def step(model: torch.nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
+class Counting(torch.nn.Linear):
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("calls", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_that_training_changes_and_commits_leave_out_is_warned_of(stage: Stage, persistent: bool) -> None:
+    model = DistributedDataParallel(Counting(persistent))
+    optimizer = sgd(model)
+    stage.begin(TorchState(model=model, optimizer=optimizer))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            step(model, optimizer)
+    texts = [str(each.message) for each in told(warned)]
+    wanted = (
+        [] if persistent else ["the buffer state.model.module.calls changes while it trains, and commits leave it out"]
+    )
+    assert [text.partition(" (")[0] for text in texts] == wanted
+
+
 # ---------------------------------------------------------------- models
 
 

@@ -1,0 +1,120 @@
+"""Steps of two workers are those of one process with all rows, whatever counts in them, and what is validated is the result."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from pyspark.sql import functions as f
+from torch import nn
+
+from spark_elastic.estimator import TorchEstimator
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS, TOKENS, CLASSES = 40, 3, 4
+RATE = 0.5
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    """Labels of tokens in ``tags``, of which few rows have nearly all; numbers in ``x`` and ``y``, weights in ``w``."""
+    row = f.col("id")
+    tag = [f.when((row + place) % 5 == 0, (row + place) % CLASSES).otherwise(-100) for place in range(TOKENS)]
+    return spark.range(0, ROWS, 1, 2).select(
+        f.array((row % 7) / 7, (row % 3) / 3).alias("x"), ((row % 7) / 7 - (row % 11) / 5).alias("y"),
+        f.array(*tag).cast("array<bigint>").alias("tags"), (row % 4 + 0.5).alias("w"),
+    ).persist()  # fmt: skip
+
+
+class Tags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, CLASSES * TOKENS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).reshape(len(x), CLASSES, TOKENS)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(self.norm(x))
+        return output
+
+
+def below_half(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: values[batch["y"] < 0.5] for name, values in batch.items()}
+
+
+def columns(frame: Any) -> dict[str, torch.Tensor]:
+    rows = frame.collect()
+    return {name: torch.tensor([row[name] for row in rows]) for name in frame.columns}
+
+
+def fit(frame: Any, model: nn.Module, loss: Any, label: str, **others: Any) -> Any:
+    given = {"globalBatchSize": ROWS, "epochs": 2, "verbose": 0, **others}
+    return TorchEstimator(
+        model=model, loss=loss, featureCols=["x"], labelCols=[label], optimizer=torch.optim.SGD, learningRate=RATE,
+        minNp=2, maxNp=2, numProc=2, adaptiveNp=False, **given,
+    ).fit(frame)  # fmt: skip
+
+
+def stepped(model: nn.Module, loss: Any, steps: int = 2) -> list[float]:
+    """Make steps on all rows in this process, and return the losses."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), RATE), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return losses
+
+
+def check(fitted: Any, model: nn.Module, losses: list[float]) -> None:
+    assert [entry["loss"] for entry in fitted.history] == pytest.approx(losses, rel=1e-4)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(fitted.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_in_lists_that_the_loss_ignores_do_not_count(frame: Any) -> None:
+    model, entropy = Tags(), nn.CrossEntropyLoss()
+    fitted = fit(frame, model, entropy, "tags")
+    rows = columns(frame)
+    check(fitted, model, stepped(model, lambda network: entropy(network(rows["x"].float()), rows["tags"])))
+
+
+def test_rows_that_the_transform_leaves_out_do_not_count(frame: Any) -> None:
+    model, squares = nn.Linear(2, 1), nn.MSELoss()
+    fitted = fit(frame, model, squares, "y", transform=below_half)
+    rows = below_half(columns(frame))
+    assert 0 < len(rows["y"]) < ROWS
+    check(fitted, model, stepped(model, lambda net: squares(net(rows["x"].float()).squeeze(1), rows["y"].float())))
+
+
+def test_passes_of_one_step_count_by_the_weights_of_their_rows(frame: Any) -> None:
+    model = nn.Linear(2, 1)
+    passes = {"globalBatchSize": 16, "backwardPassesPerStep": 3, "weightCol": "w"}
+    fitted = fit(frame, model, nn.MSELoss(), "y", **passes)
+    rows = {name: values.float() for name, values in columns(frame).items()}
+    weight = rows["w"] / rows["w"].sum()
+    check(fitted, model, stepped(model, lambda net: ((net(rows["x"]).squeeze(1) - rows["y"]).square() * weight).sum()))
+
+
+def test_what_is_validated_is_the_network_that_the_fit_returns(frame: Any) -> None:
+    """Each worker's running statistics are those of its own rows."""
+    both = frame.withColumn("held", f.lit(False))
+    both = both.union(both.limit(10).withColumn("held", f.lit(True)))
+    fitted = fit(both, Normed(), nn.MSELoss(), "y", validationIndicatorCol="held")
+    rows = columns(both.where("held").drop("held"))
+    with torch.no_grad():
+        found = nn.functional.mse_loss(fitted.model(rows["x"].float()).squeeze(1), rows["y"].float())
+    assert fitted.history[-1]["val_loss"] == pytest.approx(found.item(), rel=1e-4)
