@@ -102,18 +102,12 @@ class CheckpointDirectory:
 
     def list(self) -> Listing:
         """List the checkpoints and claims in the directory. A directory that does not exist counts as empty."""
-        from pyarrow.fs import FileSelector, FileType
+        from pyarrow.fs import FileType
 
-        handler = getattr(self._files, "handler", None)
-        if handler is not None:
-            handler.fs.invalidate_cache()  # otherwise fsspec would return a cached listing
+        from spark_elastic.data.filesystem import list_below
+
         root = self._location.root.strip("/")
-        everything = FileSelector(self._location.root, allow_not_found=True, recursive=True)
-        try:
-            entries = self._files.get_file_info(everything)
-        except FileNotFoundError:
-            # Pyarrow did not find the folder and looked again; another run has made it in between.
-            entries = self._files.get_file_info(everything)
+        entries = list_below(self._files, self._location.root, recursive=True)
         paths = (_path_of(entry).strip("/") for entry in entries if entry.type == FileType.File)
         return read_listing(path.removeprefix(root).strip("/") for path in paths)
 

@@ -41,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         print(f"spark-elastic: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        kind = type(error)
+        if kind.__module__ == "builtins":  # a mistake of ours
+            raise
+        # What the libraries of object stores raise, each an error of its own.
+        print(f"spark-elastic: {kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("spark-elastic: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -12,6 +13,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "one", help="a checkpoint directory, as given to run(checkpoint=); its newest checkpoint is read"
     )
     parser.add_argument("other", help="the checkpoint directory of another run")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.set_defaults(call=diff)
 
 
@@ -23,9 +25,15 @@ def diff(options: argparse.Namespace) -> int:
 
     one, other = load_checkpoint(options.one), load_checkpoint(options.other)
     found = first_difference(one, other)
-    if found is None:
+    if options.json:
+        outcome = (
+            {"equal": True, "sha256": digest(one)}
+            if found is None
+            else {"equal": False, "path": found[0], "how": found[1]}
+        )
+        print(json.dumps(outcome))
+    elif found is None:
         print(f"equal: sha256 {digest(one)}")
-        return 0
-    path, how = found
-    print(f"{path}: {how}")
-    return 1
+    else:
+        print(f"{found[0]}: {found[1]}")
+    return 0 if found is None else 1

@@ -9,6 +9,7 @@ ten seconds longer, no worker is started here. It reaches tasks of the same user
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
 from spark_elastic.task.leave import LeaveCommand
@@ -33,6 +34,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="SECONDS",
         help="how much longer no worker is started here once they have left: as long as the machine may live on (default 0)",
     )
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.set_defaults(call=leave)
 
 
@@ -43,8 +45,12 @@ def leave(options: argparse.Namespace) -> int:
     began = time.monotonic()
     with LeaveCommand() as command:
         is_done = command.wait(options.grace)
-        seconds = f"{time.monotonic() - began:.1f} s"
+        took = time.monotonic() - began
         time.sleep(max(options.hold, 0.0))
+    if options.json:
+        print(json.dumps({"tasks": command.asked, "left": command.left, "seconds": round(took, 3)}))
+        return 0 if is_done else 1
+    seconds = f"{took:.1f} s"
     tasks = f"{command.asked} {'task' if command.asked == 1 else 'tasks'}"
     if not command.asked:
         print("no task of a job runs here")

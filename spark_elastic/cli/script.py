@@ -27,6 +27,13 @@ class Script:
     arguments: tuple[str, ...]
     folder: str
 
+    def code(self) -> types.CodeType:
+        """Compile the file. Raises ``ValueError`` for what is no Python."""
+        try:
+            return compile(self.source, self.path, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise ValueError(f"{self.path}, line {error.lineno}: {type(error).__name__}: {error.msg}") from error
+
     def __call__(self) -> None:
         """Run the file as ``__main__``."""
         _start_as(self.path, self.arguments, self.folder)
@@ -35,7 +42,7 @@ class Script:
         module.__file__ = self.path
         sys.modules["__main__"] = module
         with _as_main():
-            exec(compile(self.source, self.path, "exec", dont_inherit=True), module.__dict__)
+            exec(self.code(), module.__dict__)
 
 
 @dataclass(frozen=True)
@@ -99,14 +106,16 @@ def enter_folder(folder: str) -> None:
 
 
 def find_target(target: str, arguments: Sequence[str], *, is_module: bool = False) -> Script | Module | Function:
-    """Find a script, ``module:function``, or with ``is_module`` a module. Raises ``ValueError`` if there is none."""
+    """Find a script, ``module:function``, or with ``is_module`` a module. Raises ``ValueError`` for none, and for no Python."""
     path, folder = Path(target), os.getcwd()
     if is_module:
         return _find_module(target, tuple(arguments), folder)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
             raise ValueError(f"script {target!r} does not exist")
-        return Script(str(path.resolve()), path.read_bytes(), tuple(arguments), folder)
+        script = Script(str(path.resolve()), path.read_bytes(), tuple(arguments), folder)
+        script.code()  # so that an error of syntax is told before anything is started
+        return script
     name, colon, attribute = target.partition(":")
     if not colon:
         raise ValueError(f"the target must be a script, module:function, or -m and a module, not {target!r}")

@@ -113,6 +113,26 @@ def shown(url: str | os.PathLike[str]) -> str:
     return re.sub(r"://[^/@]*@", "://…@", os.fspath(url))
 
 
+def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
+    """List what is in a folder, which need not exist. Raises what the store raises.
+
+    For listings pyarrow asks fsspec whether there is such a folder, and fsspec says no whatever the error, so that a store that
+    refuses access, or does not answer, would look empty.
+    """
+    handler = getattr(filesystem, "handler", None)
+    if handler is not None:
+        handler.fs.invalidate_cache()  # otherwise fsspec would return a cached listing
+    selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
+    try:
+        found: list[pafs.FileInfo] = filesystem.get_file_info(selector)
+        if found or handler is None or filesystem.get_file_info(folder).type == pafs.FileType.NotFound:
+            return found
+    except FileNotFoundError:
+        pass  # pyarrow did not find the folder and looked again; another process has made it in between
+    found = filesystem.get_file_info(selector)
+    return found
+
+
 def list_files(location: Location) -> list[tuple[str, int | None]]:
     """List the dataset's data files, sorted by path: the path relative to the root, and when the file was written.
 

@@ -233,6 +233,11 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
             f"fn must be callable, not {fn!r}: give the function itself, as in run(train_fn, args=(3,)), and not what a call of "
             "it has returned"
         )
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(
+            "fn is a coroutine function or a generator, so that calling it only makes an object and runs none of its code: give "
+            "a plain function, which may call asyncio.run(…)"
+        )
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a sequence of arguments for fn, not {args!r}")
     if kwargs is not None and not isinstance(kwargs, Mapping):

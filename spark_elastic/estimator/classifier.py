@@ -24,6 +24,7 @@ from spark_elastic.estimator.objective import Loss
 from spark_elastic.estimator.params import param
 from spark_elastic.estimator.plan import DataPlan
 from spark_elastic.estimator.prediction import PredictionModel, Predictor
+from spark_elastic.estimator.row_checks import not_in_classes
 from spark_elastic.estimator.shapes import ClassificationLoss
 from spark_elastic.estimator.transform import Finish
 
@@ -109,6 +110,11 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
         if thresholds is not None and self.widths and len(thresholds) != self.numClasses:
             raise ValueError(f"thresholds must have one number for each of {self.numClasses} classes, not {thresholds}")
 
+    @property
+    def _label_classes(self) -> int:
+        """How many classes labels may have."""
+        return self.numClasses
+
     def _check(self, facts: Facts) -> None:
         if len(self.widths) != 1:
             raise ValueError(f"a classifier's model has one output, this one has {len(self.widths)}")
@@ -117,10 +123,7 @@ class TorchClassificationModel(PredictionModel, HasClassifierCols, Probabilistic
         self._check_length(self.value("thresholds"))
         found = facts.get(self.layout.labels[0], {})
         if found and not 0 <= found["min"] <= found["max"] < self.numClasses:
-            raise ValueError(
-                f"labelCol: column {self.layout.labels[0]!r} has labels from {found['min']:g} to {found['max']:g}; with "
-                f"{self.numClasses} classes they go from 0 to {self.numClasses - 1}"
-            )
+            raise ValueError(not_in_classes(self.layout.labels[0], found["min"], found["max"], self.numClasses))
 
     def _outputs(self) -> dict[str, int]:
         columns = {"rawPredictionCol": self.numClasses, "probabilityCol": self.numClasses, "predictionCol": 0}

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from pyarrow.fs import FileInfo, FileSelector, FileType
+from pyarrow.fs import FileInfo, FileType
 
-from spark_elastic.data.filesystem import locate
+from spark_elastic.data.filesystem import list_below, locate
 
 PIECE_BYTES = 4 * 2**20
 
@@ -101,11 +101,7 @@ class ArrowFiles:
             shutil.copyfileobj(source, target, PIECE_BYTES)
 
     def _below(self, url: str, recursive: bool = False) -> list[FileInfo]:
-        self._forget()
-        found: list[FileInfo] = self._files.get_file_info(
-            FileSelector(self._path(url), allow_not_found=True, recursive=recursive)
-        )
-        return found
+        return list_below(self._files, self._path(url), recursive=recursive)
 
     def _info(self, url: str) -> FileInfo:
         self._forget()

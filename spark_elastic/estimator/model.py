@@ -162,6 +162,11 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         """Return the function that makes output columns from the network's outputs; see ``Scorer``."""
         raise NotImplementedError
 
+    @property
+    def _label_classes(self) -> int | None:
+        """How many classes labels may have; None where they need not be classes."""
+        return None
+
     def _check(self, facts: Facts) -> None:
         """Raise ValueError if the network's outputs do not fit the Params or the facts of the training data."""
 

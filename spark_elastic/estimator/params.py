@@ -220,6 +220,12 @@ class FitParams(Parameterized, FitParamsAccessors):
         "checkpointSteps", "steps after which a checkpoint is due, besides the one at the end of each epoch", whole(1)
     )
     backwardPassesPerStep = param("backwardPassesPerStep", "batches whose gradients make one step", whole(1))
+    findUnusedParameters = param(
+        "findUnusedParameters",
+        "whether some parameters get a gradient in some steps only, as where the data decide what forward uses, which costs time "
+        "in each step; that the first rows leave some without one is known without it",
+        boolean,
+    )
     gradientClipNorm = param("gradientClipNorm", "largest norm of all gradients together", number(0, low_open=True))
     gradientClipValue = param("gradientClipValue", "largest absolute value of a gradient", number(0, low_open=True))
     mixedPrecision = param("mixedPrecision", "bf16 or fp16 (with gradient scaling)", one_of("bf16", "fp16"))
@@ -280,6 +286,7 @@ class TrainingParams(FitParams, TrainingParamsAccessors):
         "commitSteps": 1,
         "zeroRedundancy": False,
         "backwardPassesPerStep": 1,
+        "findUnusedParameters": False,
         "schedulerInterval": "epoch",
         "shuffle": True,
         "seed": 0,

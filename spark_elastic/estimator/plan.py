@@ -90,11 +90,11 @@ class TrainingPlan:
     """A fit. Model and optimizer instance are pickled together, so that they keep sharing parameters.
 
     callbacks: the pickled callbacks. callbacks_given: a description of them, by which a run that continues with other callbacks
-    notices that. class_labels: columns that have to hold whole numbers. terminate_on_nan: whether a loss that is not a finite
-    number ends the fit. commit_steps: the steps between two commits. class_weights: for each class that the label may be, the
-    factor of its rows' weights; empty if there are none. weighs_labels: the one loss divides by the weights of its labels.
-    has_unused: whether some parameters that are trained may get no gradient. fit_id: tells this fit from an earlier one of the
-    same run.
+    notices that. class_labels: columns that have to hold whole numbers. classes: how many classes a classifier's label has.
+    terminate_on_nan: whether a loss that is not a finite number ends the fit. commit_steps: the steps between two commits.
+    class_weights: for each class that the label may be, the factor of its rows' weights; empty if there are none. weighs_labels:
+    the one loss may divide by the weights of its labels. has_unused: whether some parameters that are trained may get no
+    gradient. fit_id: tells this fit from an earlier one of the same run.
     """
 
     run_id: str
@@ -112,6 +112,7 @@ class TrainingPlan:
     log_url: str | None
     use_gpu: bool | None
     class_labels: tuple[str, ...] = ()
+    classes: int | None = None
     terminate_on_nan: bool = True
     commit_steps: int = 1
     class_weights: tuple[float, ...] = ()

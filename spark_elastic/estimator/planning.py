@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 from pyspark.sql.types import IntegralType, StructType
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
@@ -54,7 +54,8 @@ class Sizes:
 class Recipe:
     """What is trained, and how: copies of the network and of an optimizer instance over it, with their settings.
 
-    has_unused: whether the loss does not depend on some of the parameters that are trained.
+    is_weighted: whether rows weigh differently in the loss. has_unused: whether the loss does not depend on some of the
+    parameters that are trained.
     """
 
     network: torch.nn.Module
@@ -63,6 +64,7 @@ class Recipe:
     objective: Objective | None
     on_cpu: bool
     transform: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    is_weighted: bool = False
     has_unused: bool = False
 
     def checked_on(self, batch: dict[str, torch.Tensor], *, labels_known: bool = True) -> Recipe:
@@ -75,7 +77,12 @@ class Recipe:
         with own_randomness(0):
             batch = self.transform(batch) if self.transform else batch
             layout, objective, unused = try_model(
-                self.network, self.layout, self.objective, batch, labels_known=labels_known
+                self.network,
+                self.layout,
+                self.objective,
+                batch,
+                labels_known=labels_known,
+                is_weighted=self.is_weighted,
             )
         return replace(self, layout=layout, objective=objective, has_unused=unused)
 
@@ -153,7 +160,7 @@ def plan_recipe(params: Parameterized, layout: Layout, default_loss: object) -> 
     with own_randomness(0):
         check_steps(network, steps)
     on_cpu = not params.value("useGpu") and steps.train_step is None
-    return Recipe(network, layout, steps, objective, on_cpu, params.value("transform"))
+    return Recipe(network, layout, steps, objective, on_cpu, params.value("transform"), is_weighted=bool(weighting))
 
 
 def plan_split(params: Parameterized, indicator: str | None, schema: StructType) -> Split:
@@ -313,7 +320,7 @@ def first_rows(layout: Layout, data: DataPlan) -> tuple[dict[str, torch.Tensor],
 
 def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
     """Copy a network and an optimizer that may be over its parameters, as workers get them."""
-    if any(isinstance(each, UninitializedTensorMixin) for each in (*network.parameters(), *network.buffers())):
+    if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
         raise ValueError(
             "the network has lazy layers, which learn their sizes from the first batch: call it on a batch before the fit"
         )

@@ -67,14 +67,15 @@ def try_model(
     batch: dict[str, torch.Tensor],
     *,
     labels_known: bool,
+    is_weighted: bool = False,
 ) -> tuple[Layout, Objective | None, bool]:
     """Call a copy of the model and its losses on a batch, and compute gradients.
 
     Return a layout and an objective that fit each other, and whether parameters that are trained have got no gradient.
 
     A model that does not take scalars as [rows] gets them as [rows, 1], and one that takes fewer arguments than there are columns
-    gets them side by side as [rows, numbers]. labels_known: the labels are not made up. Raises
-    ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
+    gets them side by side as [rows, numbers]. labels_known: the labels are not made up. is_weighted: rows weigh differently.
+    Raises ValueError if the model cannot be called, or if its outputs do not fit labels and losses.
     """
     outputs, layout, tried = try_layouts(model, layout, batch)
     found = outputs_of(outputs, layout)
@@ -88,7 +89,9 @@ def try_model(
                 check_labels(loss, output, label, _listed(layout.labels if len(pairs) == 1 else [layout.labels[place]]))
             if len(pairs) > 1:
                 refuse_ignored(pairs, layout.labels)
-        total = trial.loss(pairs, batch[layout.weight].float() if layout.weight else None)
+        rows = len(next(iter(batch.values())))
+        weight = batch[layout.weight].float() if layout.weight else torch.ones(rows) if is_weighted else None
+        total = trial.loss(pairs, weight)
     except Exception as error:
         raise ValueError(
             f"labels do not fit the loss: {error} (label columns {', '.join(_of(batch, layout.labels))}; "

@@ -20,12 +20,20 @@ def check_rows(batch: dict[str, torch.Tensor], names: Sequence[str], loader: Par
     check_finite(batch, names, lambda place: f"row {int(rows[place])} of {loader.manifest.where(int(groups[place]))}")
 
 
-def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``DataError`` for fractions in columns of class indexes, naming column and value."""
+def check_classes(batch: Mapping[str, torch.Tensor], names: Sequence[str], classes: int | None = None) -> None:
+    """Raise ``DataError`` for fractions, and with ``classes`` for what is no class, in columns of class indexes, by name."""
     for name in names:
         values = batch[name]
         if values.dim() == 1 and values.is_floating_point() and bool((found := values % 1 != 0).any()):
             raise DataError(not_a_class(name, float(values[found][0])))
+        if classes is not None and bool(((values < 0) | (values >= classes)).any()):
+            raise DataError(not_in_classes(name, float(values.min()), float(values.max()), classes))
+
+
+def not_in_classes(name: str, least: float, most: float, classes: int) -> str:
+    """Return the message for labels that are no classes of a classifier."""
+    found = f"labelCol: column {name!r} has labels from {least:g} to {most:g}"
+    return f"{found}; with {classes} classes they go from 0 to {classes - 1}"
 
 
 def check_indexes(batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ FREE = frozenset(
         "elasticTimeout",
         "epochs",
         "eventLogDir",
+        "findUnusedParameters",
         "hangTimeout",
         "loggers",
         "maxNp",

@@ -366,7 +366,7 @@ class Trainer:
         if self.plan.data.check:
             check_rows(batch, self.plan.layout.columns, self.loader if loader is None else loader)
             check_weights(batch, self.plan.layout.weight)
-            check_classes(batch, self.plan.class_labels)
+            check_classes(batch, self.plan.class_labels, self.plan.classes)
             check_indexes(batch, self.plan.layout.categories)
         check_whole(batch, self.plan.layout.whole)  # of lists, fit knows no more than how long they are
         if self.device.type != "cpu":

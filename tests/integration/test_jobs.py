@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import signal
@@ -299,6 +300,14 @@ def test_a_flood_of_output_holds_up_neither_worker_nor_driver_and_what_is_droppe
     assert text.count("] line ") + dropped == 300_000
 
 
+async def asynchronous() -> None:
+    pass
+
+
+def generating(count: int) -> Any:
+    yield count
+
+
 class StuckTerminal(io.StringIO):
     """Takes nothing until the job has finished."""
 
@@ -330,6 +339,8 @@ def test_env_reaches_the_workers_and_large_arguments_and_results_travel(run: Any
     [
         ({"fn": 3}, TypeError, "fn must be callable, not 3: give the function itself"),
         ({"fn": lambda: None, "args": (1,)}, TypeError, "fn cannot be called with the given args"),
+        ({"fn": asynchronous}, TypeError, "fn is a coroutine function or a generator, .* may call asyncio.run"),
+        ({"fn": functools.partial(generating, 1)}, TypeError, "fn is a coroutine function or a generator"),
         ({"fn": lambda: None, "kwargs": [1]}, TypeError, "kwargs must be a dict of arguments for fn"),
         ({"min_np": 3, "max_np": 2}, ValueError, "min_np=3, max_np=2"),
         ({"min_np": 0}, ValueError, "min_np must be a whole number from 1 on, not 0"),

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import pytest
 from checkpoint_stage import DAMAGES, fill, memory_url
+from fsspec.implementations.memory import MemoryFileSystem
 
 from spark_elastic.checkpoint.directory import VERSION, CheckpointDirectory, SupersededError
 from spark_elastic.checkpoint.naming import CheckpointName, Claim, Listing
@@ -34,14 +36,39 @@ def test_a_directory_that_does_not_exist_is_empty(directory: CheckpointDirectory
 def test_a_directory_that_another_run_makes_while_it_is_listed_is_listed(tmp_path: Path) -> None:
     """Seen with runs that began at once: pyarrow lists it in vain, and then finds that it exists."""
     directory, other = (CheckpointDirectory(str(tmp_path / "a")) for _ in range(2))
-    real = directory._files
+    listed = iter([FileNotFoundError(f"Cannot list directory '{tmp_path / 'a'}'")])
 
     def list_in_vain(selector: Any) -> Any:
-        directory._files = real
-        fill(FIRST, other)
-        raise FileNotFoundError(f"Cannot list directory '{tmp_path / 'a'}'")
+        for error in listed:
+            fill(FIRST, other)
+            raise error
+        return other._files.get_file_info(selector)
 
     directory._files = SimpleNamespace(get_file_info=list_in_vain)
+    assert directory.list().complete == {FIRST}
+
+
+class Refusing(MemoryFileSystem):
+    protocol = "refusing"
+    refused = 1_000_000
+
+    def info(self, path: str, **others: Any) -> Any:
+        Refusing.refused -= 1
+        if Refusing.refused >= 0:
+            raise PermissionError("no credentials")
+        return super().info(path, **others)
+
+
+def test_a_store_that_refuses_access_does_not_look_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have a job that resumes begin anew. What fails for a moment is asked again."""
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    directory = CheckpointDirectory("refusing://folder")
+    with pytest.raises(PermissionError, match="no credentials"):
+        directory.list()
+    monkeypatch.setattr(Refusing, "refused", 0)
+    assert directory.list() == Listing()
+    fill(FIRST, directory)
+    monkeypatch.setattr(Refusing, "refused", 2)
     assert directory.list().complete == {FIRST}
 
 

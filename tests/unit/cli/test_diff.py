@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
 from spark_elastic.checkpoint.best import Score
 from spark_elastic.checkpoint.content import encode
@@ -75,8 +78,15 @@ def test_commands_read_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert facts["sha256"] == equal.split()[-1]
     assert facts["newest"] == facts["checkpoints"][0]["name"] in shown
+    assert main(["diff", other, other, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"equal": True, "sha256": facts["sha256"]}
     assert main(["diff", one, other]) == 1
-    assert "the one" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the one" in told
+    assert main(["diff", one, other, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["equal"]
+    assert f"{found['path']}: {found['how']}\n" == told
 
 
 def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_of_the_newest(
@@ -100,3 +110,23 @@ def test_inspect_names_the_checkpoints_with_their_scores_and_shows_plain_values_
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(tmp_path), str(tmp_path)]) == 2
     assert "holds no complete checkpoint" in capsys.readouterr().err
+
+
+class RefusedError(Exception):
+    """What the library of a store raises without credentials."""
+
+
+class Closed(LocalFileSystem):
+    protocol = "closed"
+
+    def ls(self, *_: object, **__: object) -> Any:
+        raise RefusedError("no credentials")
+
+    info = open = find = ls
+
+
+def test_what_the_library_of_a_store_raises_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    fsspec.register_implementation("closed", Closed, clobber=True)
+    for command in (["inspect", "closed://a/b"], ["diff", "closed://a/b", "closed://a/b"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.rstrip().endswith("RefusedError: no credentials")

@@ -40,6 +40,13 @@ def test_annotations_of_a_script_are_what_python_makes_of_them(tmp_path: Path) -
     assert called(find_target(str(tmp_path / "script.py"), [])).stdout == "True\n"
 
 
+def test_a_script_that_is_no_python_is_refused_by_its_line_before_anything_starts(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("x = 1\nif x\n")
+    with pytest.raises(ValueError, match=r"broken\.py, line 2: SyntaxError: expected ':'"):
+        find_target(str(script), [])
+
+
 @pytest.mark.parametrize("text", ["raise KeyError('x')", "def broken(:"])
 def test_a_module_that_raises_when_it_is_imported_is_named_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str

@@ -265,12 +265,13 @@ def test_what_the_param_refuses(given: Any, message: str) -> None:
         ({"deterministic": True, "globalBatchSize": 8}, "weights the shards .* classWeights="),
         ({"trainStep": max}, "a trainStep computes its own"),
         ({"transform": dict}, "counts the labels of the data, which the transform may change"),
-        ({"loss": lambda output, label: output.mean()}, "classWeights='balanced' needs a loss for each row"),
+        ({"loss": lambda output, label: output.mean()}, "weights need a loss for each row: <lambda> has neither"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(params: dict[str, Any], message: str) -> None:
     classifier = TorchClassifier(
         model=nn.Linear(1, 2), featuresCol="x", labelCol="y", classWeights="balanced", **params
     )
+    layout, rows = classifier._layout_of_names(), {"x": torch.zeros(2, 1), "y": torch.zeros(2)}
     with pytest.raises(ValueError, match=message):
-        plan_recipe(classifier, classifier._layout_of_names(), classifier._default_loss())
+        plan_recipe(classifier, layout, classifier._default_loss()).checked_on(rows)

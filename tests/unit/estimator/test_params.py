@@ -150,7 +150,7 @@ SETTINGS = {
     "elasticTimeout": 2.5, "hangTimeout": 3.5, "driver": "cluster", "eventLogDir": "/logs",
     "store": Store.create("/x"), "runId": "run",
     "reuseData": False, "checkpointSteps": 6, "commitSteps": 7, "zeroRedundancy": True, "callbacks": [EarlyStopping()],
-    "loggers": [TensorBoardLogger("logs")], "backwardPassesPerStep": 2,
+    "loggers": [TensorBoardLogger("logs")], "backwardPassesPerStep": 2, "findUnusedParameters": True,
     "gradientClipNorm": 4.5, "gradientClipValue": 5.5, "mixedPrecision": "bf16", "scheduler": torch.optim.lr_scheduler.StepLR,
     "schedulerParams": {"step_size": 1}, "schedulerInterval": "step", "transform": dict, "trainStep": max, "shuffle": False,
     "seed": 13, "engine": "petastorm", "readers": 14, "useGpu": True,

@@ -351,6 +351,17 @@ def test_a_fraction_in_existing_data_is_no_class(tmp_path: Path) -> None:
         train(plan(tmp_path.as_uri(), data={"validation_url": None, "check": True}, class_labels=("y",)))
 
 
+@pytest.mark.parametrize("label", [-100, 2])
+def test_a_label_in_existing_data_that_is_no_class_of_a_classifier_is_named(tmp_path: Path, label: int) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": [1, label]}), tmp_path / "part.parquet")
+    data = {"validation_url": None, "check": True}
+    entropy = {"model": nn.Linear(1, 2), "objective": Objective((nn.CrossEntropyLoss(),))}
+    with pytest.raises(
+        DataError, match=rf"'y' has labels from {min(1, label)} to {max(1, label)}; with 2 classes they go"
+    ):
+        train(plan(tmp_path.as_uri(), data=data, class_labels=("y",), classes=2, **entropy))
+
+
 class Loud:
     def on_epoch_end(self, ctx: EpochContext) -> None:
         raise KeyError(f"epoch {ctx.epoch}")

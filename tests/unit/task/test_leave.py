@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -147,6 +148,8 @@ def test_where_no_task_runs_nothing_is_waited_for(
         stale.bind(f"spark_elastic-leave-{os.getuid()}")
     assert main(["leave"]) == 0
     assert capsys.readouterr().out == "no task of a job runs here\n"
+    assert main(["leave", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).items() >= {"tasks": 0, "left": 0}.items()
 
 
 def test_there_is_one_command_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
