@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import spark_elastic as se
 from spark_elastic.data import ParquetLoader
-from spark_elastic.errors import DataError, NotFiniteLossError, SparkElasticError
+from spark_elastic.errors import DataError, NotFiniteLossError, SparkElasticError, TrainingCodeError
 from spark_elastic.estimator.callback_runner import CallbackRunner
 from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.class_weights import class_of_rows
@@ -163,7 +163,10 @@ class Trainer:
     # ------------------------------------------------------------------ steps
 
     def _check_frozen(self) -> None:
-        """Raise ValueError if a parameter has come to require gradients that the optimizer does not have."""
+        """Raise ``TrainingCodeError``, which ends the job, if a parameter has come to require gradients that the optimizer lacks.
+
+        Callbacks run on rank 0 alone, so that any other error would only have another rank take its place.
+        """
         optimized = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         thawed = [
             name
@@ -171,11 +174,10 @@ class Trainer:
             if parameter.requires_grad and name in self._frozen and id(parameter) not in optimized
         ]
         if thawed:
-            others = f" and {len(thawed) - 1} others" if len(thawed) > 1 else ""
-            raise ValueError(
-                f"{thawed[0]}{others} came to require gradients during the fit, whose optimizer has the parameters that did so "
-                "when it began: fit again with the fitted network (model=fitted.model), or give an optimizer instance with all "
-                "parameters"
+            named = f"{', '.join(thawed[:3])}{' …' * (len(thawed) > 3)}"
+            raise TrainingCodeError(
+                f"{named} came to require gradients during the fit, whose optimizer has the parameters that did so when it began: "
+                "fit again with the fitted network (model=fitted.model), or give an optimizer instance with all parameters"
             )
 
     def _train_epoch(self, state: FitState) -> None:

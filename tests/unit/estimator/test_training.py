@@ -19,7 +19,7 @@ from worker_stage import Stage
 
 import spark_elastic as se
 from spark_elastic.data import read_manifest
-from spark_elastic.errors import DataError, WorkerLostError
+from spark_elastic.errors import DataError, TrainingCodeError, WorkerLostError
 from spark_elastic.estimator.callback_runner import _does
 from spark_elastic.estimator.callbacks import BestModel, Callback, EarlyStopping, EpochContext, MLflow, TensorBoard
 from spark_elastic.estimator.classifier import Classes
@@ -256,7 +256,9 @@ def test_parameters_that_come_to_require_gradients_need_an_optimizer_that_has_th
         model.bias.requires_grad_(False)
         return model
 
-    with pytest.raises(ValueError, match=r"bias came to require gradients during the fit.*fit again with the fitted"):
+    with pytest.raises(
+        TrainingCodeError, match=r"bias came to require gradients during the fit.*fit again with the fitted"
+    ):
         train(plan(dataset, model=network(), callbacks=[Thaw(nn.Linear(1, 1))]))
     model = network()
     steps = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
