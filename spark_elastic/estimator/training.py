@@ -176,8 +176,8 @@ class Trainer:
         if thawed:
             named = f"{', '.join(thawed[:3])}{' …' * (len(thawed) > 3)}"
             raise TrainingCodeError(
-                f"{named} came to require gradients during the fit, whose optimizer has the parameters that did so when it began: "
-                "fit again with the fitted network (model=fitted.model), or give an optimizer instance with all parameters"
+                f"{named} came to require gradients during the fit, whose optimizer has the parameters that did so when it "
+                "began: fit again with the fitted network (model=fitted.model), or give an optimizer instance with all parameters"
             )
 
     def _train_epoch(self, state: FitState) -> None:
@@ -493,8 +493,8 @@ class Passes:
 
 
 def length(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of rows of a batch."""
-    return len(next(iter(batch.values())))
+    """Return the number of rows of a batch, to which a transform may have added numbers of the whole batch."""
+    return next((len(values) for values in batch.values() if values.is_nested or values.dim()), 0)
 
 
 class LossWatch:
