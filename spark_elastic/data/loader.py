@@ -154,6 +154,8 @@ class PositionedLoader(Generic[T]):
         self._shard = shard
         self.shards_strict, self._has_warned = shards_strict, False
         self._in_state = False
+        # What `len` has said before there was a world.
+        self._told_length: int | None = None
         self._restored = False
         # The epoch at which the training function was entered, until it is left for a later one.
         self._entered_at = 0
@@ -216,8 +218,14 @@ class PositionedLoader(Generic[T]):
         return self._tracker.plan.steps(self._tracker.left, self._tracker.size)
 
     def __len__(self) -> int:
-        """Return the global steps of a full epoch; with a batch size per worker, those of the present world."""
-        return self._tracker.plan.steps(self._tracker.total, self._tracker.size)
+        """Return the global steps of a full epoch; with a batch size per worker, those of the present world.
+
+        Outside a state that is a world of one. The state warns when it turns out to be another one.
+        """
+        steps = self._tracker.plan.steps(self._tracker.total, self._tracker.size)
+        if not self._in_state and self._shard is None:
+            self._told_length = steps
+        return steps
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch at row 0. For the current epoch do nothing, whatever its position.
@@ -251,6 +259,17 @@ class PositionedLoader(Generic[T]):
         self._balancer = Balancer()
         self.batch_rows = (0,) * size
         deliveries.forget(self)
+        self._check_told_length()
+
+    def _check_told_length(self) -> None:
+        told, self._told_length = self._told_length, None
+        if told is not None and told != len(self) and self._tracker.rank == 0:
+            warnings.warn(
+                f"len(loader) was {told} above the elastic function, where there was no world yet, and is {len(self)} with "
+                f"{self._tracker.size} workers: with batch_size= the steps of an epoch depend on their number. Ask for it in the "
+                "elastic function, or give global_batch_size=",
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what it is a position in: a few plain values, whatever the size of the dataset."""

@@ -188,6 +188,23 @@ def test_going_back_to_an_epoch_before_that_of_the_state_is_warned_of_once_on_ra
     assert "set_epoch(0) goes back from epoch 2" in str(told[0].message)
 
 
+def test_a_length_that_was_asked_for_before_there_was_a_world_is_corrected_once_where_the_world_has_another() -> None:
+    alone, whole, inside = (
+        ElasticDataLoader(Numbers(10), **size)
+        for size in ({"batch_size": 2}, {"global_batch_size": 2}, {"batch_size": 2})
+    )
+    assert len(alone) == len(whole) == 5
+    with pytest.warns(UserWarning, match=r"len\(loader\) was 5 above the elastic function.* is 2 with 2 workers"):
+        alone.set_world(0, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone.set_world(0, 3)
+        whole.set_world(0, 2)
+        inside.set_world(0, 2)
+        assert len(inside) == 2
+        inside.set_world(0, 3)
+
+
 def test_a_batch_that_the_whole_dataset_cannot_fill_is_refused_where_it_would_be_dropped() -> None:
     loader = ElasticDataLoader(Numbers(10), global_batch_size=64, drop_last=True)
     with pytest.raises(
