@@ -276,7 +276,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if not store.temporary:
             forget_run(store, run_id)
         network = copy.deepcopy(recipe.network)
-        load_weights(network, trained.weights)
+        load_weights(network, trained.weights, trained.buffers)
         if trained.changed:
             warnings.warn(
                 f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "

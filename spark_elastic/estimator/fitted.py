@@ -6,30 +6,28 @@ from collections.abc import Mapping
 
 import torch
 
+from spark_elastic.worker.registered import non_persistent_buffers, same_values
+
 # What torch itself changes.
 _TORCHS = {"training"}
 
 
 def weights_of(network: torch.nn.Module) -> dict[str, object]:
     """Return the state dict, and the buffers that are left out of it (``persistent=False``)."""
-    weights: dict[str, object] = dict(network.state_dict())
-    return {**{name: buffer for name, buffer in network.named_buffers() if name not in weights}, **weights}
+    return {**non_persistent_buffers(network), **network.state_dict()}
 
 
-def load_weights(network: torch.nn.Module, weights: Mapping[str, object]) -> None:
-    """Load what ``weights_of`` has returned, or a state dict."""
-    kept = network.state_dict()
-    others = {name: value for name, value in weights.items() if name not in kept and _is_buffer(network, name)}
-    network.load_state_dict({name: value for name, value in weights.items() if name not in others})
-    for name, value in others.items():
+def load_weights(network: torch.nn.Module, weights: Mapping[str, object], buffers: Mapping[str, torch.Tensor]) -> None:
+    """Load a state dict, and the other buffers, which forward may have registered meanwhile."""
+    network.load_state_dict(weights)
+    for name, value in buffers.items():
         place, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(place), leaf, value)
-
-
-def _is_buffer(network: torch.nn.Module, name: str) -> bool:
-    place, _, leaf = name.rpartition(".")
-    modules = dict(network.named_modules())
-    return place in modules and leaf in modules[place]._buffers
+        part = network.get_submodule(place)
+        present = part._buffers.get(leaf)
+        if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype):
+            present.copy_(value)  # in place, since it may be in several modules
+        else:
+            part.register_buffer(leaf, value, persistent=False)
 
 
 class PlainAttributes:
@@ -52,11 +50,22 @@ def _plain(network: torch.nn.Module) -> dict[str, object]:
         f"{place}.{name}" if place else name: value
         for place, part in network.named_modules()
         for name, value in vars(part).items()
-        if not name.startswith("_") and name not in _TORCHS and isinstance(value, (torch.Tensor, int, float))
+        if not name.startswith("_") and name not in _TORCHS and _is_comparable(value) and not _is_made(part, name)
     }
+
+
+def _is_comparable(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_nested and not value.is_meta
+    return isinstance(value, (int, float))
+
+
+def _is_made(part: torch.nn.Module, name: str) -> bool:
+    """Whether torch makes the attribute of parameters in each forward, such as weight_norm of weight_v and weight_g."""
+    return any(parameter.startswith(f"{name}_") for parameter in part._parameters)
 
 
 def _equal(one: object, other: object) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other.to(one.device))
+        return one.shape == other.shape and same_values(one, other.to(one.device))
     return type(one) is type(other) and (one == other or (one != one and other != other))

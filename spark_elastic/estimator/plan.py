@@ -123,13 +123,14 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Trained:
-    """What rank 0 returns: the model's state dict and its other buffers on the CPU, and a dict for each epoch.
+    """What rank 0 returns: the model's state dict and its other buffers, on the CPU, and a dict for each epoch.
 
     changed: plain attributes of the network that training has changed, which are not among the weights. not_finite: says where
     a loss was NaN or infinite and has ended training; the weights are then those of the step before.
     """
 
     weights: dict[str, object]
+    buffers: dict[str, torch.Tensor]
     history: list[Metrics]
     not_finite: str | None = None
     changed: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from spark_elastic.estimator.objective import TINY, Pair, label_weights, refuse_
 from spark_elastic.estimator.plan import StepPlan, Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
+from spark_elastic.worker.registered import non_persistent_buffers
 
 _log = logging.getLogger(__name__)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,12 +61,15 @@ def train(plan: TrainingPlan) -> Trained | None:
         trainer.callbacks.fail(state, NotFiniteLossError(trainer.not_finite))
     if se.rank() != 0:
         return None
-    weights = state.best if state.best is not None else weights_of(trainer.model.module)
+    network = trainer.model.module
+    weights = {
+        name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        for name, value in (weights_of(network) if state.best is None else state.best).items()
+    }
+    others = {name: weights.pop(name) for name in non_persistent_buffers(network) if name in weights}
     return Trained(
-        {
-            name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-            for name, value in weights.items()
-        },
+        weights,
+        {name: value for name, value in others.items() if isinstance(value, torch.Tensor)},
         history_of(state),
         trainer.not_finite,
         trainer.attributes.changed(),

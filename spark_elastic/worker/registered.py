@@ -41,3 +41,18 @@ class Registered:
     def names(self) -> list[str]:
         """The names under which objects are registered at present."""
         return list(itertools.chain.from_iterable(self._registers))
+
+
+def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that no state dict has, by the names of their places."""
+    return {
+        f"{place}.{name}" if place else name: buffer
+        for place, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+        if (buffer := part._buffers.get(name)) is not None
+    }
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape hold the same values; NaN is the same as NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())

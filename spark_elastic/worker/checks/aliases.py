@@ -86,6 +86,8 @@ _states: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[object]] =
 
 def watch_loads(optimizer: torch.optim.Optimizer, state: object) -> None:
     """Have ``optimizer.load_state_dict`` raise what ``check_live`` does for all attributes of its State."""
+    if not hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):
+        return  # it wraps another one, and is no optimizer of torch's but by name
     if optimizer not in _states:
         optimizer.register_load_state_dict_post_hook(_check_loaded)
     _states[optimizer] = weakref.ref(state)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from spark_elastic.worker.registered import non_persistent_buffers, same_values
 from spark_elastic.worker.state.snapshot import find_objects
 
 # At which steps of a generation buffers are compared: what changes between all of them is trained, and no cache that is filled.
@@ -24,26 +25,23 @@ class UnkeptBuffers:
         """Take note of the buffers at a step. Return at the last one the names of those that changed between all of them."""
         if step not in STEPS:
             return []
-        now = _non_persistent(shared)
+        now = _compared(shared)
         if step == STEPS[0]:
             self._changing = {name: buffer.detach().clone() for name, buffer in now.items()}
             return []
         self._changing = {
             name: now[name].detach().clone()
             for name, before in self._changing.items()
-            if name in now and before.shape == now[name].shape and not torch.equal(before, now[name])
+            if name in now and before.shape == now[name].shape and not same_values(before, now[name])
         }
         return list(self._changing) if step == STEPS[-1] else []
 
 
-def _non_persistent(shared: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    found = {}
-    for place, value in find_objects(shared).items():
-        if isinstance(value, torch.nn.Module):
-            kept = value.state_dict(keep_vars=True).keys()
-            found.update({
-                f"state.{place}.{name}": buffer
-                for name, buffer in value.named_buffers()
-                if name not in kept and buffer.numel() <= NUMBERS
-            })  # fmt: skip
-    return found
+def _compared(shared: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    return {
+        f"state.{place}.{name}": buffer
+        for place, value in find_objects(shared).items()
+        if isinstance(value, torch.nn.Module)
+        for name, buffer in non_persistent_buffers(value).items()
+        if buffer.numel() <= NUMBERS and buffer.layout is torch.strided
+    }

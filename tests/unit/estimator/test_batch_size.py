@@ -232,7 +232,7 @@ def test_fewer_workers_may_train_where_steps_do_not_depend_on_their_number_unles
 
     def run(*_: Any, **settings: Any) -> list[Any]:
         given.update(settings)
-        return [Trained({}, [])]
+        return [Trained({}, {}, [])]
 
     monkeypatch.setattr("spark_elastic.run", run)
     monkeypatch.setattr("spark_elastic.estimator.estimator.parallelism", lambda session: 4)

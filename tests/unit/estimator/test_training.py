@@ -216,8 +216,10 @@ class Counting(nn.Module):
         self.inner = nn.Module()
         self.register_buffer("kept", torch.zeros(()))
         self.inner.register_buffer("also", torch.zeros(()), persistent=False)
+        self.inner.register_buffer("alias", self.inner.also, persistent=False)
         self.inner.register_buffer("late", None, persistent=False)
-        self.lost, self.number, self.same = torch.zeros(()), 0, torch.ones(2)
+        self.lost, self.number, self.same = torch.zeros(()), 0, torch.tensor([1.0, torch.nan])
+        self.sparse, self.lists = torch.ones(2).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
@@ -225,6 +227,7 @@ class Counting(nn.Module):
             for count in (self.kept, self.inner.also, self.lost):
                 count += 1
             self.inner.late = self.inner.also * 2
+            self.inner.register_buffer("found", torch.tensor(7.0), persistent=False)
         output: torch.Tensor = self.layer(x)
         return output
 
@@ -237,10 +240,17 @@ def test_all_buffers_are_part_of_the_result_and_other_attributes_that_changed_ar
     assert found is not None
     assert found.changed == ("lost", "number")
     network = Counting()
-    load_weights(network, found.weights)
+    load_weights(network, found.weights, found.buffers)
     assert [network.kept.item(), network.inner.also.item(), network.inner.late.item()] == [20, 20, 40]
-    load_weights(network, nn.ModuleDict({"layer": nn.Linear(1, 1)}).state_dict() | {"kept": torch.ones(())})
-    assert network.kept.item() == 1
+    assert network.inner.alias is network.inner.also
+    assert network.inner.found.item() == 7
+    assert "found" not in network.state_dict()
+
+
+def test_what_torch_makes_of_parameters_in_each_forward_is_no_attribute_that_changed(dataset: str) -> None:
+    found = train(plan(dataset, model=nn.utils.weight_norm(nn.Linear(1, 1))))
+    assert found is not None
+    assert found.changed == ()
 
 
 def test_parameters_that_come_to_require_gradients_need_an_optimizer_that_has_them(dataset: str) -> None:

@@ -107,3 +107,30 @@ def test_an_optimizer_may_load_what_no_attribute_holds_also_when_its_state_is_go
     elastic(lambda state: optimizer.load_state_dict(optimizer.state_dict()))(TorchState(optimizer=optimizer))
     gc.collect()
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one, such as a lookahead, which is one of torch's by name alone."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.state, self.defaults, self.param_groups = (
+            inner,
+            inner.state,
+            inner.defaults,
+            inner.param_groups,
+        )
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+def test_an_optimizer_that_only_wraps_another_one_may_be_in_a_state() -> None:
+    state = trained()
+    wrapped = TorchState(model=state.model, optimizer=Wrapping(state.optimizer))
+    assert elastic(lambda state: state.optimizer.step() or "trained")(wrapped) == "trained"

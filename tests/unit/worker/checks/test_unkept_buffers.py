@@ -15,7 +15,10 @@ class Buffers(nn.Module):
         self.inner.register_buffer("moving", torch.zeros(2), persistent=False)
         self.register_buffer("kept", torch.zeros(2))
         for name in ("constant", "filled", "grown"):
-            self.register_buffer(name, torch.zeros(2), persistent=False)
+            self.register_buffer(name, torch.tensor([0.0, torch.nan]), persistent=False)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {f"renamed.{name}": value for name, value in super().state_dict().items()}
 
     def step(self, number: int) -> None:
         self.kept += 1
