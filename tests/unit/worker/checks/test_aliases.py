@@ -120,9 +120,6 @@ class Wrapping(torch.optim.Optimizer):
             inner.param_groups,
         )
 
-    def step(self, closure: Any = None) -> Any:
-        return self.inner.step(closure)
-
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 
@@ -133,4 +130,4 @@ class Wrapping(torch.optim.Optimizer):
 def test_an_optimizer_that_only_wraps_another_one_may_be_in_a_state() -> None:
     state = trained()
     wrapped = TorchState(model=state.model, optimizer=Wrapping(state.optimizer))
-    assert elastic(lambda state: state.optimizer.step() or "trained")(wrapped) == "trained"
+    assert elastic(lambda state: "entered")(wrapped) == "entered"
