@@ -252,6 +252,7 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             commit_steps=self.value("commitSteps"),
             class_weights=self._class_weights(model, data),
             weighs_labels=recipe.weighs_labels(facts, data.shards, sample),
+            may_ignore=recipe.may_ignore(facts, data.shards, sample),
             has_unused=recipe.has_unused or self.value("findUnusedParameters"),
             classes=model._label_classes,
             fit_id=secrets.token_hex(6),

@@ -24,10 +24,14 @@ def load_weights(network: torch.nn.Module, weights: Mapping[str, object], buffer
         place, _, leaf = name.rpartition(".")
         part = network.get_submodule(place)
         present = part._buffers.get(leaf)
-        if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype):
+        if present is not None and present.is_contiguous() and _kind(present) == _kind(value):
             present.copy_(value)  # in place, since it may be in several modules
         else:
             part.register_buffer(leaf, value, persistent=False)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.layout
 
 
 class PlainAttributes:

@@ -93,7 +93,8 @@ class TrainingPlan:
     notices that. class_labels: columns that have to hold whole numbers. classes: how many classes a classifier's label has.
     terminate_on_nan: whether a loss that is not a finite number ends the fit. commit_steps: the steps between two commits.
     class_weights: for each class that the label may be, the factor of its rows' weights; empty if there are none. weighs_labels:
-    the one loss may divide by the weights of its labels. has_unused: whether some parameters that are trained may get no
+    the one loss may divide by the weights of its labels. may_ignore: losses may ignore labels that no weights stand for, and
+    that has to be looked for. has_unused: whether some parameters that are trained may get no
     gradient. fit_id: tells this fit from an earlier one of the same run.
     """
 
@@ -117,6 +118,7 @@ class TrainingPlan:
     commit_steps: int = 1
     class_weights: tuple[float, ...] = ()
     weighs_labels: bool = False
+    may_ignore: bool = False
     has_unused: bool = False
     fit_id: str = "fit"
 

@@ -100,15 +100,32 @@ class Recipe:
         if self.objective is None or len(self.layout.labels) != 1 or self.steps.train_step is not None:
             return False
         (loss,), (label,) = self.objective.losses, self.layout.labels
-        known = facts.get(label, {}) if sample[label].dim() == 1 and self.transform is None else {}
-        has_ignored = bool(known) and ignores(loss, known["min"])
+        least = self._least(label, facts, sample)
+        has_ignored = ignores(loss, least)
         if has_ignored and shards is not None:
             raise ValueError(
                 f"deterministic=True weights the shards of a batch by their rows, and {name_of(loss)} ignores some labels of "
                 f"column {label!r}: drop these rows, or weight them by 0 in a trainStep"
             )
-        may_ignore = not known and shards is None and is_cross_entropy(loss)
+        may_ignore = least is None and shards is None and is_cross_entropy(loss)
         return has_ignored or may_ignore or weighs_labels(loss)
+
+    def may_ignore(self, facts: Facts, shards: int | None, sample: Mapping[str, torch.Tensor]) -> bool:
+        """Whether steps have to look for labels that a loss ignores, where rows cannot be weighted by what it counts."""
+        if (
+            self.objective is None
+            or self.steps.train_step is not None
+            or (shards is None and len(self.layout.labels) < 2)
+        ):
+            return False
+        least = [self._least(label, facts, sample) for label in self.layout.labels]
+        losses = [loss for loss in self.objective.losses if is_cross_entropy(loss)]
+        return any(each is None or ignores(loss, each) for loss in losses for each in least)
+
+    def _least(self, label: str, facts: Facts, sample: Mapping[str, torch.Tensor]) -> float | None:
+        """Return the least label; None where facts do not tell: of lists they have lengths, and a transform may change labels."""
+        known = label in facts and sample[label].dim() == 1 and self.transform is None
+        return facts[label]["min"] if known else None
 
     def class_labels(self, outputs: int) -> tuple[str, ...]:
         """Return the columns that losses take as class indexes, provided that losses receive the columns unchanged."""

@@ -100,6 +100,9 @@ class Trainer:
         # Says where a loss was not a finite number, which ends the fit; and the last epoch for which that was logged.
         self.not_finite: str | None = None
         self._complained: int | None = None
+        # What a batch has weighed in the last step, where rows have weights; all ranks have the same number.
+        self._usual = 0.0
+        self._is_weighted = bool(plan.layout.weight or plan.class_weights or plan.weighs_labels)
         self._losses = LossWatch()
 
     def _course(self) -> Course:
@@ -138,7 +141,7 @@ class Trainer:
 
     def run(self, state: FitState) -> None:
         """Train from the position of the state to the end."""
-        self.not_finite, self._losses = None, LossWatch()
+        self.not_finite, self._losses, self._usual = None, LossWatch(), 0.0
         if not isinstance(state.history, bytes):  # it comes from a checkpoint of an earlier release
             earlier: list[Metrics] = state.history
             state.history = b"".join(json.dumps(entry, default=_as_plain).encode() + b"\n" for entry in earlier)
@@ -181,7 +184,7 @@ class Trainer:
             named = f"{', '.join(thawed[:3])}{' …' * (len(thawed) > 3)}"
             raise TrainingCodeError(
                 f"{named} came to require gradients during the fit, whose optimizer has the parameters that did so when it "
-                "began: fit again with the fitted network (model=fitted.model), or give an optimizer instance with all parameters"
+                "began: fit again with the fitted network (model=fitted.model)"
             )
 
     def _train_epoch(self, state: FitState) -> None:
@@ -191,14 +194,14 @@ class Trainer:
         self._check_frozen()
         self.model.train()
         taken = planned = 0
-        passes = Passes(0)
+        passes = Passes(0, 1.0)
         position = self.loader.rows_processed
         sums: torch.Tensor | float = 0.0
         for columns in self.loader:
             if not taken:
                 self.optimizer.zero_grad(set_to_none=True)
                 planned = min(self.plan.steps.passes, self.loader.steps_left + 1)
-                passes = Passes(planned)
+                passes = Passes(planned, self._usual or self._rows_of_a_batch())
             taken += 1
             with nullcontext() if taken == planned else self.model.no_sync():
                 sums = sums + (self._backward if self.plan.data.shards is None else self._backward_parts)(
@@ -211,6 +214,8 @@ class Trainer:
             if taken < planned:
                 continue
             self._step(passes.rest())
+            if self._is_weighted and passes.total:
+                self._usual = passes.total / planned
             assert isinstance(sums, torch.Tensor), "at least one batch was taken"
             state.sums = sums if state.sums is None else state.sums + sums
             self.callbacks.end_batch(state, sums, self.optimizer)
@@ -226,12 +231,13 @@ class Trainer:
     def _backward(self, state: FitState, columns: dict[str, torch.Tensor], passes: Passes) -> torch.Tensor:
         """Run forward and backward on one batch. Return loss, metrics and weight, each summed over all ranks."""
         batch = self._prepare(columns)
-        if not length(batch):
+        count = self._count(batch, columns)
+        if not count:
             raise DataError(
                 f"the transform has left none of the {length(columns)} rows of a batch: drop rows before fit, or give them a "
                 "weight of 0 (weightCol)"
             )
-        rows = length(batch) if self.loader.batch_rows[se.rank()] else 0
+        rows = count if self.loader.batch_rows[se.rank()] else 0
         weight = self._weights(batch)
         if weight is not None and not rows:
             # A repeated batch adds nothing, even if the rows of all other ranks have no weight.
@@ -249,14 +255,31 @@ class Trainer:
         sums = torch.cat([sums * amount if amount else torch.zeros_like(sums), sums.new_tensor([amount])])
         # The sums are reduced while backward computes, and waited for before the commit that counts the batch.
         work = dist.all_reduce(sums, async_op=True) if se.size() > 1 else None
-        if work is not None and passes.planned > 1:  # the weight of the whole batch is its part of the step
-            work.wait()
-        scaled = loss * passes.part(sums[-1])
+        scaled = loss * (passes.part(self._batch_weight(sums, work)) if passes.planned > 1 else 1.0)
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         if work is not None:
             work.wait()
         self._look(state, "loss", self._losses.see(sums[0]))
         return sums
+
+    def _count(self, batch: Mapping[str, torch.Tensor], columns: Mapping[str, torch.Tensor]) -> int:
+        """Return the number of rows in what the transform has made of these columns: that of a label, or else of a feature."""
+        layout = self.plan.layout
+        named = (batch.get(name) for name in (*layout.labels, *layout.features))
+        found = next((each for each in named if isinstance(each, torch.Tensor) and each.dim()), None)
+        return length(columns) if found is None else len(found)
+
+    def _rows_of_a_batch(self) -> int:
+        data = self.plan.data
+        return data.global_batch_size or (data.batch_size or 1) * se.size()
+
+    def _batch_weight(self, sums: torch.Tensor, work: dist.Work | None) -> float:
+        """Return the weight of a batch on all ranks, the last of its ``sums``, which is waited for where it is not known."""
+        if not self._is_weighted and self.plan.data.transform is None:
+            return sum(self.loader.batch_rows)
+        if work is not None:
+            work.wait()
+        return float(sums[-1])
 
     def _weights(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the weight of each row [rows]; None if all rows weigh the same."""
@@ -272,13 +295,13 @@ class Trainer:
     def _backward_parts(self, state: FitState, columns: dict[str, torch.Tensor], passes: Passes) -> torch.Tensor:
         """Do the same as ``_backward``, shard by shard, so that all bits are those of any other world."""
         rows = sum(self.loader.batch_rows)
-        factor = passes.part(torch.tensor(float(rows)))
+        factor = passes.part(rows)
         parts = self.model.parts(columns)
         for part in parts:
             batch = self._prepare(part)
-            if length(batch) != length(part):
+            if (count := self._count(batch, part)) != length(part):
                 raise DataError(
-                    f"deterministic=True weights shards by their rows, and the transform has made {length(batch)} rows of "
+                    f"deterministic=True weights shards by their rows, and the transform has made {count} rows of "
                     f"{length(part)}: drop or repeat rows before fit, or weight them in a trainStep"
                 )
             with self._precision():
@@ -334,7 +357,7 @@ class Trainer:
         layout, objective, custom = self.plan.layout, self.objective, self.plan.steps.train_step
         if custom is None:
             pairs = objective.pairs(layout, layout.call(model, batch), batch)
-            if self.plan.data.shards is not None or len(pairs) > 1:
+            if self.plan.may_ignore:
                 refuse_ignored(pairs, layout.labels)
             return objective.loss(pairs, weight), pairs
         result = custom(model, batch, StepContext(state.epoch, state.step, rows, self.device, self.optimizer))
@@ -449,7 +472,7 @@ class Trainer:
         with torch.no_grad():
             for columns in loader:
                 batch = self._prepare(columns, loader)
-                rows = length(batch)
+                rows = self._count(batch, columns)
                 if not rows:  # the transform has left none
                     continue
                 weight = self._weights(batch)
@@ -475,30 +498,33 @@ def _as_plain(value: object) -> object:
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else str(value)
 
 
+def length(columns: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of rows in columns as the loader has them."""
+    return len(next(iter(columns.values())))
+
+
 class Passes:
-    """The backward passes of one step, each weighted by its batch's weight: the step is that of one batch with all rows."""
+    """The backward passes of one step, each weighted by its batch's weight: the step is that of one batch with all rows.
 
-    def __init__(self, planned: int) -> None:
+    planned: how many there are. usual: what a batch weighs as a rule, on all ranks the same number: losses of batches of that
+    weight are only divided by the number of passes, so that half precision has numbers of the usual size.
+    """
+
+    def __init__(self, planned: int, usual: float) -> None:
         self.planned = planned
-        self._first = self._total = 0.0
+        self.total = 0.0
+        self._usual = usual
 
-    def part(self, weight: torch.Tensor) -> float:
+    def part(self, weight: float) -> float:
         """Return what the loss of the next batch is multiplied by, given the weight of the batch on all ranks together."""
         if self.planned == 1:
             return 1.0
-        amount = float(weight)
-        self._first = self._first or amount
-        self._total += amount
-        return amount / self._first / self.planned if self._first else 0.0
+        self.total += weight
+        return weight / self._usual / self.planned
 
     def rest(self) -> float:
-        """Return what gradients have to be multiplied by after the last pass; 1.0 where all batches weigh the same."""
-        return self._first * self.planned / self._total if self._total else 1.0
-
-
-def length(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of rows of a batch, to which a transform may have added numbers of the whole batch."""
-    return next((len(values) for values in batch.values() if values.is_nested or values.dim()), 0)
+        """Return what gradients have to be multiplied by after the last pass."""
+        return self._usual * self.planned / self.total if self.total else 1.0
 
 
 class LossWatch:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from spark_elastic.errors import DataError
-from spark_elastic.estimator import TorchClassifier
+from spark_elastic.estimator import TorchClassifier, TorchEstimator
 from spark_elastic.estimator.class_weights import count_classes, weights_of_classes
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.objective import Objective, label_weights
@@ -170,6 +170,31 @@ def test_what_a_loss_weighs_is_known_by_its_arguments_or_by_the_labels() -> None
         ValueError, match=r"deterministic=True .* CrossEntropyLoss\(weight=, ignore_index=\) by something else"
     ):
         recipe(weighted, deterministic=True, globalBatchSize=48)
+
+
+def test_steps_look_for_ignored_labels_where_no_weight_stands_for_them_and_facts_do_not_rule_them_out() -> None:
+    layout, entropy = Layout((Input(None, ("x",)),), ("y", "z")), nn.CrossEntropyLoss()
+
+    def looks(
+        least: float | None, shards: int | None = None, width: int = 0, layout: Layout = layout, **more: Any
+    ) -> bool:
+        given = {"loss": entropy, **more}
+        estimator = TorchEstimator(model=nn.Linear(1, 3), featureCols=["x"], labelCols=list(layout.labels), **given)
+        facts = {} if least is None else {name: {"min": least} for name in "yz"}
+        sample = {name: torch.zeros((2, width) if width else 2) for name in "yz"}
+        found: bool = plan_recipe(estimator, layout, None).may_ignore(facts, shards, sample)
+        return found
+
+    assert looks(None)
+    assert looks(5.0, width=5)
+    assert looks(-100.0)
+    assert looks(0.0, transform=dict)
+    assert not looks(0.0)
+    assert not looks(None, loss=nn.MSELoss())
+    assert not looks(None, loss=None, trainStep=max)
+    one = replace(layout, labels=("y",))
+    assert not looks(None, layout=one)
+    assert looks(None, shards=4, layout=one)
 
 
 def test_a_label_without_a_weight_is_an_error_that_names_it(tmp_path: Path) -> None:

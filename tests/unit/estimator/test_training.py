@@ -150,7 +150,7 @@ def test_a_repeated_batch_adds_nothing_where_the_others_weigh_nothing(dataset: s
     monkeypatch.setattr(trainer, "model", trainer.model.module)
     monkeypatch.setattr(nn.Module, "set_rows", lambda *_: None, raising=False)
     batch = {name: torch.ones(3) for name in "xyw"}
-    sums = trainer._backward(SimpleNamespace(names=[]), batch, Passes(1))
+    sums = trainer._backward(SimpleNamespace(names=[]), batch, Passes(1, 1.0))
     assert sums.tolist() == [0.0, 0.0]
     assert [parameter.grad.abs().max().item() for parameter in trainer.model.parameters()] == [0.0, 0.0]
 
@@ -189,7 +189,8 @@ def test_accumulated_passes_of_different_weights_make_the_step_of_one_batch(data
 
 def test_rows_that_a_transform_leaves_out_or_adds_count_as_they_are(dataset: str) -> None:
     def positive(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: values[batch["x"] > 0] for name, values in batch.items()}
+        rows = {name: values[batch["x"] > 0] for name, values in batch.items()}
+        return {"of all": torch.ones(3, 3), "names": ["x"], **rows}  # type: ignore[dict-item]
 
     def none(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: values[:0] for name, values in batch.items()}
@@ -218,6 +219,7 @@ class Counting(nn.Module):
         self.inner.register_buffer("also", torch.zeros(()), persistent=False)
         self.inner.register_buffer("alias", self.inner.also, persistent=False)
         self.inner.register_buffer("late", None, persistent=False)
+        self.inner.register_buffer("wide", torch.ones(1).expand(3), persistent=False)
         self.lost, self.number, self.same = torch.zeros(()), 0, torch.tensor([1.0, torch.nan])
         self.sparse, self.lists = torch.ones(2).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])
 
