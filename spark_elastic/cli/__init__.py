@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = type(error)
         if kind.__module__ == "builtins":  # a mistake of ours
             raise
-        # What the libraries of object stores raise, each an error of its own.
+        # What the libraries of object stores raise, and Spark: each an error of its own.
         print(f"spark-elastic: {kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

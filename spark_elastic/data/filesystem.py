@@ -125,12 +125,20 @@ def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = Fa
     selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
     try:
         found: list[pafs.FileInfo] = filesystem.get_file_info(selector)
-        if found or handler is None or filesystem.get_file_info(folder).type == pafs.FileType.NotFound:
+        if found or handler is None or not _is_listed(handler.fs, folder):
             return found
     except FileNotFoundError:
         pass  # pyarrow did not find the folder and looked again; another process has made it in between
     found = filesystem.get_file_info(selector)
     return found
+
+
+def _is_listed(filesystem: Any, folder: str) -> bool:
+    """Whether fsspec lists anything in a folder: some stores list what they refuse to tell of."""
+    try:
+        return bool(filesystem.ls(folder, detail=False))
+    except FileNotFoundError:
+        return False
 
 
 def list_files(location: Location) -> list[tuple[str, int | None]]:

@@ -281,7 +281,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
         if trained.changed:
             warnings.warn(
                 f"attributes of the network ({', '.join(trained.changed)}) were changed by training, and the model has them as "
-                "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer)",
+                "they were before: a fit keeps parameters and buffers, so make buffers of them (register_buffer), unless forward "
+                "sets them anew each time",
                 stacklevel=4,
             )
         return model.describe(model=network.eval(), history=trained.history, run_id=run_id)

@@ -10,6 +10,8 @@ from spark_elastic.worker.registered import non_persistent_buffers, same_values
 
 # What torch itself changes.
 _TORCHS = {"training"}
+# Larger attributes are not compared.
+NUMBERS = 1_000_000
 
 
 def weights_of(network: torch.nn.Module) -> dict[str, object]:
@@ -60,7 +62,7 @@ def _plain(network: torch.nn.Module) -> dict[str, object]:
 
 def _is_comparable(value: object) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.layout is torch.strided and not value.is_nested and not value.is_meta
+        return not value.is_nested and value.layout is torch.strided and not value.is_meta and value.numel() <= NUMBERS
     return isinstance(value, (int, float))
 
 

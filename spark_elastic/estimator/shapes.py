@@ -25,6 +25,10 @@ _ELEMENTWISE_NAMES = frozenset(
 )
 
 
+# A label that there never is.
+_NEVER = -(2**31)
+
+
 class ClassificationLoss:
     """Cross entropy of class indexes and logits [rows, classes], or one logit per row for two classes."""
 
@@ -34,7 +38,8 @@ class ClassificationLoss:
         """Return the loss, reduced as ``reduction`` says."""
         if output.dim() == 1:
             return functional.binary_cross_entropy_with_logits(output, label.to(output.dtype), reduction=self.reduction)
-        return functional.cross_entropy(output, label.long(), reduction=self.reduction)
+        # A label below 0 is an error, and not left out of the mean.
+        return functional.cross_entropy(output, label.long(), reduction=self.reduction, ignore_index=_NEVER)
 
 
 def takes_classes(loss: object) -> bool:

@@ -416,6 +416,7 @@ class Trainer:
     # ------------------------------------------------------------------ the end of an epoch
 
     def _end_epoch(self, state: FitState) -> None:
+        self._check_frozen()
         self.model.eval()
         if se.size() > 1 and self.plan.data.shards is None:
             # Each rank has those of its own last batch, and the result is to be the network that is validated.

@@ -111,8 +111,7 @@ def test_passes_of_one_step_count_by_the_weights_of_their_rows(frame: Any) -> No
 
 def test_what_is_validated_is_the_network_that_the_fit_returns(frame: Any) -> None:
     """Each worker's running statistics are those of its own rows."""
-    both = frame.withColumn("held", f.lit(False))
-    both = both.union(both.limit(10).withColumn("held", f.lit(True)))
+    both = frame.withColumn("held", f.lit(False)).union(frame.where("w > 3").withColumn("held", f.lit(True)))
     fitted = fit(both, Normed(), nn.MSELoss(), "y", validationIndicatorCol="held")
     rows = columns(both.where("held").drop("held"))
     with torch.no_grad():

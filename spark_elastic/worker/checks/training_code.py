@@ -107,7 +107,8 @@ class TrainingChecks:
         if unkept := self._buffers.look(self._steps, self._shared()):
             self._warn(
                 f"the buffer {unkept[0]} changes while it trains, and commits leave it out (persistent=False), so that after a "
-                "loss it is another one than that of the commit: register it with persistent=True"
+                "loss it is another one than that of the commit: register it with persistent=True, unless forward sets it anew "
+                "each time"
             )
         if self._steps == STEPS_WITHOUT_COMMIT and not self._state._commits.index:
             self._warn(

@@ -53,10 +53,17 @@ class Refusing(MemoryFileSystem):
     refused = 1_000_000
 
     def info(self, path: str, **others: Any) -> Any:
+        self._answer()
+        return super().info(path, **others)
+
+    def ls(self, path: str, *others: Any, **more: Any) -> Any:
+        self._answer()
+        return super().ls(path, *others, **more)
+
+    def _answer(self) -> None:
         Refusing.refused -= 1
         if Refusing.refused >= 0:
             raise PermissionError("no credentials")
-        return super().info(path, **others)
 
 
 def test_a_store_that_refuses_access_does_not_look_empty(monkeypatch: pytest.MonkeyPatch) -> None:

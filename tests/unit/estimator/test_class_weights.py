@@ -172,6 +172,11 @@ def test_what_a_loss_weighs_is_known_by_its_arguments_or_by_the_labels() -> None
         recipe(weighted, deterministic=True, globalBatchSize=48)
 
 
+def test_the_loss_of_a_classifier_ignores_no_label() -> None:
+    with pytest.raises(IndexError, match="Target -100 is out of bounds"):
+        ClassificationLoss()(torch.zeros(2, 3), torch.tensor([0, -100]))
+
+
 def test_steps_look_for_ignored_labels_where_no_weight_stands_for_them_and_facts_do_not_rule_them_out() -> None:
     layout, entropy = Layout((Input(None, ("x",)),), ("y", "z")), nn.CrossEntropyLoss()
 
