@@ -18,7 +18,7 @@ from spark_elastic.estimator.objective import Objective, refuse_ignored
 from spark_elastic.estimator.plan import StepPlan
 from spark_elastic.estimator.schedules import Course, make_scheduler
 from spark_elastic.estimator.shapes import shown_shape
-from spark_elastic.estimator.training import make_optimizer
+from spark_elastic.estimator.steps import make_optimizer
 
 # An odd number of rows, which is unlikely to be a layer's number of features.
 ROWS = 7

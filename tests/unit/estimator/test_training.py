@@ -33,7 +33,8 @@ from spark_elastic.estimator.objective import Objective, refuse_ignored
 from spark_elastic.estimator.plan import DataPlan, StepPlan, TrainingPlan
 from spark_elastic.estimator.runs import describe_callbacks
 from spark_elastic.estimator.saved_objects import Pickler, Unpickler, names_of_tensors
-from spark_elastic.estimator.training import Passes, Trainer, train
+from spark_elastic.estimator.steps import Passes
+from spark_elastic.estimator.training import Trainer, train
 from spark_elastic.worker.job import enter_job
 
 ROWS = 100
