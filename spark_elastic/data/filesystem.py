@@ -113,15 +113,21 @@ def shown(url: str | os.PathLike[str]) -> str:
     return re.sub(r"://[^/@]*@", "://…@", os.fspath(url))
 
 
+def forget_listings(filesystem: pafs.FileSystem) -> None:
+    """Drop the listings that fsspec has cached, because other processes may have written since."""
+    handler = getattr(filesystem, "handler", None)
+    if handler is not None:
+        handler.fs.invalidate_cache()
+
+
 def list_below(filesystem: pafs.FileSystem, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
     """List what is in a folder, which need not exist. Raises what the store raises.
 
     For listings pyarrow asks fsspec whether there is such a folder, and fsspec says no whatever the error, so that a store that
     refuses access, or does not answer, would look empty.
     """
+    forget_listings(filesystem)
     handler = getattr(filesystem, "handler", None)
-    if handler is not None:
-        handler.fs.invalidate_cache()  # otherwise fsspec would return a cached listing
     selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
     try:
         found: list[pafs.FileInfo] = filesystem.get_file_info(selector)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pyarrow.fs import FileInfo, FileType
 
-from spark_elastic.data.filesystem import list_below, locate
+from spark_elastic.data.filesystem import forget_listings, list_below, locate
 
 PIECE_BYTES = 4 * 2**20
 
@@ -104,14 +104,8 @@ class ArrowFiles:
         return list_below(self._files, self._path(url), recursive=recursive)
 
     def _info(self, url: str) -> FileInfo:
-        self._forget()
+        forget_listings(self._files)
         return self._files.get_file_info(self._path(url))
-
-    def _forget(self) -> None:
-        """Drop the listings that fsspec has cached, because other processes may have written since."""
-        handler = getattr(self._files, "handler", None)
-        if handler is not None:
-            handler.fs.invalidate_cache()
 
     def _path(self, url: str) -> str:
         assert url.startswith(self._url), f"{url} is not below {self._url}"
