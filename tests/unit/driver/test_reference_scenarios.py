@@ -594,36 +594,31 @@ def test_a_fatal_exception_fails_the_job_at_once() -> None:
     assert "cannot be pickled" in str(script.error)
 
 
-def test_workers_that_keep_crashing_fail_the_job() -> None:
-    script = Script(min_np=1, start_timeout=10_000)
+def lose_one_after_the_other(script: Script, times: int, code: int) -> None:
+    """Have one worker after the other end so, each 20 seconds after the last, in a job that has not ended before."""
     script.register("a")
-    for _ in range(10):
+    for _ in range(times):
         assert script.outcome is None
         script.send(ev.WorkerConnected(script.newest))
-        script.kill(script.newest, code=-11)
+        script.kill(script.newest, code=code)
         script.pass_time(20)
+
+
+def test_workers_that_keep_crashing_fail_the_job() -> None:
+    script = Script(min_np=1, start_timeout=10_000)
+    lose_one_after_the_other(script, 10, code=-11)
     assert "crashed 10 times" in str(script.error)
 
 
 def test_workers_that_are_killed_from_outside_never_count_as_crashes() -> None:
     script = Script(min_np=1, start_timeout=10_000)
-    script.register("a")
-    for _ in range(30):
-        script.send(ev.WorkerConnected(script.newest))
-        script.kill(script.newest)
-        script.pass_time(20)
+    lose_one_after_the_other(script, 30, code=-9)
     assert script.outcome is None
 
 
 def test_a_function_whose_workers_are_killed_again_and_again_before_it_trains_ends_after_its_start_timeout() -> None:
     script = Script(min_np=1, start_timeout=300)
-    script.register("a")
-    for _ in range(16):
-        assert script.outcome is None
-        script.send(ev.WorkerConnected(script.newest))
-        script.kill(script.newest)
-        if script.outcome is None:
-            script.pass_time(20)
+    lose_one_after_the_other(script, 16, code=-9)
     assert isinstance(script.error, TrainingFailedError)
     assert "lost 16 times in a row before one reached an elastic function" in str(script.error)
     assert "start_timeout" in str(script.error)
