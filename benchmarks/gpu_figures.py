@@ -56,7 +56,7 @@ class Sizes:
 
 
 SIZES = {
-    "cuda": Sizes(250 * MILLION, 15, 20, 224, 64, 64, 12, 768, 50257, 1024, 8, 250, 1 * MILLION),
+    "cuda": Sizes(250 * MILLION, 15, 10, 224, 64, 64, 12, 768, 50257, 1024, 8, 60, 1 * MILLION),
     "cpu": Sizes(4 * MILLION, 5, 3, 32, 2, 8, 2, 32, 500, 16, 2, 50, 20_000),
 }
 

@@ -153,6 +153,9 @@ class _Strategy(DDPStrategy):
     def _setup_model(self, model: torch.nn.Module) -> Any:
         return self._wrapped
 
+    def _register_ddp_hooks(self) -> None:
+        """Register none: on a GPU Lightning would, with torch's wrapper, which this is not."""
+
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, whose way to have Gloo average whole numbers depends on the backend's name."""
         is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")

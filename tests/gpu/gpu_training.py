@@ -198,3 +198,93 @@ def train_as_an_estimator(plan: Any) -> Any:
     from spark_elastic.estimator.training import train
 
     return train(plan)
+
+
+def meet() -> dict[str, Any]:
+    """Return what collectives make of a number on the device, which is the rank."""
+    import torch
+    import torch.distributed as dist
+
+    import spark_elastic as se
+
+    found: dict[str, Any] = {}
+
+    @se.elastic
+    def train(state: Any) -> None:
+        device, rank, size = se.device(), se.rank(), se.size()
+        mine = torch.full((4,), float(rank), device=device)
+        results = {
+            "mean": se.allreduce(mine),
+            "sum": se.allreduce(mine, op="sum"),
+        }
+        sent = mine.clone()
+        dist.broadcast(sent, size - 1)
+        results["broadcast"] = sent
+        gathered = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(gathered, mine)
+        reduced = mine.clone()
+        work = dist.all_reduce(reduced, async_op=True)
+        work.wait()
+        norm = torch.nn.BatchNorm1d(4).to(device)
+        if size > 1 and device.type == "cuda":
+            norm = torch.nn.SyncBatchNorm.convert_sync_batchnorm(norm)
+        normalized = norm(torch.full((3, 4), float(rank), device=device))
+        found.update({name: float(value[0]) for name, value in results.items()})
+        found["devices"] = {value.device.type for value in (*results.values(), *gathered, reduced, normalized)}
+        found["gathered"] = [float(value[0]) for value in gathered]
+        found["objects"] = se.allgather_object(rank)
+        found["reduced"] = float(reduced[0])
+        found["normalized"] = float(se.allreduce(normalized.detach(), op="sum")[0, 0])
+        found["rank"] = rank
+        dist.barrier()
+        se.barrier()
+
+    train(se.TorchState())
+    return found
+
+
+def reduce_large_gradients(steps: int, aside: bool) -> dict[str, int]:
+    """Return in how many steps a gradient was not the mean of the ranks' when ``backward`` had returned.
+
+    aside: on a stream of one's own, and not the default one.
+    """
+    import contextlib
+
+    import torch
+
+    import spark_elastic as se
+
+    device = se.device()
+    weights = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(4_000_000, device=device)) for _ in range(6))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = weights
+
+        def forward(self, factor: torch.Tensor) -> torch.Tensor:
+            total = factor.new_zeros(())
+            for weight in self.weights:
+                total = total + (weight * factor).sum()
+            return total
+
+    model = se.DistributedDataParallel(Net())
+    state = se.TorchState(model=model, step=0, wrong=0)
+    stream: Any = (
+        torch.cuda.stream(torch.cuda.Stream()) if aside and device.type == "cuda" else contextlib.nullcontext()
+    )
+
+    @se.elastic
+    def train(state: Any) -> None:
+        while state.step < steps:
+            with stream:
+                model.zero_grad(set_to_none=True)
+                model(torch.full((1,), float((se.rank() + 1) * (state.step + 1)), device=device)).backward()
+                mean = (state.step + 1) * sum(range(1, se.size() + 1)) / se.size()
+                wrong = torch.stack([weight.grad.ne(mean).any() for weight in weights]).any()
+            state.wrong += int(wrong)
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return {"wrong": state.wrong}

@@ -38,6 +38,9 @@ def test_four_ranks_on_one_device_go_on_through_kills_joins_and_drains(
     assert done.sizes[0] == 4
     assert min(done.sizes[1:]) < 4, "survivors do not wait for newcomers"
     assert max(done.sizes[1:]) == 4, "newcomers join"
+    used = done.of("gpu_used")
+    assert all(event["values"]["memory"] > 0 and 0 <= event["values"].get("utilization", 0) <= 100 for event in used)
+    assert bool(used) == (device.type == "cuda")
 
 
 @pytest.mark.parametrize("commit", ["copy", "host", "in_place"])
@@ -109,12 +112,13 @@ def test_an_exception_of_a_rank_on_the_device_is_retried_from_the_last_commit(
 
 
 def test_a_world_of_one_takes_nccl_and_keeps_count_over_all_kinds_of_commits(
-    run_alone: Callable[..., Any], device: torch.device
+    run_alone: Callable[..., Any], device: torch.device, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for commit in ("copy", "host", "in_place"):
         done = run_alone(gpu_training.count_steps, 20, commit, 0.0, BUSY // 10)
         assert_counted(done.results, 20, device)
         assert ("nccl" in done.results[0]["backend"]) == (device.type == "cuda")
+    assert "ProcessGroupNCCL" not in capfd.readouterr().err, "torch warns of generations that are over"
 
 
 # ---------------------------------------------------------------- two GPUs and more: NCCL among ranks

@@ -42,8 +42,10 @@ def train_fully_sharded(
 
     import spark_elastic as se
 
+    device = se.device()
+
     def build() -> nn.Module:
-        with torch.device("meta" if on_meta else "cpu"):
+        with torch.device("meta" if on_meta else device):
             # 33 rows divide evenly among no more than 3 ranks, and of 3 rows a fourth rank gets none.
             blocks = [nn.Sequential(nn.Linear(33, 33, dtype=torch.double), nn.Tanh()) for _ in range(3)]
             return nn.Sequential(*blocks, nn.BatchNorm1d(33, dtype=torch.double), nn.Linear(33, 3, dtype=torch.double))
@@ -60,14 +62,14 @@ def train_fully_sharded(
 
     def digest() -> str:
         """Name the bits of all weights and moments by their sum, each times its place, whoever has them."""
-        total, steps = torch.zeros((), dtype=torch.int64), set()
+        total, steps = torch.zeros((), dtype=torch.int64, device=device), set()
         for number, parameter in enumerate(state.model.parameters()):
             kept = state.optimizer.state.get(parameter, {})
             steps.add(float(kept.get("step", 0)))
             for value in (parameter, *(value for value in kept.values() if isinstance(value, DTensor))):
                 mine = value.to_local().detach().flatten().view(torch.int64)
                 first = se.rank() * -(-len(value) // se.size()) * value[0].numel()
-                total += (mine * (torch.arange(first, first + len(mine)) + 10_000 * number + 1)).sum()
+                total += (mine * (torch.arange(first, first + len(mine), device=device) + 10_000 * number + 1)).sum()
         torch.distributed.all_reduce(total)
         return f"{int(total)} after {steps}"
 
@@ -81,7 +83,7 @@ def train_fully_sharded(
         shard=shard,
         optimizer=make,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9),
-        scaler=torch.amp.GradScaler("cpu"),
+        scaler=torch.amp.GradScaler(device.type),
         step=0,
         losses=[],
         digest="",
@@ -108,7 +110,7 @@ def train_fully_sharded(
             while state.step == steps - 1 and se.generation() < last:
                 state.check_host_updates()
             rows = torch.randn(ROWS, 33, generator=torch.Generator().manual_seed(state.step), dtype=torch.double)
-            mine = rows[se.rank() :: se.size()]
+            mine = rows[se.rank() :: se.size()].to(device)
             state.optimizer.zero_grad()
             loss = (state.model.eval()(mine) - mine[:, :3]).square().mean()
             state.scaler.scale(loss).backward()

@@ -49,7 +49,8 @@ def train_on_shards(
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
-    model = se.DistributedDataParallel(net)
+    device = se.device()
+    model = se.DistributedDataParallel(net.to(device))
     optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     if zero:
         optimizer = se.ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=1e-2)
@@ -76,6 +77,7 @@ def train_on_shards(
                 parts = state.model.parts(batch)
                 for part in parts:
                     x, y = (part["x"], part["y"]) if isinstance(part, dict) else part
+                    x, y = x.to(device), y.to(device)
                     loss = nn.functional.cross_entropy(state.model(x * scale), y)
                     loss.backward()
                     parts.note(loss=loss)
@@ -100,5 +102,5 @@ def train_on_shards(
     found = hashlib.sha256(repr(state.losses).encode())
     for part in trained:
         for leaf in torch.utils._pytree.tree_leaves(part):
-            found.update(leaf.numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
+            found.update(leaf.cpu().numpy().tobytes() if isinstance(leaf, torch.Tensor) else repr(leaf).encode())
     return {"digest": found.hexdigest(), "sizes": sizes, "losses": state.losses}

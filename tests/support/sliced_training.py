@@ -1,4 +1,4 @@
-"""Training with commits in slices; pickled by value for executors.
+"""Training with commits in slices, on the worker's device; pickled by value for executors.
 
 All ranks have the same rows, and each steps with its own gradients in place of their mean, so that the weights depend neither on
 the order in which Gloo adds gradients up (DDP cuts them into other buckets in the first step of a generation than in later ones)
@@ -49,9 +49,10 @@ def train_in_slices(
         return receive(*arguments)
 
     gathering._receive = counted
+    device = se.device()
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.BatchNorm1d(33), torch.nn.Linear(33, 1))
-    model = se.DistributedDataParallel(network, gradient_as_bucket_view=struck is not None)
+    model = se.DistributedDataParallel(network.to(device), gradient_as_bucket_view=struck is not None)
     matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) is flat] for flat in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
     optimizer: torch.optim.Optimizer = torch.optim.Adam(groups, lr=0.01)
@@ -69,7 +70,7 @@ def train_in_slices(
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient, of=parameter: own.__setitem__(of, gradient.clone()))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=5)
+    scaler = torch.amp.GradScaler(device.type, init_scale=16.0, growth_interval=5)
     state = se.TorchState(model, optimizer, scheduler, scaler=scaler, step=0, history=[], commit=commit, **settings)
 
     @se.elastic
@@ -81,7 +82,7 @@ def train_in_slices(
                     state.check_host_updates()
                 rows = torch.Generator().manual_seed(state.step)
                 optimizer.zero_grad()
-                loss = state.model(torch.randn(8, 6, generator=rows)).square().mean()
+                loss = state.model(torch.randn(8, 6, generator=rows).to(device)).square().mean()
                 # One step is skipped, because its gradients are infinite.
                 scaler.scale(loss * (float("inf") if state.step == 12 else 1.0)).backward()
                 for parameter, gradient in own.items():
@@ -111,7 +112,7 @@ def train_in_slices(
     train(state)
     digest = hashlib.sha256()
     for tensor in (*model.parameters(), *moments):
-        digest.update(tensor.detach().numpy().tobytes())
+        digest.update(tensor.detach().cpu().numpy().tobytes())
     return {
         "history": state.history,
         "digest": digest.hexdigest(),

@@ -64,3 +64,12 @@ def test_callbacks_that_would_average_anew_in_each_world_are_refused() -> None:
 def test_what_the_job_decides_is_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is decided by the job"):
         state_of("one").trainer(**{name: 1})
+
+
+def test_on_a_gpu_lightning_looks_for_no_wrapper_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it registers hooks for communication, with torch's wrapper, even if nobody has given any."""
+    state = state_of("one")
+    strategy: Any = state.trainer(accelerator="cpu", logger=False).strategy
+    monkeypatch.setattr(type(strategy), "root_device", torch.device("cuda", 0))
+    strategy.model = state.model
+    strategy._register_ddp_hooks()

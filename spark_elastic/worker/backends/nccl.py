@@ -64,6 +64,9 @@ class Nccl(Backend):
         # variable is written only if it has another value, because threads of earlier groups may be reading it.
         if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0":
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        # Torch's monitor would ask the store of a generation that is over, and end the process where the driver has to judge.
+        for name in ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ENABLE_MONITORING"):
+            os.environ.setdefault(name, "0")
         interface = interface_of(self._address)
         if interface is not None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")

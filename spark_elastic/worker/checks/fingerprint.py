@@ -26,6 +26,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -78,16 +79,28 @@ def take_figures(tensors: Named, commit: CommitId, of_all: bool = False) -> Figu
             [_sum_of_bits(_flat(tensor.detach())) for _, tensor in tensors] if of_all else [*map(_sum_of_bits, pieces)]
         )
         floats = [piece.to(torch.float64) for piece in pieces]
-        numbers = [torch.stack([piece.sum(), piece.norm()]) for piece in floats]
-    values = torch.stack(numbers).tolist() if numbers else []
+        values = _to_numbers([torch.stack([piece.sum(), piece.norm()]) for piece in floats])
     return Figures(
         commit,
         machine_kind(any(tensor.is_cuda for _, tensor in tensors)),
         tuple(name for name, _ in tensors),
-        tuple(torch.stack(bits).tolist() if bits else ()),
+        tuple(_to_numbers(bits)),
         tuple(value[0] for value in values),
         tuple(value[1] for value in values),
     )
+
+
+def _to_numbers(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the values of tensors of one shape, in one transfer from each device: Adam counts its steps on the CPU."""
+    places: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(place)
+    found: list[Any] = [None] * len(tensors)
+    for of_device in places.values():
+        values = torch.stack([tensors[place] for place in of_device]).tolist()
+        for place, value in zip(of_device, values, strict=True):
+            found[place] = value
+    return found
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,27 @@ def test_last_bits_do_not_count_elsewhere_but_what_training_makes_of_other_rows_
     assert find_difference(steps) == ("step", 1)
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+
+
+def test_numbers_of_several_devices_are_never_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam keeps its moments on a GPU, and counts its steps on the CPU."""
+    stack = torch.stack
+
+    def of_one_device(tensors: Any) -> torch.Tensor:
+        assert len({tensor.device for tensor in tensors}) == 1
+        return stack(tensors)
+
+    monkeypatch.setattr(torch, "stack", of_one_device)
+    moment, step = torch.randn(7), torch.tensor(3.0)
+    found = figures(first=moment.as_subclass(Elsewhere), step=step, second=moment.as_subclass(Elsewhere))
+    monkeypatch.undo()
+    assert found == figures(first=moment, step=step, second=moment)
+
+
 def test_equal_weights_that_are_no_numbers_are_equal() -> None:
     tensor = torch.tensor([float("nan"), 1.0])
     assert find_difference([figures("", a=tensor), figures("", a=tensor.clone())]) is None
