@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import cloudpickle
 import torch
 
+import spark_elastic as se
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.layout import Layout, outputs_of, plain
 from spark_elastic.estimator.shapes import ClassificationLoss, meet, name_of, takes_classes
@@ -104,7 +106,7 @@ class Objective:
             if name in but:
                 continue
             _, output, label = pairs[place]
-            if _has_state(metric):
+            if keeps_state(metric):
                 metric.to(output.device).reset()
             values[name] = _number(name, metric(output.detach(), label), weight, len(output))
         return values
@@ -133,13 +135,38 @@ class Objective:
 
         see_all_rows: each rank will give its own all rows, so there is nothing to bring together from other ranks.
         """
-        kept = {name: entry for name, entry in self.metrics_of(layout).items() if _has_state(entry[0])}
+        kept = {name: entry for name, entry in self.metrics_of(layout).items() if keeps_state(entry[0])}
         copies = {name: (copy.deepcopy(metric).to(device), place) for name, (metric, place) in kept.items()}
         for metric, _ in copies.values():
             metric.reset()
             if see_all_rows and hasattr(metric, "sync_on_compute"):
                 metric.sync_on_compute = False
         return copies
+
+
+def keeps_state(metric: object) -> bool:
+    """Whether a metric is an object that is given batch after batch, as those of torchmetrics are."""
+    return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
+
+
+def united(metric: Metric) -> Metric:
+    """Return the metric over the rows of all ranks, which all call this. One of torchmetrics brings its state together itself."""
+    if se.size() == 1 or hasattr(metric, "sync_on_compute"):
+        return metric
+    # Its class may be one of a script or a notebook, which plain pickle finds nowhere.
+    gathered = se.allgather_object(cloudpickle.dumps(metric.to(torch.device("cpu"))))
+    first, *others = map(cloudpickle.loads, gathered)
+    first.merge_state(others)
+    return first
+
+
+def check_united(name: str, metric: object) -> None:
+    """Raise TypeError for a metric that keeps a state which no rank could bring together with those of the others."""
+    if keeps_state(metric) and not any(hasattr(metric, way) for way in ("sync_on_compute", "merge_state")):
+        raise TypeError(
+            f"{name} keeps a state, so that each worker would compute it over its own rows only: take a metric of torchmetrics, "
+            "or give it merge_state(others), which adds the state of others of its kind to its own"
+        )
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -269,7 +296,3 @@ def _takes_reduction(loss: Callable[..., object]) -> bool:
         return "reduction" in inspect.signature(loss).parameters
     except (TypeError, ValueError):
         return False
-
-
-def _has_state(metric: object) -> bool:
-    return all(hasattr(metric, name) for name in ("update", "compute", "reset"))

@@ -23,7 +23,7 @@ from spark_elastic.estimator.class_weights import class_of_rows
 from spark_elastic.estimator.fit_state import FitState, history_of, kept_weights
 from spark_elastic.estimator.fitted import PlainAttributes, weights_of
 from spark_elastic.estimator.layout import plain
-from spark_elastic.estimator.objective import TINY, Pair, label_weights, refuse_ignored
+from spark_elastic.estimator.objective import TINY, Pair, label_weights, refuse_ignored, united
 from spark_elastic.estimator.plan import Trained, TrainingPlan
 from spark_elastic.estimator.row_checks import check_classes, check_indexes, check_rows, check_weights, check_whole
 from spark_elastic.estimator.schedules import Course, make_scheduler
@@ -474,7 +474,8 @@ class Trainer:
         self._check_weight("validation", float(sums[-1]))
         self._look(state, "val_loss", float(sums[0]))
         means = _means(names, sums)
-        return {**means, **{name: float(metric.compute()) for name, (metric, _) in whole.items()}}
+        computed = {name: metric if data.shards else united(metric) for name, (metric, _) in whole.items()}
+        return {**means, **{name: float(metric.compute()) for name, metric in computed.items()}}
 
 
 def _as_plain(value: object) -> object:

@@ -50,6 +50,31 @@ class Normed(nn.Module):
         return output
 
 
+class Largest:
+    """A metric that keeps a state, and is no torchmetrics."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return label.max()
+
+    def to(self, device: Any) -> Largest:
+        return self
+
+    def reset(self) -> None:
+        self.seen: list[float] = []
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
+        self.seen += label.flatten().tolist()
+
+    def merge_state(self, others: list[Largest]) -> None:
+        self.seen += [value for other in others for value in other.seen]
+
+    def compute(self) -> float:
+        return max(self.seen) + 1000 * len(self.seen)
+
+
 def below_half(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: values[batch["y"] < 0.5] for name, values in batch.items()}
 
@@ -117,3 +142,10 @@ def test_what_is_validated_is_the_network_that_the_fit_returns(frame: Any) -> No
     with torch.no_grad():
         found = nn.functional.mse_loss(fitted.model(rows["x"].float()).squeeze(1), rows["y"].float())
     assert fitted.history[-1]["val_loss"] == pytest.approx(found.item(), rel=1e-4)
+
+
+def test_a_metric_of_ones_own_that_keeps_a_state_sees_the_rows_of_all_workers(frame: Any) -> None:
+    both = frame.withColumn("held", f.lit(False)).union(frame.withColumn("held", f.lit(True)))
+    fitted = fit(both, nn.Linear(2, 1), nn.MSELoss(), "y", validationIndicatorCol="held", metrics=[Largest()])
+    largest = frame.agg(f.max("y")).first()[0]
+    assert fitted.history[-1]["val_Largest"] == pytest.approx(largest + 1000 * ROWS, rel=1e-6)
