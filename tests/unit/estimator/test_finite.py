@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fit_plans import plan
 from torch import nn
 
 import spark_elastic as se
@@ -21,9 +22,7 @@ from spark_elastic.estimator.model import TorchModel
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.training import train
 from spark_elastic.estimator.transform import Scorer
-from tests.unit.estimator.test_training import dataset, plan
 
-__all__ = ["dataset"]
 NAN, INFINITE = float("nan"), float("inf")
 
 

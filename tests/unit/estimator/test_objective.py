@@ -1,0 +1,20 @@
+"""Losses that ignore labels, where nothing stands for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from spark_elastic.errors import DataError
+from spark_elastic.estimator.objective import refuse_ignored
+
+
+def test_ignored_labels_are_refused_where_rows_cannot_be_weighted_by_what_a_loss_counts() -> None:
+    output, label, ignored = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, -100])
+    entropy = nn.CrossEntropyLoss()
+    refuse_ignored([(entropy, output, label), (nn.MSELoss(), output, output - 100)], ["a", "b"])
+    with pytest.raises(DataError, match="CrossEntropyLoss ignores labels of column 'b' that are -100"):
+        refuse_ignored([(entropy, output, label), (entropy, output, ignored)], ["a", "b"])
+    with pytest.raises(DataError, match="of column 'a' that are 7"):
+        refuse_ignored([(nn.CrossEntropyLoss(ignore_index=7), output, torch.tensor([0, 7]))], ["a"])
