@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,50 +14,11 @@ import many_runs
 import psutil
 import pytest
 import training
+from other_processes import GONE_SECONDS, alive, assert_gone, finish, wait_for, wait_until
 from settling import assert_settles
 from standalone import Standalone
 
 import spark_elastic
-
-GONE_SECONDS = 30.0
-START_SECONDS = 200.0
-
-
-def wait_until(
-    condition: Callable[[], bool],
-    what: str,
-    process: subprocess.Popen[str] | None = None,
-    seconds: float = START_SECONDS,
-) -> None:
-    """Wait for what another process does. Its end, or that of ``seconds``, fails the test."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < end, f"waited in vain: {what}"
-        time.sleep(0.05)
-
-
-def wait_for(path: Path, seconds: float = START_SECONDS) -> list[int]:
-    """Wait until a worker has written its pids: worker, warm parent, sleeper, DataLoader workers."""
-    wait_until(path.exists, f"{path} was to be written", seconds=seconds)
-    return [int(pid) for pid in path.read_text().split()]
-
-
-def alive(pids: list[int]) -> list[psutil.Process]:
-    found = []
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            pass
-    return found
-
-
-def assert_gone(pids: list[int]) -> None:
-    _, left = psutil.wait_procs(alive(pids), timeout=GONE_SECONDS)
-    assert not left, [(process.pid, process.cmdline()) for process in left]
 
 
 @pytest.fixture
@@ -117,12 +77,6 @@ def test_whichever_process_dies_what_it_started_goes_with_it_and_the_job_goes_on
     os.kill(host["executor_pid"], signal.SIGKILL)
     assert_gone(pids)
     job()
-
-
-def finish(process: subprocess.Popen[str], seconds: float = 280.0) -> str:
-    out, err = process.communicate(timeout=seconds)
-    assert process.returncode == 0, err[-3000:]
-    return out
 
 
 def test_runs_one_after_the_other_leave_memory_descriptors_and_threads_flat(spark: Any) -> None:

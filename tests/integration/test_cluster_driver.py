@@ -17,9 +17,9 @@ import pytest
 from busy import busy
 from decommission import train_through_a_decommission
 from descendants import descendants
+from jobs import check
 from processes import ports_of
 from standalone import executor_of
-from test_faults import check
 from training import MANY_STEPS, count_steps, touch_and_grow, wait_for_a_file
 
 import spark_elastic

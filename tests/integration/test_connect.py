@@ -17,8 +17,8 @@ import pytest
 from busy import busy
 from connect_server import ConnectServer
 from decommission import train_through_a_decommission
+from other_processes import assert_gone
 from pyspark.sql import functions as f
-from test_clean_up import assert_gone
 from training import count_steps, look_around, raise_everywhere, wait_for_a_file
 
 import spark_elastic

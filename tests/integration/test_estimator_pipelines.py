@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from driver_script import fit_counting
+from other_processes import wait_until
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import OneVsRest
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
@@ -36,7 +37,6 @@ from pyspark.ml.tuning import (
 )
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, StructField, StructType
-from test_clean_up import wait_until
 
 from spark_elastic.checkpoint.naming import MANIFEST
 from spark_elastic.errors import CheckpointError, DamagedError, TrainingFailedError

@@ -7,25 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import STEPS, check
 from training import count_rows, count_steps, evaluate_everywhere, train_with_what_newcomers_cannot_load
 
 from spark_elastic import TrainingFailedError
 from spark_elastic.driver.admission import FREE_FAILURES
 from spark_elastic.testing import Point, exit_with, hang, kill, kill_executor, kill_task, raise_error, segfault, stop
-
-STEPS = 60
-
-
-def check(run: Any, steps: int = STEPS) -> None:
-    """Every committed step counted once, on every rank; all ranks equal; ranks dense and in order."""
-    results = run.results
-    assert [result["rank"] for result in results] == list(range(len(results)))
-    for result in results:
-        assert result["history"] == list(range(1, steps + 1))
-        assert result["counter"] == steps
-        assert result["size"] == len(results)
-    assert len({result["digest"] for result in results}) == 1
-    assert len({result["generation"] for result in results}) == 1
 
 
 def test_killed_workers_cost_no_committed_step_wherever_they_are_in_a_step(run_on_spark: Any) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import training
+from jobs import check
 from standalone import executor_of
-from test_faults import check
 
 import spark_elastic
 from spark_elastic import (

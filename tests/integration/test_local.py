@@ -15,7 +15,7 @@ import psutil
 import pytest
 import training
 from environments import environment_without
-from test_clean_up import assert_gone, finish, wait_for, wait_until
+from other_processes import assert_gone, finish, wait_for, wait_until
 
 import spark_elastic
 from spark_elastic.testing import inject, kill, kill_executor, kill_task

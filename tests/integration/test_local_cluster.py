@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import training
-from jobs import Run
-from test_faults import check
+from jobs import Run, check
 
 import spark_elastic
 from spark_elastic import JobCancelledError

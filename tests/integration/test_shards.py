@@ -15,7 +15,7 @@ import pytest
 import shard_training
 import torch
 import torchmetrics
-from test_clean_up import wait_until
+from other_processes import wait_until
 from torch import nn
 
 import spark_elastic

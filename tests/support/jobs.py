@@ -12,6 +12,8 @@ from spark_elastic.protocol.records import Unknown
 from spark_elastic.testing import Fault, inject
 
 SUPPORT = Path(__file__).parent
+# How many steps a job makes, unless its test says otherwise.
+STEPS = 60
 
 
 class Run:
@@ -64,3 +66,15 @@ def runner(**where: Any) -> Callable[..., Any]:
         return Run(results, events)
 
     return call
+
+
+def check(run: Any, steps: int = STEPS) -> None:
+    """Every committed step counted once, on every rank; all ranks equal; ranks dense and in order."""
+    results = run.results
+    assert [result["rank"] for result in results] == list(range(len(results)))
+    for result in results:
+        assert result["history"] == list(range(1, steps + 1))
+        assert result["counter"] == steps
+        assert result["size"] == len(results)
+    assert len({result["digest"] for result in results}) == 1
+    assert len({result["generation"] for result in results}) == 1
