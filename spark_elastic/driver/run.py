@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
-
 from spark_elastic import testing
 from spark_elastic._integers import whole_number
+from spark_elastic._pickling import dumps
 from spark_elastic.checkpoint.best import Metric, metric_of
 from spark_elastic.checkpoint.naming import INTERVAL, KEPT
 from spark_elastic.driver.client_driver import ClientDriver
@@ -250,13 +249,13 @@ def _pickle_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object
         pass  # builtins without a signature
     for name, value in (("fn", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *(kwargs or {}).items()):
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception as error:
             raise TypeError(
                 f"{name} cannot be pickled, so it cannot travel to the workers: {value!r}: {error}. Create what cannot "
                 "travel (sessions, locks, open files) inside fn"
             ) from error
-    return bytes(cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
+    return dumps((fn, tuple(args), dict(kwargs or {})))
 
 
 def _check_checkpoint(

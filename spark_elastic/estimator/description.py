@@ -23,10 +23,12 @@ import numpy as np
 import torch
 
 from spark_elastic._json import Json
+from spark_elastic._pickling import hooks_of
 from spark_elastic._saved_names import PACKAGES
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {*_HOOKS}
 _NO_CODE = frozenset({"__dict__", "__doc__", "__module__", "__weakref__", "__firstlineno__", "__static_attributes__"})
 # Packages whose objects keep their values neither in attributes nor, if there are many, in their ``repr``.
 _NOT_SHOWN = frozenset({"pandas", "pyarrow"})
@@ -118,14 +120,22 @@ class _Description:
         if isinstance(value, torch.jit.ScriptModule):
             return [_name(value), _hash(str(value.code).encode()), self.of(_shapes(value))]
         attributes = {name: entry for name, entry in vars(value).items() if name not in _OF_EVERY_MODULE}
-        hooks = [*attributes.pop("_forward_pre_hooks").values(), *attributes.pop("_forward_hooks").values()]
+        hooks = [hook for kind in _HOOKS for hook in attributes.pop(kind).values()]
         told = {name: self.of(entry) for name, entry in attributes.items()} | (
             {"hooks": self.of(hooks)} if hooks else {}
         )
         own = {**value._parameters, **value._buffers}
         kept = {name for name in own if self._weights or name in value._non_persistent_buffers_set}
         told |= {name: self.of(entry) if name in kept else _shape(entry) for name, entry in own.items()}
+        beside = {name: self._beside(entry) for name, entry in value._parameters.items() if entry is not None}
+        told |= {f"beside {name}": entry for name, entry in beside.items() if entry}
         return [self._class(type(value)), told | {name: self.of(part) for name, part in value._modules.items()}]
+
+    def _beside(self, parameter: torch.nn.Parameter) -> Json:
+        """Describe what a parameter has besides its numbers: attributes that code has set, and hooks; empty if neither."""
+        hooks = hooks_of(parameter)
+        told = {name: self.of(entry) for name, entry in vars(parameter).items()}
+        return told | ({} if hooks is None else {"hooks": self.of(hooks)})
 
     def _function(self, value: types.FunctionType) -> Json:
         values = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]

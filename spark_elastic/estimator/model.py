@@ -188,9 +188,12 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
+        is_exact = dataset.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+        there = {name if is_exact else name.lower(): name for name in dataset.columns}
         for name in outputs:
-            if name in dataset.columns:
-                raise ValueError(f"the output column {name!r} exists already in the DataFrame")
+            if (taken := there.get(name if is_exact else name.lower())) is not None:
+                alike = "" if taken == name else f", as {taken!r}"
+                raise ValueError(f"the output column {name!r} exists already in the DataFrame{alike}")
         if not outputs:
             return dataset
         rows = carry_vectors(dataset, self.layout.features)
@@ -326,7 +329,22 @@ class TorchModel(ElasticModel, TorchModelAccessors):
             self._feed(names(params["featureCols"]))
         if params.get("categoricalCols") is not None:
             self._feed(names(params["categoricalCols"]), categorical=True)
+        if params.get("outputCols") is not None:
+            self._order(tuple(names(params["outputCols"])))
         return super()._set(**params)
+
+    def _order(self, columns: tuple[str, ...]) -> None:
+        """Have columns that change places keep what they hold of a network that returns a dict, where names decide."""
+        known, labels = self.layout.outputs, self.layout.labels
+        if not any(name in known and known.index(name) != place for place, name in enumerate(columns)):
+            return
+        if set(columns) != set(known) or len(set(self.widths)) > 1 or len(labels) not in (0, len(known)):
+            raise ValueError(
+                f"outputCols={list(columns)} give names of outputs to others: the network's are called {list(known)}, in this "
+                "order. Take other names, or make a TorchModel of the network with these outputCols"
+            )
+        order = [known.index(name) for name in columns]
+        self.layout = replace(self.layout, outputs=columns, labels=tuple(labels[place] for place in order if labels))
 
     def _layout_of_names(self) -> Layout:
         features, categories, outputs = (self.value(name) for name in ("featureCols", "categoricalCols", "outputCols"))

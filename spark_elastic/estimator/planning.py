@@ -13,6 +13,7 @@ import torch
 from pyspark.sql.types import IntegralType, StructType
 from torch.nn.parameter import is_lazy
 
+from spark_elastic._pickling import dumps
 from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
@@ -342,7 +343,7 @@ def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, 
             "the network has lazy layers, which learn their sizes from the first batch: call it on a batch before the fit"
         )
     try:
-        packed = cloudpickle.dumps((network, optimizer))
+        packed = dumps((network, optimizer))
     except Exception as error:
         if any(hasattr(part, "parametrizations") for part in network.modules()):
             raise ValueError(

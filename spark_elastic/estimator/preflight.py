@@ -172,7 +172,15 @@ def _hint(model: torch.nn.Module, candidates: Sequence[Layout], batch: Mapping[s
 
 
 def widths_of(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """Return how many numbers a row of each output has; 0 for a single number that is not a vector."""
+    """Return how many numbers a row of each output has; 0 for a single number that is not a vector.
+
+    Raises ValueError for an output that has no rows.
+    """
+    for place, output in enumerate(outputs):
+        if not output.dim() or not len(output):
+            raise ValueError(
+                f"output {place} of the network has the shape {list(output.shape)}: it needs a row for each row of the batch"
+            )
     return [int(output[0].numel()) if output[0].numel() > 1 else 0 for output in outputs]
 
 

@@ -10,6 +10,7 @@ import io
 import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
 
@@ -18,6 +19,7 @@ import torch
 
 from spark_elastic import __version__, _saved_names
 from spark_elastic._json import Json
+from spark_elastic._pickling import hooks_of
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.files import Files
@@ -64,7 +66,14 @@ def write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
     """Write weights and code into a folder of this machine; return length and SHA-256 of each file."""
     tensors: dict[str, torch.Tensor] = {}
     code = io.BytesIO()
-    Pickler(code, tensors, names_of_tensors(objects)).dump(objects)
+    pickler = Pickler(code, tensors, names_of_tensors(objects))
+    pickler.dump(objects)
+    if pickler.bare:
+        warnings.warn(
+            f"of the parameters {', '.join(pickler.bare)} only the numbers are saved, not the hooks and attributes that code has "
+            "given them: whoever loads them has to do that again",
+            stacklevel=2,
+        )
     files: dict[str, Iterable[Buffer]] = {WEIGHTS: file_pieces(tensors), CODE: [code.getvalue()]}
     written: dict[str, Json] = {}
     for name, pieces in files.items():
@@ -130,6 +139,8 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: BinaryIO, tensors: dict[str, torch.Tensor], names: dict[int, str]) -> None:
         super().__init__(file)
         self._tensors, self._names = tensors, names
+        # The names of parameters with hooks or attributes, which are left out.
+        self.bare: list[str] = []
         self._seen: list[torch.Tensor] = []  # keeps tensors alive, so that no other object gets one of their ids
 
     def persistent_id(self, value: object) -> tuple[str, bool, bool] | None:
@@ -141,6 +152,8 @@ class Pickler(cloudpickle.Pickler):
         self._seen.append(value)
         name = self._names.setdefault(id(value), f"tensor-{len(self._names)}")
         if name not in self._tensors:
+            if isinstance(value, torch.nn.Parameter) and (vars(value) or hooks_of(value)):
+                self.bare.append(name)
             self._tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return name, isinstance(value, torch.nn.Parameter), value.requires_grad
 

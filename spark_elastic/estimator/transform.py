@@ -61,18 +61,24 @@ class Scorer:
         check_whole(batch, self.layout.whole)
         with in_evaluation(self.module), torch.inference_mode():
             outputs = outputs_of(self.layout.call(self.module, batch), self.layout)
-        return self.finish(
-            [
-                output.float().numpy(force=True) if output.is_floating_point() else output.numpy(force=True)
-                for output in outputs
-            ]
-        )
+        return self.finish([_array(output, place) for place, output in enumerate(outputs)])
 
     def on_cpu(self) -> Scorer:
         """Return this scorer, or if the network is on a GPU, a scorer with a copy on the CPU."""
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
         return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
+
+
+def _array(output: torch.Tensor, place: int) -> np.ndarray:
+    """Return an output with all that it tells; NumPy has no bfloat16."""
+    if output.is_complex():
+        raise ValueError(
+            f"output {place} of the network is complex, and a column holds real numbers: return torch.view_as_real of it, its "
+            "abs() or its real part"
+        )
+    is_half = output.is_floating_point() and output.itemsize < torch.float32.itemsize
+    return (output.float() if is_half else output).numpy(force=True)
 
 
 @contextlib.contextmanager

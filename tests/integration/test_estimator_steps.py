@@ -11,7 +11,7 @@ import torch
 from pyspark.sql import functions as f
 from torch import nn
 
-from spark_elastic.estimator import TorchEstimator
+from spark_elastic.estimator import TorchEstimator, TorchModel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -149,3 +149,18 @@ def test_a_metric_of_ones_own_that_keeps_a_state_sees_the_rows_of_all_workers(fr
     fitted = fit(both, nn.Linear(2, 1), nn.MSELoss(), "y", validationIndicatorCol="held", metrics=[Largest()])
     largest = frame.agg(f.max("y")).first()[0]
     assert fitted.history[-1]["val_Largest"] == pytest.approx(largest + 1000 * ROWS, rel=1e-6)
+
+
+def test_hooks_on_gradients_of_parameters_train_in_a_fit_as_here(frame: Any) -> None:
+    model, squares = nn.Linear(2, 1), nn.MSELoss()
+    mask = torch.tensor([[1.0, 0.0]])
+    model.weight.register_hook(lambda gradient: gradient * mask)
+    fitted = fit(frame, model, squares, "y")
+    rows = columns(frame)
+    check(fitted, model, stepped(model, lambda net: squares(net(rows["x"].float()).squeeze(1), rows["y"].float())))
+
+
+def test_an_output_column_that_spark_takes_for_another_one_is_refused(frame: Any) -> None:
+    model = TorchModel(model=nn.Linear(2, 1), featureCols=["x"], outputCols=["W"])
+    with pytest.raises(ValueError, match="the output column 'W' exists already in the DataFrame, as 'w'"):
+        model.transform(frame)

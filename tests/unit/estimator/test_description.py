@@ -264,3 +264,22 @@ def test_keys_count_with_their_types() -> None:
     assert describe({1: "a"}) != describe({"1": "a"})
     assert describe({1: "a", 2: "b"}) == describe({2: "b", 1: "a"})
     assert describe({("a", 1): 2}) != describe({("a", 2): 2})
+
+
+def test_hooks_on_gradients_and_what_parameters_have_besides_their_numbers_count() -> None:
+    def layer(change: Any = None) -> nn.Module:
+        made = nn.Linear(2, 1)
+        if change is not None:
+            change(made)
+        return made
+
+    changes = [
+        lambda made: made.register_full_backward_hook(lambda *_: None),
+        lambda made: made.weight.register_hook(lambda gradient: gradient * 2),
+        lambda made: made.weight.register_hook(lambda gradient: gradient * 3),
+        lambda made: made.weight.register_post_accumulate_grad_hook(lambda weight: None),
+        lambda made: setattr(made.weight, "rate", 0.0),
+    ]
+    found = [json.dumps(describe(layer(change), weights=False)) for change in (None, *changes)]
+    assert len(set(found)) == len(found)
+    assert found == [json.dumps(describe(layer(change), weights=False)) for change in (None, *changes)]

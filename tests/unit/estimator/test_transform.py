@@ -1,14 +1,20 @@
-"""What a model's transform finds out of a DataFrame's columns before Spark begins."""
+"""What a model's transform finds out of a DataFrame's columns before Spark begins, and what it makes of outputs."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from pyspark.sql import types as t
+from torch import nn
 
-from spark_elastic.estimator.transform import check_features
+from spark_elastic.estimator import TorchModel
+from spark_elastic.estimator.layout import Input, Layout
+from spark_elastic.estimator.preflight import widths_of
+from spark_elastic.estimator.transform import Scorer, check_features
 
 
 def frame(**columns: t.DataType) -> Any:
@@ -56,3 +62,74 @@ def test_a_feature_of_which_there_are_two_is_refused_by_name() -> None:
         ValueError, match=r"features: 2 columns of the DataFrame are named 'a'.*rename or drop all but one"
     ):
         check_features(SimpleNamespace(schema=twice), {"a": ()}, ["a"])  # type: ignore[arg-type]
+
+
+class Outputs(nn.Module):
+    """Returns what a function makes of its one argument."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(x)
+
+
+def scored(make: Any, model: TorchModel) -> dict[str, np.ndarray]:
+    model.model = Outputs(make)
+    scorer = Scorer(model.model, model.layout, model._finish(model._outputs()))
+    return scorer({"x": np.array([1.0, 2.0], np.float32)})
+
+
+def model_of(*outputs: str, widths: tuple[int, ...] = (0, 0), labels: tuple[str, ...] = ()) -> TorchModel:
+    layout = Layout((Input(None, ("x",)),), labels, None, outputs)
+    return TorchModel(featureCols=["x"], outputCols=list(outputs)).describe(layout=layout, widths=list(widths))
+
+
+def test_outputs_keep_all_their_digits() -> None:
+    def make(x: torch.Tensor) -> Any:
+        return x.double() + 1_700_000_000, (x * 0 + 16_777_217).long(), x.bfloat16(), x > 1
+
+    found = scored(make, model_of("time", "id", "half", "is", widths=(0,) * 4))
+    assert found["time"].tolist() == [1_700_000_001.0, 1_700_000_002.0]
+    assert (found["half"].tolist(), found["is"].tolist()) == ([1.0, 2.0], [0.0, 1.0])
+
+
+def test_a_complex_output_is_an_error_that_says_which() -> None:
+    with pytest.raises(ValueError, match=r"output 1 of the network is complex, .* return torch.view_as_real"):
+        scored(lambda x: (x, torch.complex(x, x)), model_of("a", "b"))
+
+
+def test_columns_of_a_dict_hold_the_outputs_of_their_names_whatever_their_order() -> None:
+    def by_name(x: torch.Tensor) -> Any:
+        return {"mean": x, "var": 10 * x}
+
+    for labels in ((), ("mean", "var")):
+        model = model_of("mean", "var", labels=labels).setOutputCols(["var", "mean"])
+        found = scored(by_name, model)
+        assert (found["mean"].tolist(), found["var"].tolist()) == ([1.0, 2.0], [10.0, 20.0])
+        again = scored(by_name, model.copy({model.getParam("outputCols"): ["mean", "var"]}))
+        assert (again["mean"].tolist(), list(again)) == ([1.0, 2.0], ["mean", "var"])
+    renamed = scored(by_name, model_of("mean", "var").setOutputCols(["m", "v"]))
+    assert (renamed["m"].tolist(), renamed["v"].tolist()) == ([1.0, 2.0], [10.0, 20.0])
+    by_place = scored(lambda x: (x, 10 * x), model_of("mean", "var").setOutputCols(["var", "mean"]))
+    assert by_place["var"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("model", "columns"),
+    [
+        (model_of("mean", "var"), ["var", "other"]),
+        (model_of("mean", "var", widths=(0, 3)), ["var", "mean"]),
+        (model_of("mean", "var", labels=("mean",)), ["var", "mean"]),
+    ],
+)
+def test_an_order_that_does_not_tell_which_output_is_meant_is_an_error(model: TorchModel, columns: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"give names of outputs to others: .* called \['mean', 'var'\]"):
+        model.setOutputCols(columns)
+
+
+@pytest.mark.parametrize("output", [torch.tensor(1.0), torch.zeros(0, 2)])
+def test_an_output_without_a_row_for_each_row_is_an_error(output: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"output 1 of the network has the shape \[.*\]: it needs a row for each row"):
+        widths_of([torch.zeros(2), output])

@@ -1,0 +1,74 @@
+"""What drivers send to workers: parameters with the hooks that code has registered on them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from spark_elastic._pickling import dumps, hooks_of
+
+
+class Masked(nn.Module):
+    """Hooks hold the network itself, and one parameter has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mask = nn.Linear(3, 1), torch.tensor([[1.0, 0.0, 1.0]])
+        self.other = nn.Linear(3, 1)
+        self.other.weight = self.layer.weight
+        self.steps = 0
+        self.layer.weight.register_hook(lambda gradient: gradient * self.mask)
+        self.layer.bias.register_post_accumulate_grad_hook(self.count)
+
+    def count(self, bias: torch.Tensor) -> None:
+        self.steps += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(x)
+        return output
+
+
+def copied(value: Any) -> Any:
+    return cloudpickle.loads(dumps(value))
+
+
+def test_hooks_of_parameters_travel_and_belong_to_the_copy() -> None:
+    network, _ = copied((Masked(), "and more"))
+    assert network.other.weight is network.layer.weight
+    network(torch.ones(2, 3)).sum().backward()
+    assert network.layer.weight.grad.tolist() == [[2.0, 0.0, 2.0]]
+    assert network.steps == 1
+    network.mask = torch.zeros(1, 3)
+    network.zero_grad()
+    network(torch.ones(2, 3)).sum().backward()
+    assert network.layer.weight.grad.tolist() == [[0.0, 0.0, 0.0]], "the hook is that of this network"
+
+
+def test_a_parameter_that_was_frozen_later_and_attributes_are_as_they_were() -> None:
+    layer = nn.Linear(2, 1)
+    layer.weight.register_hook(lambda gradient: gradient * 0)
+    layer.weight.rate = 0.5
+    layer.weight.requires_grad_(False)
+    made = copied(layer)
+    assert not made.weight.requires_grad
+    assert made.weight.rate == 0.5
+    assert hooks_of(made.weight) is not None
+    assert hooks_of(made.bias) is None
+
+
+def test_what_cannot_travel_is_an_error() -> None:
+    layer = nn.Linear(2, 1)
+    layer.weight.register_hook((_ for _ in ()).send)
+    with pytest.raises(TypeError, match="generator"):
+        dumps(layer)
+
+
+def test_a_driver_without_torch_stays_without_it() -> None:
+    code = "import sys; from spark_elastic._pickling import dumps; dumps(print); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
