@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,47 +13,67 @@ import cloudpickle
 if TYPE_CHECKING:
     import torch
 
-# Hooks of a parameter: on its gradient, and after that was added to what it has accumulated.
-Hooks = tuple[list[Callable[..., Any]], list[Callable[..., Any]]]
+# The hooks of a parameter by their numbers, as torch keeps them: on its gradient, and after that was added up. The handles that
+# registering has returned refer to these very dicts, and remove hooks from them.
+Hooks = tuple["OrderedDict[int, Callable[..., Any]] | None", "OrderedDict[int, Callable[..., Any]] | None"]
 
 
 def dumps(value: object) -> bytes:
     """Pickle a value as cloudpickle does, and parameters with their hooks. Imports no torch: without it there are none."""
-    if "torch" not in sys.modules:
+    if getattr(sys.modules.get("torch"), "nn", None) is None:
         return bytes(cloudpickle.dumps(value))
     packed = io.BytesIO()
     _Pickler(packed).dump(value)
     return packed.getvalue()
 
 
-def hooks_of(parameter: torch.Tensor) -> Hooks | None:
-    """Return the hooks that code has registered on a parameter; None if there are none."""
-    registered: Any = parameter
-    found = (
-        list((registered._backward_hooks or {}).values()),
-        list((registered._post_accumulate_grad_hooks or {}).values()),
-    )
-    return found if any(found) else None
+def hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:
+    """Return the hooks that code has registered on a parameter, but for those that are marked as not to be pickled."""
+    return [hook for registered in _registered(parameter) for hook in (registered or {}).values() if _travels(hook)]
+
+
+def beside(parameter: torch.Tensor) -> dict[str, object]:
+    """Return what code has given a parameter besides its numbers: hooks, and attributes that are not private."""
+    found = {name: value for name, value in vars(parameter).items() if not name.startswith("_")}
+    hooks = hooks_of(parameter)
+    return found | ({"hooks": hooks} if hooks else {})
+
+
+def _registered(parameter: Any) -> Hooks:
+    return parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+
+
+def _travels(hook: object) -> bool:
+    return not hasattr(hook, "__torch_unserializable__")
+
+
+def _travelling(hooks: OrderedDict[int, Callable[..., Any]] | None) -> OrderedDict[int, Callable[..., Any]] | None:
+    if not hooks or all(map(_travels, hooks.values())):
+        return hooks
+    return OrderedDict((number, hook) for number, hook in hooks.items() if _travels(hook))
 
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         torch: Any = sys.modules["torch"]
-        hooks = hooks_of(obj) if isinstance(obj, torch.nn.Parameter) else None
-        if hooks is None:
+        if not isinstance(obj, torch.nn.Parameter) or not hooks_of(obj):
             return super().reducer_override(obj)
         # Hooks are the state, which is pickled when the parameter itself is known: they may hold the network.
         make, arguments, *_ = obj.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
-        return make, arguments, hooks, None, None, register_hooks
+        return make, arguments, tuple(map(_travelling, _registered(obj))), None, None, put_hooks
 
 
-def register_hooks(parameter: torch.Tensor, hooks: Hooks) -> None:
-    """Register hooks on a parameter that was unpickled."""
+def put_hooks(parameter: Any, hooks: Hooks) -> None:
+    """Give a parameter that was unpickled its hooks."""
+    from torch.utils.hooks import RemovableHandle
+
     is_trained = parameter.requires_grad
     parameter.requires_grad_(True)  # a parameter may have been frozen after they were registered
     on_gradient, accumulated = hooks
-    for hook in on_gradient:
-        parameter.register_hook(hook)
-    for hook in accumulated:
-        parameter.register_post_accumulate_grad_hook(hook)
+    if on_gradient:
+        parameter._backward_hooks = on_gradient
+    if accumulated:
+        parameter._post_accumulate_grad_hooks = accumulated
     parameter.requires_grad_(is_trained)
+    # Hooks that are registered from now on must not get the numbers of these.
+    RemovableHandle.next_id = max([RemovableHandle.next_id, *(number + 1 for each in hooks for number in each or ())])

@@ -15,7 +15,6 @@ from pyspark.ml.param import TypeConverters
 
 from spark_elastic._json import Json
 from spark_elastic.estimator.callbacks import HOOKS
-from spark_elastic.estimator.objective import check_united
 from spark_elastic.estimator.store import Store
 from spark_elastic.launchers.resources import TaskResources
 from spark_elastic.loggers import Logger, list_of_loggers
@@ -177,17 +176,13 @@ def functions(value: object) -> Function | list[Function]:
 
 def metrics(value: object) -> dict[str, Function]:
     """Convert metrics to a dict; metrics in a list are named after their function or class."""
-    found: dict[str, Function] = {}
     if isinstance(value, Mapping):
-        for name, metric in value.items():
-            found[text(name)] = made(metric)
-            check_united(name, metric)
-        return found
+        return {text(name): made(metric) for name, metric in value.items()}
+    found: dict[str, Function] = {}
     for metric in map(made, value if isinstance(value, (list, tuple)) else [value]):
         name = getattr(metric, "__name__", type(metric).__name__)
         if name in found:
             raise ValueError(f"two metrics are called {name}; give a dict of names and metrics")
-        check_united(name, metric)
         found[name] = metric
     return found
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from spark_elastic._json import Json
-from spark_elastic._pickling import hooks_of
+from spark_elastic._pickling import beside
 from spark_elastic._saved_names import PACKAGES
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -107,6 +107,8 @@ class _Description:
         return [self._class(type(value)), self.of(held)]
 
     def _tensor(self, value: torch.Tensor) -> Json:
+        if isinstance(value, torch.nn.Parameter) and not self._weights:  # which hooks and attributes of others may hold
+            return _shape(value)
         plain = value.detach().cpu().contiguous() if value.layout == torch.strided else value.detach().cpu().to_dense()
         return [
             "tensor",
@@ -127,15 +129,9 @@ class _Description:
         own = {**value._parameters, **value._buffers}
         kept = {name for name in own if self._weights or name in value._non_persistent_buffers_set}
         told |= {name: self.of(entry) if name in kept else _shape(entry) for name, entry in own.items()}
-        beside = {name: self._beside(entry) for name, entry in value._parameters.items() if entry is not None}
-        told |= {f"beside {name}": entry for name, entry in beside.items() if entry}
+        others = {name: beside(entry) for name, entry in value._parameters.items() if entry is not None}
+        told |= {f"beside {name}": self.of(entry) for name, entry in others.items() if entry}
         return [self._class(type(value)), told | {name: self.of(part) for name, part in value._modules.items()}]
-
-    def _beside(self, parameter: torch.nn.Parameter) -> Json:
-        """Describe what a parameter has besides its numbers: attributes that code has set, and hooks; empty if neither."""
-        hooks = hooks_of(parameter)
-        told = {name: self.of(entry) for name, entry in vars(parameter).items()}
-        return told | ({} if hooks is None else {"hooks": self.of(hooks)})
 
     def _function(self, value: types.FunctionType) -> Json:
         values = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]

@@ -43,7 +43,7 @@ from spark_elastic.estimator.identity import identity_of_files
 from spark_elastic.estimator.layout import Input, Layout, outputs_of, positional_inputs
 from spark_elastic.estimator.learning_rate import LearningRates, find_learning_rate
 from spark_elastic.estimator.model import ElasticModel, TorchModel
-from spark_elastic.estimator.objective import Loss, Objective
+from spark_elastic.estimator.objective import Loss, Objective, check_united
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, TrainingParams, param
 from spark_elastic.estimator.persistence import EstimatorReader, EstimatorWriter
 from spark_elastic.estimator.plan import DataPlan, Trained, TrainingPlan
@@ -227,6 +227,9 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             model._set(**record.batch)
             _tell_batch(record, rows, width, sizes)
         model._check(facts)
+        if data.validation_url is not None and data.shards is None and sizes.most != 1:
+            for name, metric in (self.value("metrics") or {}).items():
+                check_united(name, metric)
         class_labels = recipe.class_labels(len(model.widths))
         _check_classes(class_labels, facts)
         if not store.temporary:

@@ -183,6 +183,26 @@ def ordered(names: Sequence[str], layout: Layout) -> list[str]:
     return unique([*found, *names])
 
 
+def change_places(columns: Sequence[str], known: Sequence[str]) -> bool:
+    """Whether a name of ``known`` has another place among ``columns``."""
+    return any(name in known and list(known).index(name) != place for place, name in enumerate(columns))
+
+
+def in_order(outputs: list[torch.Tensor], known: Sequence[str], columns: Sequence[str]) -> list[torch.Tensor]:
+    """Return the outputs of a dict, which have the names ``known``, in the order of columns that may have changed places.
+
+    Columns with new names take the outputs by their places. Raises ValueError where only some of the names are the old ones.
+    """
+    if not change_places(columns, known):
+        return outputs
+    if set(columns) != set(known):
+        raise ValueError(
+            f"outputCols={list(columns)} give names of outputs to others: the network returns a dict, whose outputs are called "
+            f"{list(known)}, in this order. Take other names for all of them, or make a TorchModel of the network"
+        )
+    return [outputs[list(known).index(name)] for name in columns]
+
+
 def unique(names: Iterable[str]) -> list[str]:
     """Return names once each, in the order in which they first appear."""
     return list(dict.fromkeys(names))

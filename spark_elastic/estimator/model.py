@@ -25,7 +25,7 @@ from spark_elastic.estimator.callbacks import Metrics
 from spark_elastic.estimator.converters import boolean, module, names, text, whole
 from spark_elastic.estimator.export import export_network
 from spark_elastic.estimator.frame import Facts, column
-from spark_elastic.estimator.layout import Input, Layout, positional_inputs
+from spark_elastic.estimator.layout import Input, Layout, change_places, positional_inputs
 from spark_elastic.estimator.params import CATEGORICAL_COLS, FEATURE_COLS, FitParams, param
 from spark_elastic.estimator.persistence import ModelReader, ModelWriter
 from spark_elastic.estimator.sessions import prepare_python
@@ -188,7 +188,7 @@ class ElasticModel(Model, FitParams, MLReadable["ElasticModel"], MLWritable, Ela
         prepare_python(dataset.sparkSession)
         outputs = self._outputs()
         check_features(dataset, self.shapes, self.layout.features)
-        is_exact = dataset.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+        is_exact = str(dataset.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
         there = {name if is_exact else name.lower(): name for name in dataset.columns}
         for name in outputs:
             if (taken := there.get(name if is_exact else name.lower())) is not None:
@@ -329,22 +329,7 @@ class TorchModel(ElasticModel, TorchModelAccessors):
             self._feed(names(params["featureCols"]))
         if params.get("categoricalCols") is not None:
             self._feed(names(params["categoricalCols"]), categorical=True)
-        if params.get("outputCols") is not None:
-            self._order(tuple(names(params["outputCols"])))
         return super()._set(**params)
-
-    def _order(self, columns: tuple[str, ...]) -> None:
-        """Have columns that change places keep what they hold of a network that returns a dict, where names decide."""
-        known, labels = self.layout.outputs, self.layout.labels
-        if not any(name in known and known.index(name) != place for place, name in enumerate(columns)):
-            return
-        if set(columns) != set(known) or len(set(self.widths)) > 1 or len(labels) not in (0, len(known)):
-            raise ValueError(
-                f"outputCols={list(columns)} give names of outputs to others: the network's are called {list(known)}, in this "
-                "order. Take other names, or make a TorchModel of the network with these outputCols"
-            )
-        order = [known.index(name) for name in columns]
-        self.layout = replace(self.layout, outputs=columns, labels=tuple(labels[place] for place in order if labels))
 
     def _layout_of_names(self) -> Layout:
         features, categories, outputs = (self.value(name) for name in ("featureCols", "categoricalCols", "outputCols"))
@@ -364,9 +349,19 @@ class TorchModel(ElasticModel, TorchModelAccessors):
             raise ValueError(
                 f"outputCols must name the model's {len(self.widths)} outputs, not {self.value('outputCols')}"
             )
+        if len(set(self.widths)) > 1 and change_places(self.value("outputCols"), self.layout.outputs):
+            raise ValueError(
+                f"outputCols={self.value('outputCols')} give names of outputs to outputs of other sizes: the network's are "
+                f"called {list(self.layout.outputs)}, in this order. Take other names, or make a TorchModel of the network"
+            )
 
     def _finish(self, outputs: Mapping[str, int]) -> Finish:
         return Flat(tuple(outputs.items()))
+
+    def _scorer(self, finish: Finish) -> Scorer:
+        scorer = super()._scorer(finish)
+        scorer.columns = tuple(self.value("outputCols"))
+        return scorer
 
 
 class Flat:

@@ -162,10 +162,10 @@ def united(metric: Metric) -> Metric:
 
 def check_united(name: str, metric: object) -> None:
     """Raise TypeError for a metric that keeps a state which no rank could bring together with those of the others."""
-    if keeps_state(metric) and not any(hasattr(metric, way) for way in ("sync_on_compute", "merge_state")):
+    if keeps_state(metric) and not (hasattr(metric, "sync_on_compute") or hasattr(metric, "merge_state")):
         raise TypeError(
-            f"{name} keeps a state, so that each worker would compute it over its own rows only: take a metric of torchmetrics, "
-            "or give it merge_state(others), which adds the state of others of its kind to its own"
+            f"metrics: {name} keeps a state, so that each worker would compute it over its own rows of validation only: take a "
+            "metric of torchmetrics, or give it merge_state(others), which adds the state of others of its kind to its own"
         )
 
 

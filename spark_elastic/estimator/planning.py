@@ -13,7 +13,7 @@ import torch
 from pyspark.sql.types import IntegralType, StructType
 from torch.nn.parameter import is_lazy
 
-from spark_elastic._pickling import dumps
+from spark_elastic._pickling import dumps, hooks_of
 from spark_elastic.data import ParquetLoader
 from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
@@ -350,7 +350,9 @@ def _copied(network: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, 
                 "torch pickles no network with torch.nn.utils.parametrizations, and workers get it pickled: compute the weight "
                 "in forward, or use torch.nn.utils.weight_norm or spectral_norm"
             ) from error
-        raise ValueError(f"workers get the network pickled, which fails: {error}") from error
+        hooked = [name for name, parameter in network.named_parameters() if hooks_of(parameter)]
+        hint = f" (the network has hooks on parameters: {', '.join(hooked[:3])})" if hooked else ""
+        raise ValueError(f"workers get the network pickled, which fails: {error}{hint}") from error
     copied: tuple[torch.nn.Module, Any] = cloudpickle.loads(packed)
     return copied
 

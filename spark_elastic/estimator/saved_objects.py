@@ -19,7 +19,7 @@ import torch
 
 from spark_elastic import __version__, _saved_names
 from spark_elastic._json import Json
-from spark_elastic._pickling import hooks_of
+from spark_elastic._pickling import beside
 from spark_elastic.checkpoint.tensors import file_pieces, load_file
 from spark_elastic.errors import CheckpointError, DamagedError
 from spark_elastic.estimator.files import Files
@@ -69,9 +69,10 @@ def write_objects(folder: str, objects: SavedObjects) -> dict[str, Json]:
     pickler = Pickler(code, tensors, names_of_tensors(objects))
     pickler.dump(objects)
     if pickler.bare:
+        shown = f"{', '.join(pickler.bare[:3])}{' …' * (len(pickler.bare) > 3)}"
         warnings.warn(
-            f"of the parameters {', '.join(pickler.bare)} only the numbers are saved, not the hooks and attributes that code has "
-            "given them: whoever loads them has to do that again",
+            f"of the parameters {shown} only the numbers are saved, not the hooks and attributes that code has given them: "
+            "whoever loads them has to do that again",
             stacklevel=2,
         )
     files: dict[str, Iterable[Buffer]] = {WEIGHTS: file_pieces(tensors), CODE: [code.getvalue()]}
@@ -152,7 +153,7 @@ class Pickler(cloudpickle.Pickler):
         self._seen.append(value)
         name = self._names.setdefault(id(value), f"tensor-{len(self._names)}")
         if name not in self._tensors:
-            if isinstance(value, torch.nn.Parameter) and (vars(value) or hooks_of(value)):
+            if isinstance(value, torch.nn.Parameter) and beside(value):
                 self.bare.append(name)
             self._tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return name, isinstance(value, torch.nn.Parameter), value.requires_grad

@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, Stru
 from spark_elastic.errors import SparkElasticError
 from spark_elastic.estimator.finite import SHOWN, check_finite
 from spark_elastic.estimator.frame import as_list, check_columns, column, is_list, is_vector
-from spark_elastic.estimator.layout import Layout, outputs_of
+from spark_elastic.estimator.layout import Layout, in_order, outputs_of
 from spark_elastic.estimator.row_checks import check_indexes, check_whole
 from spark_elastic.estimator.row_numbers import RowCount
 from spark_elastic.estimator.sql_arguments import takes_sql_arguments
@@ -44,6 +44,8 @@ class Scorer:
 
     def __init__(self, module: torch.nn.Module, layout: Layout, finish: Finish) -> None:
         self.module, self.layout, self.finish = module, layout, finish
+        # The output columns where these may have changed places since the layout was found out.
+        self.columns = layout.outputs
         self._rows = RowCount()
 
     def __call__(self, columns: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
@@ -60,14 +62,19 @@ class Scorer:
         check_indexes(batch, self.layout.categories)
         check_whole(batch, self.layout.whole)
         with in_evaluation(self.module), torch.inference_mode():
-            outputs = outputs_of(self.layout.call(self.module, batch), self.layout)
+            value = self.layout.call(self.module, batch)
+        outputs = outputs_of(value, self.layout)
+        if isinstance(value, Mapping):
+            outputs = in_order(outputs, self.layout.outputs, self.columns)
         return self.finish([_array(output, place) for place, output in enumerate(outputs)])
 
     def on_cpu(self) -> Scorer:
         """Return this scorer, or if the network is on a GPU, a scorer with a copy on the CPU."""
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
-        return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
+        copied = Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
+        copied.columns = self.columns
+        return copied
 
 
 def _array(output: torch.Tensor, place: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import unserializable_hook
 
 from spark_elastic._pickling import dumps, hooks_of
 
@@ -32,6 +33,11 @@ class Masked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.layer(x)
         return output
+
+
+def enlarge(weight: torch.Tensor) -> None:
+    assert weight.grad is not None
+    weight.grad.mul_(5)
 
 
 def copied(value: Any) -> Any:
@@ -58,8 +64,30 @@ def test_a_parameter_that_was_frozen_later_and_attributes_are_as_they_were() -> 
     made = copied(layer)
     assert not made.weight.requires_grad
     assert made.weight.rate == 0.5
-    assert hooks_of(made.weight) is not None
-    assert hooks_of(made.bias) is None
+    assert (len(hooks_of(made.weight)), hooks_of(made.bias)) == (1, [])
+
+
+def test_a_handle_that_travels_removes_the_hook_of_the_copy_and_new_hooks_take_the_place_of_none() -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    layer.handle = layer.weight.register_hook(lambda gradient: gradient * 2)
+    layer.after = layer.weight.register_post_accumulate_grad_hook(enlarge)
+    made = copied(layer)
+    made.weight.register_hook(lambda gradient: gradient * 3)
+    made(torch.ones(1, 1)).backward()
+    assert made.weight.grad.item() == 30
+    made.handle.remove()
+    made.after.remove()
+    made.zero_grad()
+    made(torch.ones(1, 1)).backward()
+    assert made.weight.grad.item() == 3
+
+
+def test_hooks_that_are_marked_as_not_to_be_pickled_stay_here() -> None:
+    layer = nn.Linear(1, 1)
+    generator = (_ for _ in ())
+    layer.weight.register_hook(unserializable_hook(lambda gradient: generator.send(gradient)))  # type: ignore[no-untyped-call]
+    layer.weight.register_hook(torch.neg)
+    assert hooks_of(copied(layer).weight) == [torch.neg]
 
 
 def test_what_cannot_travel_is_an_error() -> None:

@@ -88,20 +88,6 @@ def recipe(estimator: TorchEstimator) -> Any:
     return planned if batch is None else planned.checked_on(batch)
 
 
-class OfItsOwnRows:
-    """A metric that keeps a state which nobody else's can be added to."""
-
-    def __call__(self, output: torch.Tensor, label: torch.Tensor) -> float:
-        return 0.0
-
-    def reset(self) -> None: ...
-
-    def update(self, output: torch.Tensor, label: torch.Tensor) -> None: ...
-
-    def compute(self) -> float:
-        return 0.0
-
-
 class LearnedLoss(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -212,11 +198,6 @@ def test_params_are_set_copied_and_unknown_ones_refused() -> None:
         ({"loggers": [print]}, "loggers: .* is no logger of spark_elastic.loggers"),
         ({"store": 3}, "store: must be a Store or its URL"),
         ({"metrics": [abs, abs]}, "two metrics are called abs"),
-        (
-            {"metrics": [OfItsOwnRows()]},
-            r"OfItsOwnRows keeps a state, .* over its own rows only: .* merge_state\(others\)",
-        ),
-        ({"metrics": {"own": OfItsOwnRows()}}, r"own keeps a state"),
     ],
 )
 def test_wrong_values_name_the_param(params: dict[str, Any], error: str) -> None:
