@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,18 +15,6 @@ from spark_elastic.data import read_manifest
 from spark_elastic.errors import DataError
 from spark_elastic.estimator.objective import Objective
 from spark_elastic.estimator.training import train
-
-
-@pytest.fixture
-def weigh(tmp_path: Path) -> Any:
-    """Write 20 rows with these weights."""
-
-    def write(name: str, weights: list[float]) -> str:
-        x = np.linspace(-1, 1, len(weights))
-        pq.write_table(pa.table({"x": x, "y": 2 * x, "w": weights}), tmp_path / f"{name}.parquet")
-        return (tmp_path / f"{name}.parquet").as_uri()
-
-    return write
 
 
 def test_negative_weights_in_existing_data_name_the_column(weigh: Any) -> None:

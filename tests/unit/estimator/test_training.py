@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from fit_plans import ROWS, plan
@@ -53,18 +50,6 @@ def test_weights_make_the_loss_a_weighted_mean(dataset: str) -> None:
     expected = ((model(x) - 2 * x).square() * weight).sum() / weight.sum()
     assert found.history[0]["loss"] == pytest.approx(expected.item(), rel=1e-4)
     assert found.history[0]["val_loss"] == pytest.approx(expected.item(), rel=1e-4)
-
-
-@pytest.fixture
-def weigh(tmp_path: Path) -> Any:
-    """Write 20 rows with these weights."""
-
-    def write(name: str, weights: list[float]) -> str:
-        x = np.linspace(-1, 1, len(weights))
-        pq.write_table(pa.table({"x": x, "y": 2 * x, "w": weights}), tmp_path / f"{name}.parquet")
-        return (tmp_path / f"{name}.parquet").as_uri()
-
-    return write
 
 
 def test_rows_that_weigh_nothing_together_are_an_error_that_names_the_column(weigh: Any, caplog: Any) -> None:
