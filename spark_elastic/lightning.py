@@ -25,7 +25,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils._pytree import tree_leaves
 
 from spark_elastic.errors import TrainingCodeError
-from spark_elastic.worker.context import rank, size
+from spark_elastic.worker.context import device, rank, size
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.state.torch_state import TorchState
 
@@ -60,7 +60,7 @@ class LightningState(TorchState):
         local: str | Iterable[str] | Mapping[str, object] | None = None,
         **objects: Any,
     ) -> None:
-        """Call ``configure_optimizers``, for the only time, and wrap the module, as ``DistributedDataParallel`` does.
+        """Move the module to ``device()``, call ``configure_optimizers``, for the only time, and wrap the module.
 
         Raises ``ValueError`` if no optimizer is returned, and what ``DistributedDataParallel`` and ``TorchState`` raise.
         """
@@ -69,6 +69,9 @@ class LightningState(TorchState):
                 f"{type(module).__name__} has automatic_optimization=False, and Lightning then prepares only its own wrapper for "
                 "backward: write that loop with a TorchState, or optimize automatically"
             )
+        module.to(
+            device()
+        )  # before there is a wrapper and a commit, which would else be made anew when the Trainer moves it
         configured = module.configure_optimizers()
         found = list(_with_state(configured))
         optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
@@ -155,6 +158,15 @@ class _Strategy(DDPStrategy):
 
     def _register_ddp_hooks(self) -> None:
         """Register none: on a GPU Lightning would, with torch's wrapper, which this is not."""
+
+    def teardown(self) -> None:
+        """End the Trainer, and leave the module and its optimizers on their device, where the next world goes on with them."""
+        if self._layer_sync is not None and self.model is not None:
+            self.model = self._layer_sync.revert(self.model)
+        self.optimizers = []  # Lightning would move these, and the module that it knows, to the CPU
+        module, self._lightning_module = self._lightning_module, None
+        super().teardown()
+        self._lightning_module = module
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, whose way to have Gloo average whole numbers depends on the backend's name."""

@@ -12,11 +12,13 @@ def count_steps(
     busy: int = 0,
     scaled: bool = False,
     compiler: str = "",
+    moves_late: bool = False,
 ) -> dict[str, Any]:
     """Train a parameter that goes up by exactly one a step beside a small network, and return what has come of both.
 
     busy: cycles that a GPU spends ahead of each commit's copy, which is therefore pending for as long. scaled: train in mixed
-    precision, with a scale of the gradients. compiler: the compiler of ``torch.compile`` to use; none if empty.
+    precision, with a scale of the gradients. compiler: the compiler of ``torch.compile`` to use; none if empty. moves_late: move
+    the network to the device only in the elastic function, when it has been wrapped and committed.
     """
     import hashlib
     import os
@@ -40,7 +42,7 @@ def count_steps(
             return self.body(x).mean() * 0.001 - self.counter
 
     torch.manual_seed(1000 + os.getpid())  # every worker starts with other weights; rank 0's count
-    net = Net().to(device)
+    net = Net() if moves_late else Net().to(device)
     model = se.DistributedDataParallel(net)
     called: Any = torch.compile(model, backend=compiler) if compiler else model
     optimizer = torch.optim.SGD(
@@ -53,6 +55,7 @@ def count_steps(
     @se.elastic
     def train(state: Any) -> None:
         entries.append((se.generation(), se.size()))
+        net.to(device)
         while state.step < steps:
             generator = torch.Generator().manual_seed(state.step * 64 + se.rank())
             x = torch.randn(16, 8, generator=generator).to(device)

@@ -82,6 +82,17 @@ def test_a_compiled_network_goes_on_after_a_reset(run: Callable[..., Any], devic
     assert_counted(done.results, 20, device)
 
 
+@pytest.mark.parametrize("commit", ["copy", "host", "in_place"])
+def test_a_network_that_moves_to_the_device_in_the_elastic_function_is_reduced_there(
+    run: Callable[..., Any], device: torch.device, commit: str
+) -> None:
+    """Its wrapper, its first commit and what newcomers get were made on the CPU."""
+    arguments = (20, commit, 0.0, 0, False, "", True)
+    done = run(gpu_training.count_steps, *arguments, min_np=1, num_proc=2, max_np=2, faults=[kill(rank=1, step=10)])
+    assert done.faults == 1
+    assert_counted(done.results, 20, device)
+
+
 @pytest.mark.gpu
 def test_a_graph_that_was_captured_once_computes_with_restored_weights(run: Callable[..., Any]) -> None:
     done = run(gpu_training.replay_a_graph, 20, min_np=1, num_proc=2, max_np=2, faults=[kill(rank=1, step=10)])

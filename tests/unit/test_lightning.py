@@ -73,3 +73,27 @@ def test_on_a_gpu_lightning_looks_for_no_wrapper_of_torchs(monkeypatch: pytest.M
     monkeypatch.setattr(type(strategy), "root_device", torch.device("cuda", 0))
     strategy.model = state.model
     strategy._register_ddp_hooks()
+
+
+def test_the_module_is_on_the_device_before_it_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device meta, which no State takes, stands in for a GPU."""
+    monkeypatch.setattr("spark_elastic.lightning.device", lambda: torch.device("meta"))
+    with pytest.raises(TypeError, match=r"net\.weight is a tensor without data, on the meta device"):
+        state_of("one")
+
+
+def test_a_trainer_that_has_ended_leaves_module_and_optimizers_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning moves both to the CPU, and the next world's Trainer back."""
+    state = state_of("one")
+    module: Any = state.model.module
+    optimizer = state.optimizers[0]
+    strategy: Any = state.trainer(accelerator="cpu", logger=False).strategy
+    strategy.connect(module)
+    strategy.optimizers = [optimizer]
+    optimizer.state[module.net.weight]["momentum_buffer"] = torch.ones(1, 1, device="meta")
+    moved: list[object] = []
+    monkeypatch.setattr(module, "cpu", lambda: moved.append(module))
+    strategy.teardown()
+    assert not moved
+    assert optimizer.state[module.net.weight]["momentum_buffer"].is_meta
+    assert strategy.lightning_module is module

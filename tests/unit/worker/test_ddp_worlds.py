@@ -22,6 +22,7 @@ from spark_elastic import DistributedDataParallel, RanksDifferError, SparkElasti
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.same_inputs import same_inputs
+from spark_elastic.worker.trained import Content, describe_change
 
 STEPS = 4
 
@@ -381,6 +382,24 @@ def become_double(folder: Path, rank: int) -> tuple[list[str], list[float]]:
 
 def test_parameters_that_stay_the_same_objects_and_get_another_dtype_are_reduced() -> None:
     assert on_ranks(2, become_double) == [(["Linear.weight became torch.float64"], [0.5, 0.5])] * 2
+
+
+class OnDevice(nn.Parameter):
+    """Says which device it is on, as there is no other; tests/gpu/test_jobs.py moves to a GPU."""
+
+    device = torch.device("cpu")
+
+
+def test_parameters_that_move_to_another_device_are_another_content() -> None:
+    """Torch's wrapper would go on to reduce memory of the device before, and ranks would train apart."""
+    net = nn.Linear(2, 1)
+    net.weight = weight = OnDevice(torch.ones(1, 2))
+    before = Content(net)
+    assert before.is_current()
+    weight.device = torch.device("cuda", 0)
+    assert not before.is_current()
+    assert not Content(net).is_reduced_as(before)
+    assert describe_change(net, before) == "Linear.weight moved to cuda:0"
 
 
 def freeze_and_unfreeze(folder: Path, rank: int) -> list[str]:
