@@ -30,7 +30,7 @@ from spark_elastic.launchers.gpus import find_gpus
 from spark_elastic.launchers.local_cluster import LocalCluster
 from spark_elastic.protocol.event_format import read_event
 from spark_elastic.testing import inject, kill
-from spark_elastic.timeline.resets import Kind, find_resets
+from spark_elastic.timeline.resets import Kind, Part, find_resets
 
 Figures = dict[str, dict[str, Any]]
 MILLION = 1_000_000
@@ -365,8 +365,10 @@ def loss(device: str, sizes: Sizes) -> Figures:
 def join(device: str, sizes: Sizes) -> Figures:
     resets = resets_of(device, sizes, workers=2, victims=(1, 1, 1, 1), parameters=sizes.parameters)
     size = f"{4 * sizes.parameters / 1e9:.3g} GB"
-    times = [reset.lost for reset in resets if reset.kind is Kind.JOIN and reset.lost is not None]
-    return {f"pause for a newcomer that gets {size}": figure(times, "s")}
+    joins = [reset for reset in resets if reset.kind is Kind.JOIN and reset.lost is not None]
+    parts = ((part.value, summarize([reset.parts.get(part, 0.0) for reset in joins]).median) for part in Part)
+    note = "of which " + ", ".join(f"{name} {median:.3g}" for name, median in parts if median >= 0.01)
+    return {f"pause for a newcomer that gets {size}": figure([reset.lost or 0.0 for reset in joins], "s", "", note)}
 
 
 # ---------------------------------------------------------------- rows

@@ -389,13 +389,15 @@ class DistributedDataParallel(nn.Module):
         if content is None or not content.is_current():
             content = Content(self.module)
             self._keep(_content=content)
-            if content.trainable and not content.is_reduced_as(self._reduced):
+            if content.trainable and not content.is_trained_as(self._reduced):
                 if self._world is not None:
                     # The driver is told before the collective, which a rank without this change would not enter.
                     self._world.compares(describe_change(self.module, self._reduced))
                 self._build()
                 self.compare([self])
                 self._read_agreement()
+            elif content.trainable and not content.is_where(self._reduced):
+                self._build()  # alone: where a newcomer's model moves to its GPU, those of survivors are there already
         return content
 
     def _read_agreement(self) -> None:

@@ -30,15 +30,20 @@ class Content:
         self.trainable = [parameter for parameter in self._parameters if parameter.requires_grad]
         # Torch's wrapper allocates buckets of these dtypes on these devices. ``model.double()`` and ``model.to(device)`` change
         # them and keep the parameters' identities.
-        self.kinds = [(parameter.dtype, parameter.device) for parameter in self.trainable]
+        self.dtypes = [parameter.dtype for parameter in self.trainable]
+        self.devices = [parameter.device for parameter in self.trainable]
 
     def is_current(self) -> bool:
         """Whether all parts are the same objects as before, and the same parameters require gradients."""
         return self._registered.is_current() and self._look() == self._facts
 
-    def is_reduced_as(self, reduced: Content | None) -> bool:
-        """Whether torch's wrapper, which was made for ``reduced``, fits this content."""
-        return reduced is not None and same_objects(reduced.trainable, self.trainable) and reduced.kinds == self.kinds
+    def is_trained_as(self, reduced: Content | None) -> bool:
+        """Whether the same parameters are trained as in ``reduced``, in the same dtypes. Ranks have to agree on that."""
+        return reduced is not None and same_objects(reduced.trainable, self.trainable) and reduced.dtypes == self.dtypes
+
+    def is_where(self, reduced: Content | None) -> bool:
+        """Whether the parameters are on the devices on which they were in ``reduced``. That is each rank's own affair."""
+        return reduced is not None and reduced.devices == self.devices
 
     def _look(self) -> list[tuple[torch.dtype, torch.device] | None]:
         return [
@@ -87,8 +92,8 @@ def _reduced_names(model: DistributedDataParallel) -> list[str]:
 
 
 def describe_change(module: nn.Module, reduced: Content | None) -> str:
-    """Name the first parameter that has begun or ceased to require a gradient, or has another dtype or device than before."""
-    before = {} if reduced is None else dict(zip(map(id, reduced.trainable), reduced.kinds, strict=True))
+    """Name the first parameter that has begun or ceased to require a gradient, or has another dtype than in ``reduced``."""
+    before = {} if reduced is None else dict(zip(map(id, reduced.trainable), reduced.dtypes, strict=True))
     named = [(f"{type(module).__name__}.{name}", parameter) for name, parameter in module.named_parameters()]
     for name, parameter in named:
         if parameter.requires_grad and id(parameter) not in before:
@@ -97,11 +102,6 @@ def describe_change(module: nn.Module, reduced: Content | None) -> str:
         if not parameter.requires_grad and id(parameter) in before:
             return f"{name} ceased to require a gradient"
     for name, parameter in named:
-        if not parameter.requires_grad:
-            continue
-        dtype, device = before[id(parameter)]
-        if parameter.dtype != dtype:
+        if parameter.requires_grad and before[id(parameter)] != parameter.dtype:
             return f"{name} became {parameter.dtype}"
-        if parameter.device != device:
-            return f"{name} moved to {parameter.device}"
     return f"parameters of {type(module).__name__} were removed"

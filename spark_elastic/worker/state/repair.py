@@ -24,6 +24,7 @@ from spark_elastic.protocol.fault_points import Point
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.worker import faults
 from spark_elastic.worker.state.snapshot import Snapshot, SnapshotPair
+from spark_elastic.worker.state.staging import fill, pieces_of
 from spark_elastic.worker.world import World, translated_errors
 
 
@@ -144,8 +145,9 @@ def receive_announced(
 def _send(world: World, plan: RepairPlan, way: Transport, snapshot: Snapshot, receivers: Sequence[int]) -> None:
     content = (snapshot.skeleton, snapshot.buffer.specs, snapshot.told)
     packed = announce(world, plan.newest, pickled(content, snapshot.skeleton, "sent to another worker"))
-    for piece in (packed, *snapshot.buffer.flats):
-        way.send(piece.cpu(), receivers)
+    for flat in (packed, *snapshot.buffer.flats):
+        for piece in pieces_of(flat):
+            way.send(piece, receivers)
 
 
 def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot) -> None:
@@ -154,8 +156,5 @@ def _receive(world: World, plan: RepairPlan, way: Transport, staging: Snapshot) 
     skeleton, specs, staging.told = pickle.loads(data)
     staging.buffer.fit(specs)
     for flat in staging.buffer.flats:
-        staged = flat if flat.device.type == "cpu" else torch.empty_like(flat, device="cpu")
-        way.receive(staged, source)
-        if staged is not flat:
-            flat.copy_(staged)
+        fill(flat, lambda piece: way.receive(piece, source))
     staging.skeleton, staging.objects, staging.put_back = skeleton, None, None

@@ -22,7 +22,6 @@ from spark_elastic import DistributedDataParallel, RanksDifferError, SparkElasti
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.checks.same_inputs import same_inputs
-from spark_elastic.worker.trained import Content, describe_change
 
 STEPS = 4
 
@@ -385,21 +384,29 @@ def test_parameters_that_stay_the_same_objects_and_get_another_dtype_are_reduced
 
 
 class OnDevice(nn.Parameter):
-    """Says which device it is on, as there is no other; tests/gpu/test_jobs.py moves to a GPU."""
+    """Says which device it is on, as there is only one; tests/gpu/test_jobs.py moves to a GPU."""
 
     device = torch.device("cpu")
 
 
-def test_parameters_that_move_to_another_device_are_another_content() -> None:
-    """Torch's wrapper would go on to reduce memory of the device before, and ranks would train apart."""
-    net = nn.Linear(2, 1)
+def move_on_one_rank(folder: Path, rank: int) -> tuple[bool, list[str], list[float]]:
+    net = nn.Linear(2, 1, bias=False)
     net.weight = weight = OnDevice(torch.ones(1, 2))
-    before = Content(net)
-    assert before.is_current()
-    weight.device = torch.device("cuda", 0)
-    assert not before.is_current()
-    assert not Content(net).is_reduced_as(before)
-    assert describe_change(net, before) == "Linear.weight moved to cuda:0"
+    model = DistributedDataParallel(net)
+    told: list[str] = []
+    with world(folder, rank, 2, [model]) as formed:
+        formed.compares = told.append
+        before = model._ddp
+        if rank == 1:
+            weight.device = torch.device("cpu", 0)  # which is another name
+        for _ in range(3):
+            model(torch.full((1, 2), float(rank))).sum().backward()
+        return model._ddp is before, told, weight.grad.flatten().tolist()
+
+
+def test_a_model_that_moves_to_another_device_on_one_rank_is_reduced_there_and_needs_no_collective() -> None:
+    """Found on a GPU: torch's wrapper went on to reduce memory of the device before, and ranks trained apart."""
+    assert on_ranks(2, move_on_one_rank) == [(True, [], [1.5, 1.5]), (False, [], [1.5, 1.5])]
 
 
 def freeze_and_unfreeze(folder: Path, rank: int) -> list[str]:
