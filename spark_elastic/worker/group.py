@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_elastic")
 
-# How long ``close`` waits for the abort of the device's group before torch destroys that group.
-ABORT_SECONDS = 2.0
 # This package's backends are registered with torch under this prefix and the library's name.
 PREFIX = "elastic_"
 
@@ -199,9 +197,11 @@ class Group:
         return self.abort_device()
 
     def close(self) -> None:
-        """End the use of the group. Its connections are shut, so that pending operations fail; ``drop`` frees the rest."""
-        for thread in self.give_up():
-            thread.join(ABORT_SECONDS)  # torch's next call may wait for kernels
+        """End the use of the group. Its connections are shut, so that pending operations fail; ``drop`` frees the rest.
+
+        The device is at rest, see ``World.rest``. Nothing waits until its group has been aborted, which takes NCCL a second.
+        """
+        self.give_up()
         if dist.is_initialized():
             dist.destroy_process_group()
         for watch in self._watches():

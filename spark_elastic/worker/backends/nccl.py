@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from datetime import timedelta
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from spark_elastic.worker.backends.backend import COLLECTIVE_TIMEOUT, Backend
 from spark_elastic.worker.sockets import interface_of
 from spark_elastic.worker.torch_store import WorldStore
+
+# How long a failed build waits for each communicator of worlds that are over to be freed.
+ABORT_SECONDS = 2.0
 
 
 class Nccl(Backend):
@@ -21,6 +25,8 @@ class Nccl(Backend):
     kind = dist.ProcessGroup.BackendType.NCCL
     in_order = True
     runs_ahead = True
+    # The aborts of this process that may still be under way.
+    _aborting: ClassVar[list[threading.Thread]] = []
 
     def __init__(self, store: WorldStore, rank: int, size: int, address: str, timeout: timedelta) -> None:
         self.group: dist.ProcessGroupNCCL | None = None
@@ -33,7 +39,13 @@ class Nccl(Backend):
         self._remains: list[object] = []
 
     def build(self) -> None:
-        self.group = self._new(dist.PrefixStore("nccl", self._store), self._rank, self._size)
+        try:
+            self.group = self._new(dist.PrefixStore("nccl", self._store), self._rank, self._size)
+        except RuntimeError:
+            # It may have lacked the memory that the last world's communicator still holds, and the next try shall have it.
+            for thread in list(self._aborting):
+                thread.join(ABORT_SECONDS)
+            raise
 
     def subgroup(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupNCCL:
         group = self._new(store, rank, size)
@@ -41,14 +53,17 @@ class Nccl(Backend):
         return group
 
     def abort(self) -> list[threading.Thread]:
-        """End collectives without an error and with nonsense in their results, also of peers that have not aborted yet."""
+        """End collectives without an error and with nonsense in their results, also of peers that have not aborted yet.
+
+        That takes some milliseconds, and freeing the communicators a second more, in which another may be built.
+        """
         groups = [group for group in (self.group, *self._subgroups) if group is not None]
-        # NCCL's abort may wait for kernels, and the caller may be the control thread, which must not wait.
-        aborting = [
-            threading.Thread(target=group.abort, name="spark_elastic-nccl-abort", daemon=True) for group in groups
-        ]
+        # NCCL's abort may wait for kernels, and the caller may be the control thread, which must not wait. These are no daemons:
+        # a process that ends is not to take NCCL apart under one.
+        aborting = [threading.Thread(target=group.abort, name="spark_elastic-nccl-abort") for group in groups]
         for thread in aborting:
             thread.start()
+        Nccl._aborting = [thread for thread in (*self._aborting, *aborting) if thread.is_alive()]
         return aborting
 
     def close(self) -> None:

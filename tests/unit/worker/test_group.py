@@ -70,14 +70,39 @@ def test_a_group_that_user_code_makes_after_the_abort_is_refused(group: Group, m
         group.subgroup(SimpleNamespace(store=dist.HashStore(), group_rank=0, group_size=1))
 
 
-def test_a_group_is_destroyed_after_the_devices_has_been_aborted(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch waits for kernels there, which may wait for ranks that are gone."""
+def test_a_group_is_closed_without_waiting_until_the_devices_has_been_freed(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL takes a second for that, in which the next world is formed."""
     device, seen = of_device(group).group, []
+    device.kernels.clear()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: seen.append(device.is_aborted))
     group.close()
-    assert seen == [True]
+    assert seen == [False]
+    device.kernels.set()
+    for thread in list(Nccl._aborting):
+        thread.join(10)
+    assert device.is_aborted
     assert group.abort_device() == []
+
+
+def test_a_build_that_fails_while_another_is_being_freed_ends_when_that_is_done(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU may have had too little memory for both, and the next world is tried at once."""
+    device = of_device(group).group
+    device.kernels.clear()
+    group.close()
+
+    def lack_memory(*_: object) -> None:
+        threading.Timer(0.2, device.kernels.set).start()
+        raise dist.DistBackendError("NCCL error: out of memory")
+
+    monkeypatch.setattr(Nccl, "_new", lack_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Nccl(dist.HashStore(), 0, 1, "127.0.0.1", timedelta(seconds=1)).build()  # type: ignore[arg-type]
+    assert device.is_aborted
 
 
 def test_a_closed_group_forgets_what_its_groups_of_user_code_wait_for(
