@@ -24,6 +24,7 @@ from spark_elastic.checkpoint.skeleton import WRAPPER_MARK
 from spark_elastic.data.deliveries import Delivery, deliveries, share
 from spark_elastic.data.loader import RowSource
 from spark_elastic.errors import SparkElasticError, TrainingCodeError, WorkerLostError
+from spark_elastic.worker.checks.early_gradients import warn_of_early_gradients
 from spark_elastic.worker.checks.same_inputs import same_inputs
 from spark_elastic.worker.comm_hook import CommHook
 from spark_elastic.worker.job import current_job
@@ -414,6 +415,8 @@ class DistributedDataParallel(nn.Module):
             return
         device = trainable[0].device
         ids = [device] if device.type == "cuda" else None
+        if ids is not None and self._world is not None and not self._world.group.runs_ahead:
+            warn_of_early_gradients()
         ddp = _Inner(self.module, device_ids=ids, **_NO_SYNC, **self._ddp_kwargs)
         if self._comm_hook is not None:
             self._comm_hook.register(ddp)
