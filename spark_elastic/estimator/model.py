@@ -359,9 +359,8 @@ class TorchModel(ElasticModel, TorchModelAccessors):
         return Flat(tuple(outputs.items()))
 
     def _scorer(self, finish: Finish) -> Scorer:
-        scorer = super()._scorer(finish)
-        scorer.columns = tuple(self.value("outputCols"))
-        return scorer
+        assert self.model is not None
+        return Scorer(self.model, self.layout, finish, tuple(self.value("outputCols")))
 
 
 class Flat:

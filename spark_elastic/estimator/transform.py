@@ -40,12 +40,16 @@ Predicted = dict[str, np.ndarray] | np.ndarray
 
 
 class Scorer:
-    """Calls a network on numpy columns, on the device of its parameters. Travels by cloudpickle."""
+    """Calls a network on numpy columns, on the device of its parameters. Travels by cloudpickle.
 
-    def __init__(self, module: torch.nn.Module, layout: Layout, finish: Finish) -> None:
+    ``columns`` are the output columns, if these may have changed places since the layout was found out.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, layout: Layout, finish: Finish, columns: tuple[str, ...] | None = None
+    ) -> None:
         self.module, self.layout, self.finish = module, layout, finish
-        # The output columns where these may have changed places since the layout was found out.
-        self.columns = layout.outputs
+        self.columns = layout.outputs if columns is None else columns
         self._rows = RowCount()
 
     def __call__(self, columns: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
@@ -72,9 +76,7 @@ class Scorer:
         """Return this scorer, or if the network is on a GPU, a scorer with a copy on the CPU."""
         if all(tensor.device.type == "cpu" for tensor in self.module.state_dict().values()):
             return self
-        copied = Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish)
-        copied.columns = self.columns
-        return copied
+        return Scorer(copy.deepcopy(self.module).cpu(), self.layout, self.finish, self.columns)
 
 
 def _array(output: torch.Tensor, place: int) -> np.ndarray:

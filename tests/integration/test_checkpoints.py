@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import training
+from data_jobs import EPOCHS, ROWS, STEPS
 from jobs import check
 from other_processes import wait_until
-from test_data_jobs import EPOCHS, ROWS, STEPS
 
 from spark_elastic import CheckpointError, TrainingFailedError, load_checkpoint, load_model
 from spark_elastic.testing import Point, kill

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import training
+from data_jobs import EPOCHS, ROWS, STEPS, check
 
 from spark_elastic import TrainingFailedError
 from spark_elastic.estimator.layout import Input, Layout
@@ -27,18 +28,6 @@ from spark_elastic.timeline.history import read_history
 from spark_elastic.timeline.resets import Kind
 
 cloudpickle.register_pickle_by_value(networks)
-
-ROWS = 1000
-EPOCHS = 2
-# 1000 rows in global batches of 64 are 15 steps and a tail of 40; then the commit that ends the epoch.
-STEPS = 16 + 1
-
-
-def check(run: Any, epochs: int = EPOCHS) -> None:
-    for result in run.results:
-        assert result["seen"] == pytest.approx([epochs] * ROWS)
-        assert result["val"] == pytest.approx(epochs * ROWS)
-        assert result["seen"] == run.results[0]["seen"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
+from estimators import make
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
@@ -38,25 +39,6 @@ def frame(spark: Any) -> Any:
     )
     # Kept, so that Spark scores the same rows on the same executors, whose Python has imported torch already.
     return VectorAssembler(inputCols=["a", "b", "c"], outputCol="features").transform(base).persist()
-
-
-def make(**params: Any) -> TorchEstimator:
-    """An estimator of y from the vector that starts with two workers."""
-    given = {
-        "model": networks.dense(),
-        "learningRate": 1e-2,
-        "loss": torch.nn.MSELoss(),
-        "featureCols": ["features"],
-        "labelCols": ["y"],
-        "globalBatchSize": 64,
-        "minNp": 1,
-        "numProc": 2,
-        "maxNp": 2,
-        "adaptiveNp": False,  # or fits would not be equal where one takes long
-        "verbose": 0,
-        **params,
-    }
-    return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import training
+from data_jobs import ROWS
+from estimators import make
 from jobs import check
 from networks import RowCounter, count_row
-from test_data_jobs import ROWS
-from test_estimator import make
 
 from spark_elastic import CheckpointError, load_checkpoint
 from spark_elastic.data import ParquetLoader, read_manifest

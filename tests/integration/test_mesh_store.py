@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from store_control import GENERATION, Control
 
-from spark_elastic.driver.control_store import ControlStore
-from spark_elastic.protocol.messages import StoreReply, StoreRequest
 from spark_elastic.worker.torch_store import MeshStore, WorldStore
-
-GENERATION = 7
-
-
-class Control:
-    """Stands for the connection to the driver."""
-
-    def __init__(self) -> None:
-        self.operations: list[str] = []
-        self._driver = ControlStore()
-        self._driver.open_generation(GENERATION)
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-
-    def store(
-        self, operation: Any, keys: tuple[str, ...], values: tuple[bytes, ...] = (), amount: int = 0, *, generation: int
-    ) -> StoreReply:
-        answer: Future[StoreReply] = Future()
-        with self._lock:
-            self.operations.append(operation)
-            request = StoreRequest(next(self._numbers), generation, operation, keys, values, amount)
-            self._driver.handle(request, answer.set_result)
-        return answer.result(timeout=30)
 
 
 @pytest.mark.parametrize("size", [1, 2, 11])

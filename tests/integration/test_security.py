@@ -21,7 +21,7 @@ from driver_script import fragments_of
 from fuzzer import BURST, Bomb, Fuzzer
 from jobs import SUPPORT
 from processes import command_of, ports_of
-from test_strangers import CALLERS, call
+from strangers import CALLERS, call
 
 from spark_elastic.driver.service import SparkDriverService
 from spark_elastic.driver.settings import JobSettings

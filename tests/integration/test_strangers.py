@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_mesh_store import GENERATION, Control
+from store_control import GENERATION, Control
+from strangers import CALLERS, call
 
 from spark_elastic.errors import WorkerLostError
 from spark_elastic.worker import sockets
@@ -27,7 +28,6 @@ from spark_elastic.worker.group import Group, build_on_thread
 from spark_elastic.worker.torch_store import MeshStore, WorldStore
 
 SIZE = 3
-CALLERS = 2000
 
 
 class Ranks:
@@ -94,21 +94,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     for group in made.groups:
         group.close()
         group.drop().join()
-
-
-def call(address: tuple[str, int]) -> bool:
-    """Connect and go. Whether the kernel answered; on this machine it does so before ``connect`` returns, or never."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as caller:
-        caller.setblocking(False)
-        return caller.connect_ex(address) in (0, 106) or _is_connected(caller)
-
-
-def _is_connected(caller: socket.socket) -> bool:
-    try:
-        return bool(caller.getpeername())
-    except OSError:
-        return False
 
 
 def descriptors() -> int:
@@ -214,9 +199,10 @@ def besieged() -> None:
 
 def test_strangers_who_come_first_hold_a_world_up_and_are_never_taken_for_a_rank() -> None:
     here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (here.parents[1], here, here.parent / "support")))
     done = subprocess.run(
         [sys.executable, "-c", "import test_strangers; test_strangers.besieged()"],
-        capture_output=True, text=True, cwd=here, env={**os.environ, "PYTHONPATH": f"{here.parents[1]}:{here}"},
+        capture_output=True, text=True, cwd=here, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     said = done.stdout.strip().splitlines()
     assert said in ([f"formed {[float(SIZE)] * SIZE}"], ["not formed"]) or done.returncode == -signal.SIGABRT, (
