@@ -41,6 +41,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def inspect(options: argparse.Namespace) -> int:
     """Print the dataset's figures and warnings about them, or the figures of a checkpoint."""
+    if options.workers < 1:
+        raise ValueError(f"--workers must be a whole number from 1 on, not {options.workers}")
     from spark_elastic.data.manifest import read_manifest
 
     if _holds_checkpoints(options.dataset):

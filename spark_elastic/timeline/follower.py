@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -80,6 +81,11 @@ class LogFollower:
                     self._take(line)
         return True
 
+    def take_rest(self) -> None:
+        """Take a last line without an end, too, if it is an event: tools that write a file anew leave that end out."""
+        with contextlib.suppress(ValueError, RecursionError):  # a line that is still being written
+            self._add(read_line(self._rest.decode("utf-8")))
+
     @property
     def place(self) -> tuple[object, ...]:
         """Where in which file it is; another value means that there is something new."""
@@ -117,14 +123,16 @@ class LogFollower:
         if not line.strip():
             return
         try:
-            entry = read_line(line.decode("utf-8"))
-            if not is_sound(entry.record):
-                raise ValueError("no event of spark_elastic: a number in it is too large, or none")
-            self.entries.append(entry)
+            self._add(read_line(line.decode("utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             self._pass_over(f"not an event of spark_elastic: {line[:80].decode('utf-8', 'replace')!r}")
         except ValueError as error:
             self._pass_over(str(error))
+
+    def _add(self, entry: Entry) -> None:
+        if not is_sound(entry.time) or not is_sound(entry.record):
+            raise ValueError("no event of spark_elastic: a number in it is too large, or none")
+        self.entries.append(entry)
 
     def _pass_over(self, why: str) -> None:
         self.unread = Unread(self.unread.count + 1, self.unread.first or f"line {self._line}: {why}")
@@ -154,6 +162,7 @@ def read_run(path: str | Path, run_id: str | None = None) -> tuple[list[Entry], 
     follower = LogFollower(Path(path))
     if not follower.read():
         raise FileNotFoundError(f"there is no file {path}")
+    follower.take_rest()
     if not follower.run():
         why = f": {follower.unread.first}" if follower.unread.count else ": it has no job_started event"
         raise ValueError(f"{path} holds no run{why}")

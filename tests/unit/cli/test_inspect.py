@@ -71,6 +71,14 @@ def test_a_row_group_that_fills_the_memory_is_named(tmp_path: Path, monkeypatch:
     assert "row group 1" in found
 
 
+@pytest.mark.parametrize("workers", ["0", "-3"])
+def test_a_number_of_workers_that_is_none_is_an_error(
+    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(write(tmp_path / "d", 10)), "--workers", workers]) == 2
+    assert f"--workers must be a whole number from 1 on, not {workers}" in capsys.readouterr().err
+
+
 def test_a_place_without_a_dataset_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 2
     assert "no Parquet files" in capsys.readouterr().err

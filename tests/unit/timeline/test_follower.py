@@ -125,6 +125,24 @@ def test_a_file_without_a_run_is_refused_with_what_is_wrong_with_its_first_line(
         read_run(log)
 
 
+def test_a_last_line_without_an_end_counts_if_it_is_whole(log: Path) -> None:
+    """Editors and other tools leave the end of the last line out."""
+    over = line(story.event("driver_paused", 1, seconds=1.5)).rstrip()
+    log.write_bytes(begun("one") + over)
+    assert len(read_run(log)[0]) == 2
+    log.write_bytes(begun("one") + over[:-1])
+    entries, unread = read_run(log)
+    assert (len(entries), unread.count) == (1, 0)
+
+
+def test_an_event_of_an_impossible_time_is_passed_over(log: Path) -> None:
+    event = story.event("driver_paused", 1, seconds=1.5)
+    log.write_bytes(begun("one") + line({**event, "time": -1e300}))
+    entries, unread = read_run(log)
+    assert len(entries) == 1
+    assert unread.first == "line 2: no event of spark_elastic: a number in it is too large, or none"
+
+
 def test_the_run_that_is_followed_is_the_last_or_the_one_that_was_asked_for(log: Path) -> None:
     followed = LogFollower(log)
     log.write_bytes(line(story.event("driver_paused", 0, seconds=1.5)) + begun("one"))
