@@ -65,7 +65,7 @@ class Scorer:
         batch = {name: _tensor(values).to(device) for name, values in columns.items()}
         check_indexes(batch, self.layout.categories)
         check_whole(batch, self.layout.whole)
-        with in_evaluation(self.module), torch.inference_mode():
+        with in_evaluation(self.module), torch.no_grad():  # a network may keep tensors, and train on with them
             value = self.layout.call(self.module, batch)
         outputs = outputs_of(value, self.layout)
         if isinstance(value, Mapping):

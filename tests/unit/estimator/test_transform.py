@@ -14,7 +14,7 @@ from torch import nn
 from spark_elastic.estimator import TorchModel
 from spark_elastic.estimator.layout import Input, Layout
 from spark_elastic.estimator.preflight import widths_of
-from spark_elastic.estimator.transform import check_features
+from spark_elastic.estimator.transform import Scorer, check_features
 
 
 def frame(**columns: t.DataType) -> Any:
@@ -131,3 +131,24 @@ def test_an_order_that_does_not_tell_which_output_is_meant_is_an_error() -> None
 def test_an_output_without_a_row_for_each_row_is_an_error(output: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"output 1 of the network has the shape \[.*\]: it needs a row for each row"):
         widths_of([torch.zeros(2), output])
+
+
+class Keeping(nn.Module):
+    """Keeps what it computed at its first call, as networks do with the codes of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.kept = nn.Parameter(torch.ones(1)), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.arange(1.0, 1.0 + len(x))
+        return self.weight * self.kept * x
+
+
+def test_a_network_trains_on_with_what_it_keeps_of_a_prediction() -> None:
+    net = Keeping()
+    score = Scorer(net, Layout((Input(None, ("x",)),)), lambda outputs: {"y": outputs[0]})
+    assert score({"x": np.array([1.0, 1.0])})["y"].tolist() == [1.0, 2.0]
+    net(torch.ones(2)).sum().backward()
+    assert net.weight.grad.item() == 3.0
