@@ -12,7 +12,7 @@ from spark_elastic.driver.watchdog import CollectivesStuck
 from spark_elastic.driver.workers import Worker
 from spark_elastic.errors import TrainingFailedError, WorkerFailure, name_worker
 from spark_elastic.protocol.messages import CommitId
-from spark_elastic.protocol.records import NewcomersPaused, StateLost, WorkerLost, WorldBroken
+from spark_elastic.protocol.records import HostCooling, NewcomersPaused, StateLost, WorkerLost, WorldBroken
 
 # ---------------------------------------------------------------------- a worker
 
@@ -32,7 +32,9 @@ def lose_worker(job: JobState, number: int, why: str | FirstSign) -> None:
     if number not in job.book.failures:
         job.book.add(WorkerFailure(number, rank, worker.host_name, cause), is_explained=is_explained)
     job.record(WorkerLost(number, rank, worker.host_name, cause))
-    job.roster.blame_place(worker, job.now, is_member=job.is_member(number))
+    pause = job.roster.blame_place(worker, job.now, is_member=job.is_member(number))
+    if pause:
+        job.record(HostCooling(worker.host, worker.host_name, round(pause, 3)))
     if job.elastic_since is None:
         others = min((other.started_at for other in job.workers.values()), default=job.now)
         job.fail_if(job.setbacks.lost_start(job.now, worker.started_at, others, job.book.story()))

@@ -129,6 +129,9 @@ class Narrator:
             case records.HostDraining(host, name):
                 text = f"host {host} on {name} drains; its worker leaves at the next commit, unless it alone holds the state"
                 return [(logging.INFO, text)]
+            case records.HostCooling(host, name, seconds):
+                text = f"host {host} on {name} gets no worker for {seconds:g} s, as its last ones died without a commit"
+                return [(logging.INFO, text)]
         return []
 
     def _tell_shares(self, generation: int, change: reports.SharesChanged) -> list[Line]:

@@ -147,12 +147,18 @@ class Roster:
             return [do.KillWorker(worker.host, worker.worker)]
         return []
 
-    def blame_place(self, worker: Worker, now: float, *, is_member: bool) -> None:
-        """Count a lost worker against the place where it ran. After too many the host is at fault, unless this was a member."""
+    def blame_place(self, worker: Worker, now: float, *, is_member: bool) -> float:
+        """Count a lost worker against the place where it ran. After too many the host is at fault, unless this was a member.
+
+        Return for how many seconds the place gets no worker because of this loss.
+        """
+        before = max(now, self.hosts.ready_at(worker.place))
         is_bad = self.hosts.worker_failed(worker.place, worker.started_at, now)
         host = self.hosts.get(worker.host)
         if is_bad and host is not None and not is_member:
             host.at_fault = True
+        ready_at = self.hosts.ready_at(worker.place)
+        return ready_at - now if ready_at > before else 0.0
 
     def exited(self, number: int, on: int) -> bool:
         """Note the end of a worker's process. Return whether that was expected, after an order to end or a result."""

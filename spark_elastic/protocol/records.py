@@ -100,6 +100,17 @@ class HostDraining(_OfDriver, frozen=True):
     name: str
 
 
+class HostCooling(_OfDriver, frozen=True):
+    """Workers of a host's executor keep dying without a commit, so it gets no other one for a while.
+
+    seconds: for how long; each further death doubles it
+    """
+
+    host: int
+    name: str
+    seconds: float
+
+
 class HostListedAgain(_OfDriver, frozen=True):
     """The discovery script lists a host again that it had left out."""
 
@@ -425,6 +436,7 @@ DriverRecord = (
     | HostFacts
     | HostLost
     | HostDraining
+    | HostCooling
     | HostListedAgain
     | SlotGivenUp
     | SlotsYielded

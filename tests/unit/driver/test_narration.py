@@ -11,6 +11,7 @@ from machine_script import Script, reform, running
 from spark_elastic.driver.narration import Narrator
 from spark_elastic.protocol.records import (
     DriverPaused,
+    HostCooling,
     NewcomersPaused,
     StateLost,
     WorkerLost,
@@ -168,6 +169,23 @@ def test_the_loss_of_a_newcomer_is_told_and_breaks_nothing() -> None:
     newcomer: Any = script.worker_on(script.register("c"))
     script.kill(newcomer)
     assert warnings(script) == [f"worker 1 (no rank yet) on c was lost: {KILLED}"]
+
+
+def test_a_host_whose_newcomers_keep_dying_is_said_to_get_none_for_a_while() -> None:
+    """The first death costs it nothing, and each further one doubles the time."""
+    script = running("a")
+    host = script.register("c")
+    for seconds in (0.0, 0.5, 1.0):
+        newcomer: Any = script.worker_on(host)
+        script.kill(newcomer)
+        script.pass_time(seconds)
+    assert [(cooling.host, cooling.name, cooling.seconds) for cooling in script.recorded(HostCooling)] == [
+        (host, "c", 0.5),
+        (host, "c", 1.0),
+    ]
+    assert f"host {host} on c gets no worker for 0.5 s, as its last ones died without a commit" in [
+        text for level, text in told(script) if level == logging.INFO
+    ]
 
 
 def test_planned_changes_are_no_warnings() -> None:
