@@ -22,6 +22,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils._pytree import tree_leaves
 
 from spark_elastic.errors import TrainingCodeError
@@ -72,7 +73,7 @@ class LightningState(TorchState):
         module.to(
             device()
         )  # before there is a wrapper and a commit, which would else be made anew when the Trainer moves it
-        configured = module.configure_optimizers()
+        configured = _configured(module)
         found = list(_with_state(configured))
         optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
         if not optimizers:
@@ -80,6 +81,7 @@ class LightningState(TorchState):
                 f"{type(module).__name__}.configure_optimizers returns no optimizer, so nothing would train"
             )
         module.configure_optimizers = lambda: configured  # type: ignore[method-assign]
+        self._known = list(module.parameters())
         self._wrapped = DistributedDataParallel(module)
         super().__init__(
             model=self._wrapped,
@@ -121,6 +123,18 @@ class LightningState(TorchState):
             callbacks=[*callbacks, _Commit(self)],
             **settings,
         )
+
+
+def _configured(module: pl.LightningModule) -> Any:
+    try:
+        return module.configure_optimizers()
+    except RuntimeError as error:
+        if "not attached to a" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(module).__name__}.configure_optimizers asks for its Trainer, and there is none yet, as optimizers outlive "
+            "each Trainer here: give the module what it asks for, such as epochs * len(loader) for estimated_stepping_batches"
+        ) from error
 
 
 def _with_state(configured: object) -> Iterator[Any]:
@@ -183,11 +197,30 @@ class _Commit(pl.Callback):
     def __init__(self, state: LightningState) -> None:
         self._state: Any = state
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            raise TrainingCodeError(
+                "fit(ckpt_path=…) would load that file again after each change of the world, and what was committed since "
+                "would be lost: load the weights above the elastic function, or give run(checkpoint=), from which a job goes on"
+            )
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._state.progress is not None:
             trainer.fit_loop.load_state_dict(self._state.progress)
+            self._state.loader.set_epoch(
+                trainer.current_epoch
+            )  # a fit that was over has iterated its last epoch to the end
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        known = set(map(id, self._state._known))
+        for name, parameter in pl_module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                raise TrainingCodeError(
+                    f"{name} of {type(pl_module).__name__} was made after its LightningState, in setup() or configure_model(), "
+                    "so no optimizer has it and it would never train: make all layers in __init__"
+                )
         if not any(leaf is self._state.loader for leaf in tree_leaves(trainer.train_dataloader)):
             raise TrainingCodeError(
                 "the Trainer trains on a loader that is not the state's, so each rank would train on all of its rows, and "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
 from spark_elastic.data import ElasticDataLoader
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.lightning import LightningState
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,3 +100,56 @@ def test_a_trainer_that_has_ended_leaves_module_and_optimizers_on_their_device(m
     assert not moved
     assert optimizer.state[module.net.weight]["momentum_buffer"].is_meta
     assert strategy.lightning_module is module
+
+
+class Late(Net):
+    """Makes a layer when it knows for what."""
+
+    def setup(self, stage: str) -> None:
+        self.head = torch.nn.Linear(1, 1)
+
+
+def trainer_of(state: Any) -> Any:
+    return state.trainer(accelerator="cpu", logger=False)
+
+
+def committing(trainer: Any) -> Any:
+    return next(callback for callback in trainer.callbacks if type(callback).__name__ == "_Commit")
+
+
+def test_a_layer_that_no_optimizer_has_is_an_error() -> None:
+    state = LightningState(Late("one"), loader=ElasticDataLoader(range(8), global_batch_size=4))
+    module: Any = state.model.module
+    module.setup("fit")
+    fitted = SimpleNamespace(train_dataloader=state.loader)
+    with pytest.raises(TrainingCodeError, match=r"head\.weight of Late was made after its LightningState"):
+        committing(trainer_of(state)).on_train_start(fitted, module)
+    module.head.requires_grad_(False)
+    committing(trainer_of(state)).on_train_start(fitted, module)
+
+
+def test_a_file_that_each_world_would_go_back_to_is_an_error() -> None:
+    state = state_of("one")
+    trainer = trainer_of(state)
+    commits = committing(trainer)
+    commits.on_load_checkpoint(trainer, state.model.module, {})  # test(ckpt_path=…) trains nothing
+    trainer.state.fn = TrainerFn.FITTING
+    with pytest.raises(TrainingCodeError, match=r"fit\(ckpt_path=…\) would load that file again"):
+        commits.on_load_checkpoint(trainer, state.model.module, {})
+
+
+class Asking(Net):
+    """Sizes its schedule by its Trainer."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, self.trainer.estimated_stepping_batches)
+        ]
+
+
+def test_a_module_that_asks_for_its_trainer_too_early_is_told_what_to_do() -> None:
+    with pytest.raises(
+        ValueError, match=r"Asking\.configure_optimizers asks for its Trainer.* epochs \* len\(loader\)"
+    ):
+        LightningState(Asking("one"), loader=ElasticDataLoader(range(8), global_batch_size=4))
