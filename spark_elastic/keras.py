@@ -16,9 +16,9 @@
                 callbacks=[UpdateEpochStateCallback(state), CommitStateCallback(state)],
             )
 
-Each rank runs its own callbacks. Those that decide by metrics, such as EarlyStopping, decide the same everywhere only if the logs
-hold values that are equal on all ranks, such as averages over them. Importing this module chooses the torch backend where
-KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
+Each rank runs its own callbacks. Keras begins EarlyStopping and ReduceLROnPlateau anew with each ``fit``, so that in this loop,
+with a ``fit`` for each epoch, they never act: count in the state instead, by values that are equal on all ranks, such as averages
+over them. Importing this module chooses the torch backend where KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
 """
 
 from __future__ import annotations
