@@ -177,10 +177,11 @@ class _Strategy(DDPStrategy):
         """End the Trainer, and leave the module and its optimizers on their device, where the next world goes on with them."""
         if self._layer_sync is not None and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
-        self.optimizers = []  # Lightning would move these, and the module that it knows, to the CPU
+        # Lightning would move all optimizers and the module that it knows to the CPU.
+        optimizers, self.optimizers = self.optimizers, []
         module, self._lightning_module = self._lightning_module, None
         super().teardown()
-        self._lightning_module = module
+        self.optimizers, self._lightning_module = optimizers, module
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, whose way to have Gloo average whole numbers depends on the backend's name."""

@@ -100,6 +100,7 @@ def test_a_trainer_that_has_ended_leaves_module_and_optimizers_on_their_device(m
     assert not moved
     assert optimizer.state[module.net.weight]["momentum_buffer"].is_meta
     assert strategy.lightning_module is module
+    assert strategy.optimizers == [optimizer]
 
 
 class Late(Net):
