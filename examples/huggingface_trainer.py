@@ -87,9 +87,8 @@ class ElasticTrainer(Trainer):
         begin = super()._init_training_state(max_steps, steps_of_an_epoch, *others)
         if self.elastic.progress is None:
             return begin
-        asked = {
-            name: getattr(self.state, name) for name in ("max_steps", "num_train_epochs")
-        }  # perhaps for more than before
+        # Perhaps for more than before.
+        asked = {name: getattr(self.state, name) for name in ("max_steps", "num_train_epochs")}
         vars(self.state).update({**vars(self.elastic.progress), **asked})
         return self.state.global_step // steps_of_an_epoch, 0
 

@@ -70,9 +70,8 @@ class LightningState(TorchState):
                 f"{type(module).__name__} has automatic_optimization=False, and Lightning then prepares only its own wrapper for "
                 "backward: write that loop with a TorchState, or optimize automatically"
             )
-        module.to(
-            device()
-        )  # before there is a wrapper and a commit, which would else be made anew when the Trainer moves it
+        # Before there are a wrapper and a commit, which would else be made anew when the Trainer moves the module.
+        module.to(device())
         configured = _configured(module)
         found = list(_with_state(configured))
         optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
@@ -210,9 +209,8 @@ class _Commit(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._state.progress is not None:
             trainer.fit_loop.load_state_dict(self._state.progress)
-            self._state.loader.set_epoch(
-                trainer.current_epoch
-            )  # a fit that was over has iterated its last epoch to the end
+            # A fit that was over has iterated its last epoch to the end.
+            self._state.loader.set_epoch(trainer.current_epoch)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         known = set(map(id, self._state._known))
