@@ -10,6 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from examples_here import example, run_main
+from huggingface_training import Plain
+from huggingface_training import train as train_by_hugging_face
 
 import spark_elastic
 from spark_elastic import TrainingFailedError
@@ -177,7 +179,19 @@ def by_hand(script: Any) -> dict[str, Any]:
 def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_within_one() -> None:
     between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
     results = run_main("huggingface_trainer", *COURSE, "--local", faults=[between, within])
-    alone = example("huggingface_trainer").train_fn(ITEMS, EPOCHS)
-    for result in [*results, alone]:
-        assert 0 < result.pop("loss") < 0.1  # of this rank's rows
-    assert_all_are(alone, results)
+    assert_all_are(example("huggingface_trainer").train_fn(ITEMS, EPOCHS), results)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_been_lost(run: Any) -> None:
+    """The world has to be whole again after each loss, by a newcomer that has seen no evaluation of the epochs before."""
+    steps = 6  # an epoch
+    faults = [kill(rank=0, step=2 * steps, at="committed"), kill(rank=1, step=2 * steps + 3)]
+    done = run(train_by_hugging_face, num_proc=2, min_np=2, max_np=2, faults=faults)
+    assert done.faults == 2
+    expected: dict[str, Any] = train_by_hugging_face(Plain)
+    assert expected["steps"] == 3 * steps
+    for result in done.results:
+        assert result.pop("names") == expected["names"]
+        for name, value in result.items():
+            assert value == pytest.approx(expected[name], rel=2e-3, abs=1e-5), name

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+# Modules for other libraries, which need them.
+FRAMEWORKS = ("huggingface", "keras", "lightning")
 # Whose public names have a place in docs/api.
 PACKAGES = (
     "spark_elastic",
@@ -133,9 +135,7 @@ def test_every_method_for_users_is_shown_with_its_class_or_with_a_public_base(na
 def test_every_public_name_has_one_place_in_the_api_reference_and_no_other_has() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
     places = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
-    assert sorted(places) == sorted(
-        {param.values[0] for param in public_objects()} | names_in("keras") | names_in("lightning")
-    )
+    assert sorted(places) == sorted({param.values[0] for param in public_objects()}.union(*map(names_in, FRAMEWORKS)))
 
 
 def test_a_script_with_lightnings_trainer_is_ported_in_ten_lines() -> None:
@@ -180,7 +180,7 @@ def test_every_public_class_says_what_constructing_it_does(name: str, value: Any
     assert init is None or init.__doc__, f"the __init__ of {name} has no docstring"
 
 
-@pytest.mark.parametrize("module", ["keras", "lightning"])
+@pytest.mark.parametrize("module", FRAMEWORKS)
 def test_every_public_class_of_a_framework_says_what_constructing_it_and_its_properties_do(module: str) -> None:
     public = {name.rpartition(".")[2] for name in names_in(module)}
     classes = [node for node in tree_of(module).body if isinstance(node, ast.ClassDef) and node.name in public]

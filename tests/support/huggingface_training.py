@@ -1,0 +1,101 @@
+"""Trainings with Hugging Face's Trainer, elastic and plain, whose results are to be equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+from spark_elastic.data import ElasticDataLoader
+from spark_elastic.huggingface import ElasticTrainer
+
+BATCH = 16
+
+
+class Words(torch.utils.data.Dataset):
+    """Eight words each, and the word after each; of some rows most are masked, so that a mean over rows is another one."""
+
+    def __init__(self, count: int, shift: int = 1) -> None:
+        self.count, self.shift = count, shift
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        words = (torch.arange(8) * 3 + index) % 11
+        labels = (words + self.shift) % 11
+        labels[: index % 8] = -100
+        return {"words": words, "labels": labels}
+
+
+class Tagger(torch.nn.Module):
+    """A loss over labels as the library's models have it: the sum over all labels by their number, if that is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11)
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
+        logits = self.head(self.embedding(words))
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        return {"loss": total / kwargs.get("num_items_in_batch", (labels != -100).sum()), "logits": logits}
+
+
+class Regression(torch.nn.Module):
+    """A loss that is a mean over rows and asks for no number of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(8, 1)
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.net(words.float() / 11).squeeze(1)
+        return {"loss": torch.nn.functional.mse_loss(out, labels[:, 7].float() / 11), "logits": out}
+
+
+class Plain(Trainer):
+    """The library's own, with the batches that the elastic one gets in a world of one."""
+
+    def get_train_dataloader(self) -> Any:
+        return ElasticDataLoader(self.train_dataset, global_batch_size=BATCH, seed=42)
+
+
+def train(kind: type[Trainer] = ElasticTrainer, model: str = "tagger", **settings: Any) -> dict[str, Any]:
+    """Train until the evaluation, whose labels are others, has become worse twice; return what there is to compare."""
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        **{
+            "output_dir": "unused",
+            "num_train_epochs": 8,
+            "learning_rate": 0.02,
+            "warmup_steps": 4,
+            "logging_steps": 3,
+            "eval_strategy": "epoch",
+            "metric_for_best_model": "eval_loss",
+            "save_strategy": "no",
+            "per_device_train_batch_size": BATCH,
+            "disable_tqdm": True,
+            "use_cpu": True,
+            **settings,
+        }
+    )
+    trainer = kind(
+        model={"tagger": Tagger, "regression": Regression}[model](),
+        args=args,
+        train_dataset=Words(100),
+        eval_dataset=Words(20, shift=5),
+        callbacks=[EarlyStoppingCallback(2)],
+        **({"global_batch_size": BATCH} if kind is ElasticTrainer else {}),
+    )
+    output = trainer.train()
+    kept = ("loss", "grad_norm", "learning_rate", "epoch", "step", "eval_loss")
+    history = [{name: entry[name] for name in kept if name in entry} for entry in trainer.state.log_history]
+    return {
+        "weights": torch.cat([each.detach().flatten() for each in trainer.model.parameters()]).tolist(),
+        "history": [value for entry in history for value in entry.values()],
+        "names": [name for entry in history for name in entry],
+        "best": trainer.state.best_metric,
+        "steps": trainer.state.global_step,
+        "train_loss": output.training_loss,
+    }
