@@ -113,7 +113,7 @@ class ElasticTrainer(Trainer):
 
     def _loader_of_dataset(self, global_batch_size: int | None) -> ElasticDataLoader:
         args, dataset, collate = self.args, self.train_dataset, self.data_collator
-        if hasattr(dataset, "column_names"):
+        if type(dataset).__module__.partition(".")[0] == "datasets":
             dataset = self._remove_unused_columns(dataset, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
@@ -172,9 +172,14 @@ class ElasticTrainer(Trainer):
             self.accelerator.backward(share * loss)
             total += share * loss.detach()
         weight = rows if items is None or not rows else items
-        total, weights = allreduce(torch.stack([total, torch.ones_like(total)]) * weight, "sum")
-        mean: torch.Tensor = (total / weights).float()
+        own = [total * weight, total.new_tensor(weight), total.new_tensor(super().floating_point_ops(dict(inputs)))]
+        loss_sum, weights, self._operations = allreduce(torch.stack(own), "sum")
+        mean: torch.Tensor = (loss_sum / weights).float()
         return mean
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> Any:
+        """Return what the last step took on all ranks together, in floating-point operations."""
+        return self._operations
 
     def _parts(
         self, inputs: Mapping[str, Any], items: int | None
@@ -329,6 +334,10 @@ def _refuse(trainer: Trainer) -> None:
         "neftune_noise_alpha": (
             args.neftune_noise_alpha,
             "its hook would be added again after each change of the world",
+        ),
+        "include_num_input_tokens_seen": (
+            args.include_num_input_tokens_seen not in ("no", False),
+            "it would count the tokens of one rank",
         ),
         "optim": (
             "lomo" in args.optim or "layerwise" in args.optim,

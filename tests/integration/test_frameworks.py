@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -176,20 +177,27 @@ def by_hand(script: Any) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_within_one() -> None:
+def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_within_one(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
     results = run_main("huggingface_trainer", *COURSE, "--local", faults=[between, within])
+    assert "equal on all ranks" not in capfd.readouterr().err
     assert_all_are(example("huggingface_trainer").train_fn(ITEMS, EPOCHS), results)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_been_lost(run: Any) -> None:
+def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_been_lost(
+    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The world has to be whole again after each loss, by a newcomer that has seen no evaluation of the epochs before."""
     steps = 6  # an epoch
     faults = [kill(rank=0, step=2 * steps, at="committed"), kill(rank=1, step=2 * steps + 3)]
-    done = run(train_by_hugging_face, num_proc=2, min_np=2, max_np=2, faults=faults)
+    where = {"output_dir": str(tmp_path)}
+    done = run(train_by_hugging_face, kwargs=where, num_proc=2, min_np=2, max_np=2, faults=faults)
     assert done.faults == 2
-    expected: dict[str, Any] = train_by_hugging_face(Plain)
+    assert "equal on all ranks" not in capfd.readouterr().err
+    expected: dict[str, Any] = train_by_hugging_face(Plain, **where)
     assert expected["steps"] == 3 * steps
     for result in done.results:
         assert result.pop("names") == expected["names"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,12 @@ from spark_elastic.data import ElasticDataLoader
 from spark_elastic.huggingface import ElasticTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A Trainer makes its output_dir here, though it saves nothing."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("model", ["tagger", "regression"])
@@ -54,6 +61,7 @@ def trainer_of(args: dict[str, Any], **settings: Any) -> ElasticTrainer:
         ({"torch_compile": True}, r"torch_compile .*model\.compile\(\)"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha .*again"),
         ({"optim": "lomo"}, "optim .*lomo steps within backward"),
+        ({"include_num_input_tokens_seen": "all"}, "include_num_input_tokens_seen .*tokens of one rank"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy='group_by_length'"),
     ],
 )
