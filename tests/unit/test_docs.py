@@ -149,6 +149,16 @@ def test_a_script_with_lightnings_trainer_is_ported_in_ten_lines() -> None:
     assert [line for line in added if line.partition("(")[0] not in script] == []
 
 
+def test_a_script_with_hugging_faces_trainer_is_ported_in_four_lines() -> None:
+    page = (DOCS / "coming-from" / "huggingface.md").read_text(encoding="utf-8")
+    script = (DOCS.parent / "examples" / "huggingface_trainer.py").read_text(encoding="utf-8")
+    (difference, *_) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    added = [line[1:].strip() for line in difference.splitlines() if line.startswith("+") and line != "+"]
+    assert len(added) == 4
+    assert "four lines change" in page
+    assert [line for line in added if line.partition("(")[0] not in script] == []
+
+
 @pytest.mark.parametrize(("name", "value"), public_objects())
 def test_every_public_name_is_documented_with_all_its_arguments(name: str, value: Any) -> None:
     told = inspect.getdoc(value) or ""
