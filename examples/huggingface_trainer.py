@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback, TrainingArguments
 
 import spark_elastic as se
 from spark_elastic.huggingface import ElasticTrainer
@@ -56,6 +56,16 @@ def small_bert() -> BertForSequenceClassification:
 # ---------------------------------------------------------------- what makes it elastic
 
 
+class Count(TrainerCallback):
+    """Counts in the State, for what the script prints at its end."""
+
+    def __init__(self, state: se.TorchState) -> None:
+        self.elastic = state
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.elastic.items += sum(self.elastic.loader.batch_rows)
+
+
 def train_fn(items: int, epochs: int) -> dict[str, Any]:
     torch.manual_seed(0)
     bert = small_bert()
@@ -67,12 +77,14 @@ def train_fn(items: int, epochs: int) -> dict[str, Any]:
         save_strategy="no",  # run(checkpoint=) does it
     )
     trainer = ElasticTrainer(  # a Trainer, which is given the rows of a step on all workers together
-        model=bert, args=arguments, train_dataset=Sentences(items), global_batch_size=64
+        model=bert, args=arguments, train_dataset=Sentences(items), global_batch_size=64, objects={"items": 0}
     )
+    trainer.add_callback(Count(trainer.elastic))
     trainer.train()
     weights = torch.cat([parameter.detach().flatten() for parameter in bert.parameters()])
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {
+        "items": trainer.elastic.items,
         "steps": trainer.state.global_step,
         "loss": losses[-1] if losses else float("nan"),
         "logged": len(losses),
@@ -93,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     arguments = (options.items, options.epochs)
     settings = {"min_np": 1, "num_proc": workers, "max_np": workers, "local": options.local}
     results = se.run(train_fn, args=arguments, event_log=options.event_log, **settings)
-    print(f"{results[0]['steps']} steps trained, loss {results[0]['loss']:.3f}")
+    print(f"{results[0]['items']:,} items trained in {results[0]['steps']} steps, loss {results[0]['loss']:.3f}")
     return results
 
 

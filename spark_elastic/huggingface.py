@@ -43,7 +43,6 @@ __all__ = ["ElasticTrainer"]
 _PROGRESS = (
     "epoch",
     "global_step",
-    "num_input_tokens_seen",
     "total_flos",
     "best_metric",
     "best_global_step",
@@ -106,7 +105,8 @@ class ElasticTrainer(Trainer):
             loader=loader,
             commit=commit,
             local=local,
-            **{**kept, **(objects or {})},
+            **kept,
+            **(objects or {}),
         )
         # Ahead of the callbacks that it sets the number of the epoch for.
         self.callback_handler.callbacks.insert(0, _GoOn(self))

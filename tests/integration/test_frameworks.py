@@ -183,7 +183,10 @@ def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_wi
     between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
     results = run_main("huggingface_trainer", *COURSE, "--local", faults=[between, within])
     assert "equal on all ranks" not in capfd.readouterr().err
-    assert_all_are(example("huggingface_trainer").train_fn(ITEMS, EPOCHS), results)
+    alone = example("huggingface_trainer").train_fn(ITEMS, EPOCHS)
+    assert alone["items"] == EPOCHS * ITEMS
+    assert 0 < alone["loss"] < 0.1
+    assert_all_are(alone, results)
 
 
 @pytest.mark.filterwarnings("ignore")

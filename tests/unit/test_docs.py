@@ -138,24 +138,18 @@ def test_every_public_name_has_one_place_in_the_api_reference_and_no_other_has()
     assert sorted(places) == sorted({param.values[0] for param in public_objects()}.union(*map(names_in, FRAMEWORKS)))
 
 
-def test_a_script_with_lightnings_trainer_is_ported_in_ten_lines() -> None:
-    page = (DOCS / "coming-from" / "lightning.md").read_text(encoding="utf-8")
-    script = (DOCS.parent / "examples" / "lightning_trainer.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("library", "count", "said"),
+    [("lightning", 10, "ten lines are added or changed"), ("huggingface", 4, "four lines change")],
+)
+def test_a_script_with_a_librarys_trainer_is_ported_in_few_lines(library: str, count: int, said: str) -> None:
+    page = (DOCS / "coming-from" / f"{library}.md").read_text(encoding="utf-8")
+    script = (DOCS.parent / "examples" / f"{library}_trainer.py").read_text(encoding="utf-8")
     (difference, *_) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
     added = [line[1:].strip() for line in difference.splitlines() if line.startswith("+") and line != "+"]
-    assert len(added) == 10
-    assert "ten lines are added or changed" in page
+    assert len(added) == count
+    assert said in page
     # The script, which the suite runs through kills, has each of them, with numbers of its own and what it prints beside.
-    assert [line for line in added if line.partition("(")[0] not in script] == []
-
-
-def test_a_script_with_hugging_faces_trainer_is_ported_in_four_lines() -> None:
-    page = (DOCS / "coming-from" / "huggingface.md").read_text(encoding="utf-8")
-    script = (DOCS.parent / "examples" / "huggingface_trainer.py").read_text(encoding="utf-8")
-    (difference, *_) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
-    added = [line[1:].strip() for line in difference.splitlines() if line.startswith("+") and line != "+"]
-    assert len(added) == 4
-    assert "four lines change" in page
     assert [line for line in added if line.partition("(")[0] not in script] == []
 
 

@@ -105,3 +105,5 @@ def test_more_objects_are_kept_in_the_state() -> None:
     trainer = trainer_of({}, objects={"seen": 3}, commit="in_place")
     assert trainer.elastic.seen == 3
     assert len(trainer.elastic.loader) == 8 // 4 < BATCH
+    with pytest.raises(TypeError, match="optimizer"):
+        trainer_of({}, objects={"optimizer": None})
