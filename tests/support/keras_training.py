@@ -107,3 +107,137 @@ def train_on_shards(url: str, epochs: int, batch: int, shards: int) -> dict[str,
     for variable in [*model.weights, *state.optimizer.variables]:
         digest.update(variable.value.detach().numpy().tobytes())
     return {"digest": digest.hexdigest(), "losses": state.losses}
+
+
+BATCH, EPOCHS = 50, 12
+# What stops the training well before the last epoch, and turns the rate down on the way.
+PATIENCE = 3
+
+
+def classifier(use_ema: bool = False) -> Any:
+    """Return a network that soon begins to fit the noise in its labels, with metrics of all kinds."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1, activation="sigmoid")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.03, use_ema=use_ema, ema_momentum=0.9),
+        loss="binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.RootMeanSquaredError(name="error")],
+    )
+    return model
+
+
+def features(rows: Any) -> tuple[Any, Any]:
+    """Return inputs and labels, a fifth of which are wrong."""
+    import torch
+
+    ids = rows["id"].float()
+    x = torch.stack([torch.sin(ids), torch.cos(3 * ids), torch.sin(7 * ids), ids / 1000], 1)
+    is_wrong = (rows["id"] * 7919 % 5 == 0).float()
+    y = ((x[:, 0] * x[:, 1] > 0).float() - is_wrong).abs()
+    return x, y.unsqueeze(1)
+
+
+def callbacks_of(patience: int = PATIENCE) -> list[Any]:
+    """Return callbacks that remember the course of a training, two of Keras' own and one of a user's."""
+    import keras
+
+    class Notes(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[float] = []
+            self.batches = self.begun = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.begun += 1
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches += 1
+            self.losses.append(logs["loss"])
+
+    rate = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1)
+    return [
+        Notes(),
+        rate,
+        keras.callbacks.EarlyStopping(monitor="val_loss", patience=patience, restore_best_weights=True),
+    ]
+
+
+def validation_data() -> tuple[Any, Any]:
+    import torch
+
+    return features({"id": torch.arange(2000, 2200)})
+
+
+def outcome(model: Any, history: Any, notes: Any) -> dict[str, Any]:
+    """Return what there is to compare of a training."""
+    return {
+        "epochs": history.epoch,
+        "names": sorted(history.history),
+        "history": [value for name in sorted(history.history) for value in history.history[name]],
+        "rate": float(model.optimizer.learning_rate),
+        "weights": [value for weight in model.get_weights() for value in weight.flatten().tolist()],
+        "losses": notes.losses,
+        "counts": [notes.batches, notes.begun],
+    }
+
+
+def fit(url: str, shards: int | None = None, use_ema: bool = False, epochs: int = EPOCHS) -> dict[str, Any]:
+    """Fit until the validation has become worse several times."""
+    import spark_elastic as se
+    from spark_elastic.keras import KerasState
+
+    model = classifier(use_ema)
+    loader = se.data.ParquetLoader(url, global_batch_size=BATCH, seed=3, shards=shards)
+    state = KerasState(model, loader=loader)
+
+    @se.elastic
+    def train(state: Any) -> dict[str, Any]:
+        callbacks = callbacks_of()
+        given = {"callbacks": callbacks, "validation_data": validation_data(), "verbose": 0}
+        return outcome(model, state.fit(features, epochs=epochs, **given), callbacks[0])
+
+    result: dict[str, Any] = train(state)
+    return result
+
+
+def fit_plainly(url: str, use_ema: bool = False) -> dict[str, Any]:
+    """Have Keras alone train on the same batches."""
+    import keras
+
+    import spark_elastic as se
+
+    loader = se.data.ParquetLoader(url, global_batch_size=BATCH, seed=3)
+    loader.set_world(0, 1)
+    epochs = []
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        epochs.append([features(rows) for rows in loader])
+
+    class Data(keras.utils.PyDataset):
+        epoch = 0
+        num_batches = len(epochs[0])
+
+        def __getitem__(self, index: int) -> Any:
+            return epochs[self.epoch][index]
+
+    data = Data()
+
+    class Next(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            data.epoch = epoch
+
+    model, callbacks = classifier(use_ema), callbacks_of()
+    given = {"epochs": EPOCHS, "validation_data": validation_data(), "verbose": 0, "shuffle": False}
+    return outcome(model, model.fit(data, callbacks=[Next(), *callbacks], **given), callbacks[0])
+
+
+def write_rows(folder: Any) -> str:
+    """Write rows for ``fit``, and return where they are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"id": pa.array(range(1000), pa.int64())}), folder / "rows.parquet", row_group_size=97)
+    return str(folder)

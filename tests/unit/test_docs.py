@@ -55,8 +55,11 @@ def public_objects() -> list[Any]:
 
 
 def tree_of(module: str) -> ast.Module:
-    """The source of a module that costs seconds to import."""
-    return ast.parse((DOCS.parent / "spark_elastic" / f"{module}.py").read_text(encoding="utf-8"))
+    """The source of a module or a package that costs seconds to import."""
+    place = DOCS.parent / "spark_elastic" / module
+    files = sorted(place.glob("*.py")) or [place.with_suffix(".py")]
+    parts = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    return ast.Module([node for part in parts for node in part.body], [])
 
 
 def names_in(module: str) -> set[str]:

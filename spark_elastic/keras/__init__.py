@@ -1,0 +1,21 @@
+"""Keras 3 on the torch backend: a state whose ``fit`` goes on from the last commit after each change of the world.
+
+::
+
+    model.compile(optimizer="adam", loss="mse")
+    state = KerasState(model, loader=se.data.ParquetLoader(url, global_batch_size=1024))
+
+    @se.elastic
+    def train(state):
+        state.fit(lambda batch: (batch["x"], batch["y"]), epochs=10, callbacks=[keras.callbacks.EarlyStopping(patience=2)])
+
+Loops of your own call ``model.fit`` for each epoch, with ``Batches`` and the callbacks of this module. Importing it chooses the
+torch backend where KERAS_BACKEND is not set. The extra ``keras`` installs Keras.
+"""
+
+from spark_elastic.keras import _backend  # noqa: F401
+from spark_elastic.keras.batches import Batches
+from spark_elastic.keras.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+from spark_elastic.keras.state import KerasState
+
+__all__ = ["Batches", "CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]

@@ -1,0 +1,79 @@
+"""Batches of a loader, as ``fit`` takes them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+
+from spark_elastic.data.loader import PositionedLoader, shards_of_loader
+
+T = TypeVar("T")
+# A batch as Keras takes it: (x, y) or (x, y, sample_weight), each of them anything that Keras can nest.
+Converted = tuple[Any, ...]
+
+
+def as_it_is(batch: Any) -> Any:
+    """Convert nothing."""
+    return batch
+
+
+class Batches(keras.utils.PyDataset):
+    """The rest of a loader's epoch, for ``model.fit``. Each call of ``fit``, which trains one epoch, takes a new one.
+
+    ``convert`` turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``. A batch is taken from the loader when
+    Keras begins its step, never ahead, so that a commit counts exactly those that were trained on. (From a Python generator
+    Keras would take two before the first step.)
+
+    Of a loader that was made with ``shards=``, ``convert`` is given the shards one by one, and each whole batch as well,
+    unless the loader delivers it as a list of shards.
+    """
+
+    def __init__(self, loader: PositionedLoader[T], convert: Callable[[T], Converted]) -> None:
+        """Begin to iterate over the rest of the loader's epoch, which ends an iteration that is under way.
+
+        Raises ``DataError`` where the epoch has been iterated to its end already, as the loader does.
+        """
+        super().__init__()
+        newest[loader] = weakref.ref(self)
+        self._convert = convert
+        self._is_in_shards = shards_of_loader(loader) is not None
+        # The batch that was given last, before it was converted, for the steps that convert its shards.
+        self._untaken: Any = None
+        self._iterator = iter(loader)
+        self._steps: int = loader.steps_left
+        self._given = 0
+        self._shown: Converted | None = None
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches ``fit`` takes: the steps that are left of the epoch in the present world."""
+        return self._steps
+
+    def __getitem__(self, index: int) -> Converted:
+        """Return the next batch, whatever the index: the loader has shuffled them already."""
+        if self._shown is None:
+            if self._given == self._steps:
+                raise ValueError("the loader's epoch is over; call fit for one epoch, with new Batches each time")
+            self._given += 1
+            batch: Any = next(self._iterator)
+            self._untaken = batch
+            self._batch = self._convert(batch[0] if self._is_in_shards and isinstance(batch, list) else batch)
+        shown, self._shown = self._shown or self._batch, None
+        return shown
+
+    def take(self) -> tuple[Any, Callable[[Any], Converted]] | None:
+        """Return the batch that Keras was given last, and what converts its shards; None if that was taken before."""
+        batch, self._untaken = self._untaken, None
+        return None if batch is None else (batch, self._convert)
+
+    def on_epoch_end(self) -> None:
+        # Keras takes one batch to build losses and metrics, and then begins the epoch, in which that batch has to come again.
+        if self._given == 1:
+            self._shown = self._batch
+
+
+# By loader, the Batches that were made of it last.
+newest: weakref.WeakKeyDictionary[object, weakref.ref[Batches]] = weakref.WeakKeyDictionary()

@@ -1,0 +1,70 @@
+"""What callbacks and settings ``fit`` cannot take, and says so."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+from keras.callbacks import BackupAndRestore, CSVLogger, EarlyStopping, ReduceLROnPlateau
+
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.keras.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+
+# Settings of Model.fit that go with a loader.
+SETTINGS = ("class_weight", "validation_data", "validation_steps", "validation_batch_size", "validation_freq")
+
+
+def check_settings(settings: Mapping[str, object]) -> None:
+    """Raise ``TypeError`` for settings of ``Model.fit`` that the loader or the job decides."""
+    for name in settings:
+        if name not in SETTINGS:
+            raise TypeError(
+                f"KerasState.fit takes no {name}=: rows, their order and batches are those of the state's loader, and epochs go "
+                f"on from the last commit. It hands these on to Model.fit: {', '.join(SETTINGS)}"
+            )
+
+
+def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Raise ``ValueError`` for callbacks that ``KerasState.fit`` makes superfluous or that would destroy what they wrote."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, (CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback)):
+            raise ValueError(f"KerasState.fit counts and commits by itself: leave out {name}")
+        if isinstance(callback, BackupAndRestore):
+            raise ValueError(
+                "BackupAndRestore would go back to what it wrote: give run(checkpoint=), from which a job goes on"
+            )
+        if isinstance(callback, CSVLogger) and not callback.append:
+            raise ValueError("CSVLogger would begin its file anew after each change of the world: give append=True")
+
+
+def watch_fit(model: keras.Model) -> None:
+    """Have ``fit`` of this model refuse what would never act, or act too often, in a loop that calls it for each epoch."""
+    signature = inspect.signature(type(model).fit)
+
+    def fit(*args: Any, **settings: Any) -> keras.callbacks.History:
+        given = signature.bind(model, *args, **settings).arguments.get("callbacks")
+        if not isinstance(given, keras.callbacks.CallbackList):
+            _check_loop(model, keras.tree.flatten(given or []))
+        return type(model).fit(model, *args, **settings)
+
+    model.fit = fit
+
+
+def _check_loop(model: keras.Model, callbacks: list[keras.callbacks.Callback]) -> None:
+    if not any(isinstance(callback, UpdateEpochStateCallback) for callback in callbacks):
+        return
+    advice = "train by state.fit(convert, epochs=…, callbacks=[…]), where it goes on from epoch to epoch"
+    for callback in callbacks:
+        if isinstance(callback, (EarlyStopping, ReduceLROnPlateau)):
+            name = type(callback).__name__
+            raise TrainingCodeError(
+                f"{name} begins anew with each fit, and this loop calls fit for each epoch, so it would never act: {advice}"
+            )
+    if getattr(model.optimizer, "use_ema", False):
+        raise TrainingCodeError(
+            "with use_ema=True each fit ends by replacing the weights by their average, and this loop calls fit for each "
+            f"epoch: {advice}"
+        )

@@ -1,0 +1,163 @@
+"""A training of several epochs, whose callbacks go on from the last commit after each change of the world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import torch
+from keras.callbacks import CallbackList, CSVLogger, History, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard
+
+from spark_elastic.keras.batches import Batches
+from spark_elastic.keras.memory import Memory
+from spark_elastic.keras.metrics import variables_of
+from spark_elastic.worker.collectives import allreduce, broadcast_object
+from spark_elastic.worker.context import rank
+
+if TYPE_CHECKING:
+    from spark_elastic.keras.state import KerasState
+
+# Callbacks that write what one rank can write for all. They are called on rank 0.
+WRITERS = (CSVLogger, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard)
+
+
+class Training(CallbackList):
+    """The callbacks of a training in one world, for whom several calls of ``Model.fit``, each for one epoch, are a single one.
+
+    It commits after each batch, and after each epoch with what callbacks remember of it.
+    """
+
+    def __init__(
+        self,
+        state: KerasState,
+        callbacks: Sequence[keras.callbacks.Callback],
+        epochs: int,
+        verbose: int,
+    ) -> None:
+        self._state: Any = state  # whose objects are attributes
+        self._epochs = epochs
+        self._verbose = verbose
+        # What the last commit of this training holds; empty where there is none.
+        last = vars(state).get("progress") or {}
+        is_new = not last or last["epochs"] in last["finished"]
+        self._progress: dict[str, Any] = {"finished": [], "is_stopped": False, "callbacks": {}, "metrics": [], **last}
+        if is_new:
+            history = {name: each for name, each in self._progress["callbacks"].items() if name == History.__name__}
+            self._progress |= {"is_stopped": False, "callbacks": history}
+        own = [*callbacks, History(), *([ProgbarLogger()] if verbose else [])]
+        # By their names, which are the same on all ranks.
+        self._named: dict[str, keras.callbacks.Callback] = {}
+        counts: Counter[str] = Counter()
+        for callback in own:
+            name = type(callback).__name__
+            counts[name] += 1
+            if rank() == 0 or not isinstance(callback, WRITERS):
+                self._named[name if counts[name] == 1 else f"{name} {counts[name]}"] = callback
+        super().__init__(list(self._named.values()), model=state.model)
+        # Keras would call some callbacks in another thread, while a commit asks them what they remember.
+        self._async_train = self._async_test = self._async_predict = False
+        self._memories: dict[str, Memory] = {}
+        self._logs: dict[str, Any] = {}
+
+    def run(self, convert: Callable[[Any], Any], settings: Mapping[str, Any]) -> History:
+        """Train what is left of the epochs. Return the history of all."""
+        state = self._state
+        if self._epochs in self._progress["finished"]:
+            self._remember()
+            return state.model.history
+        self._set_steps()
+        super().on_train_begin()
+        self._remember()
+        while state.epoch < self._epochs and not self._progress["is_stopped"]:
+            # Batches that were over when this call of fit begins, which counts from 0 again.
+            self._done = state.batch
+            self._set_steps()
+            state.model.fit(
+                Batches(state.loader, convert),
+                initial_epoch=state.epoch,
+                epochs=state.epoch + 1,
+                verbose=0,
+                callbacks=self,
+                **settings,
+            )
+        type(state.optimizer).finalize_variable_values(state.optimizer, state.model.trainable_weights)
+        super().on_train_end(self._logs)
+        self._progress["finished"] = [*self._progress["finished"], self._epochs]
+        self._commit()
+        return state.model.history
+
+    def _set_steps(self) -> None:
+        steps = self._state.batch + self._state.loader.steps_left
+        self.set_params({"verbose": self._verbose, "epochs": self._epochs, "steps": steps})
+
+    def _remember(self) -> None:
+        """Have callbacks remember what they did at the last commit, as if they had begun in this process."""
+        for name, callback in self._named.items():
+            if not isinstance(callback, ProgbarLogger):
+                memory = self._memories[name] = self._state._memories.setdefault(callback, Memory(callback))
+                memory.load(self._progress["callbacks"].get(name))
+
+    # ------------------------------------------------------------------ what Keras calls
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Do nothing: ``fit`` begins with each epoch, and a training once."""
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Do nothing, as above."""
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self._state.batch == 0:
+            super().on_epoch_begin(epoch, logs)
+            return
+        for callback in self.callbacks:
+            if isinstance(callback, ProgbarLogger):
+                callback.on_epoch_begin(epoch, logs)
+        for variable, value in zip(variables_of(self.model.metrics), self._progress["metrics"], strict=True):
+            variable.assign(value)  # which fit has just reset
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        super().on_train_batch_begin(self._done + batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        super().on_train_batch_end(self._done + batch, logs)
+        self.model.stop_training = _any(self.model.stop_training)
+        self._state.batch += 1
+        self._report(_as_python(logs))
+        # The last batch is committed with its epoch: a worker that joined in between would have no batch to begin with.
+        if self._state.batch < self.params["steps"] and not self.model.stop_training:
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._logs = broadcast_object(_as_python(logs))
+        super().on_epoch_end(epoch, self._logs)
+        self._progress["is_stopped"] = self.model.stop_training = _any(self.model.stop_training)
+        self._progress["callbacks"] |= broadcast_object(
+            {name: memory.values() for name, memory in self._memories.items() if isinstance(self._named[name], WRITERS)}
+        )
+        self._state.epoch, self._state.batch = epoch + 1, 0
+        self._state.loader.set_epoch(epoch + 1)
+        self._report(self._logs)
+        self._commit()
+
+    def _report(self, logs: Mapping[str, Any]) -> None:
+        self._state.report(**{name: value for name, value in logs.items() if isinstance(value, (int, float))})
+
+    def _commit(self) -> None:
+        self._progress["epochs"] = self._epochs
+        self._progress["callbacks"] |= {name: memory.values() for name, memory in self._memories.items()}
+        metrics = variables_of(self.model.metrics) if self._state.batch else []
+        self._progress["metrics"] = [variable.value.clone() for variable in metrics]
+        self._state.progress = dict(self._progress)
+        self._state.commit()
+
+
+def _any(flag: bool) -> bool:
+    """Whether the flag is set on any rank, so that all leave the epoch together."""
+    return bool(allreduce(torch.tensor([int(flag)]), "max"))
+
+
+def _as_python(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: np.asarray(keras.ops.convert_to_numpy(value)).tolist() for name, value in (logs or {}).items()}

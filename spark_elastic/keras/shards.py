@@ -1,0 +1,92 @@
+"""Steps over the shards of a batch, whose bits are the same in a world of any size; see ``worker/shards``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import torch
+
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.keras.batches import Converted
+from spark_elastic.keras.metrics import Totals, results_of, sum_over_shards
+from spark_elastic.worker.shards.loops import loops
+from spark_elastic.worker.shards.parts import Parts
+from spark_elastic.worker.shards.sources import Buffer, Sources
+from spark_elastic.worker.shards.workspace import Workspace
+from spark_elastic.worker.world import World
+
+if TYPE_CHECKING:
+    from spark_elastic.keras.state import KerasState
+
+
+class ShardedSteps:
+    """Steps of ``fit`` over the shards of the loader's batches, in one generation; see ``worker/shards``."""
+
+    def __init__(self, state: KerasState, world: World | None) -> None:
+        self._state = state
+        self._world = world
+        self._workspace = Workspace()
+        self._sources = self._find_sources()
+        # The variables that the optimizer is to change, by the last part.
+        self._applied: Sequence[keras.Variable] | None = None
+
+    def step(self, batch: object, convert: Callable[[Any], Converted]) -> Mapping[str, Any]:
+        """Compute this rank's shards of a batch, add up with the other ranks, and change the weights. Return the logs."""
+        state, model = self._state, self._state.model
+        sources = self._find_sources()
+        if sources.structure != self._sources.structure:
+            self._workspace = Workspace()
+        self._sources, self._applied = sources, None
+        losses = [metric for metric in model.metrics if metric.name == "loss"]
+        others = Totals(metric for metric in model.metrics if state._is_fitting and metric.name != "loss")
+        other_parts = []
+        before = [(variable, variable.value.clone()) for loss in losses for variable in loss.variables]
+        for weight in sources.parameters:
+            weight.grad = None  # Keras leaves those of the last step, to which the loop would add
+        parts = Parts(batch, sources, self._workspace, self._world)
+        for part in parts:
+            state._draw_seeds()
+            for loss in losses:
+                loss.reset_state()
+            others.begin()
+            logs = type(model).train_step(model, keras.tree.map_structure(_as_tensor, convert(part)))
+            parts.note(**{loss.name: loss.result() for loss in losses})
+            other_parts.append(others.part())
+        others.add(sum_over_shards(other_parts) if state._is_fitting else [])
+        state._draw_seeds()
+        if self._applied is not None:
+            with torch.no_grad():
+                gradients = [variable.value.grad for variable in self._applied]
+                type(state.optimizer).apply(state.optimizer, gradients, self._applied)
+        for variable, value in before:
+            variable.assign(value)
+        for loss in losses:
+            loss.update_state(parts.means[loss.name], sample_weight=parts.rows)
+        return results_of(model, logs)
+
+    def gradients_are_there(self, variables: Sequence[keras.Variable] | None) -> None:
+        """Note what the optimizer is to change once the gradients are those of the batch, instead of those of a part."""
+        if loops.open is None:
+            raise TrainingCodeError(
+                "the loader was made with shards=, and the optimizer was given gradients outside of the model's train_step, "
+                "which is what is called for each shard; train by model.fit, with Batches(state.loader, …)"
+            )
+        self._applied = variables or self._state.model.trainable_variables
+
+    def _find_sources(self) -> Sources:
+        weights = [variable.value for variable in self._state.model.trainable_variables]
+        moving = moving_of(self._state.model)
+        return Sources(weights, (Buffer(variable.path, variable.value) for variable in moving))
+
+
+def _as_tensor(value: Any) -> Any:
+    return None if value is None else keras.ops.convert_to_tensor(value)
+
+
+def moving_of(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables that layers change in a forward, such as BatchNormalization's averages. Frozen layers change none."""
+    frozen = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
+    weights = [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
+    return [weight for weight in weights if weight.value.is_floating_point()]

@@ -1,0 +1,237 @@
+"""The state of a Keras model in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import torch
+
+from spark_elastic.data.loader import RowSource, has_part, shards_of_loader
+from spark_elastic.data.stopwatch import note_gradients
+from spark_elastic.errors import TrainingCodeError
+from spark_elastic.keras.batches import Converted, as_it_is, newest
+from spark_elastic.keras.checks import check_callbacks, check_settings, watch_fit
+from spark_elastic.keras.fitting import Training
+from spark_elastic.keras.memory import Memory
+from spark_elastic.keras.metrics import Totals, reduced, results_of, sum_over_ranks
+from spark_elastic.keras.shards import ShardedSteps, moving_of
+from spark_elastic.worker.checks.fingerprint import Named
+from spark_elastic.worker.job import current_job, present_world
+from spark_elastic.worker.state.keepers import keeper_named
+from spark_elastic.worker.state.torch_state import TorchState
+from spark_elastic.worker.world import World
+
+
+class KerasState(TorchState):
+    """The state of a Keras model in training: its weights, its optimizer's variables, a loader, and any objects.
+
+    ``model`` has to be built (an Input layer, or ``model.build``), because a newcomer receives the weights before its first
+    batch; ``optimizer`` is by default the one that the model was compiled with.
+
+    From then on the optimizer's ``apply`` averages gradients over all ranks, and with them what layers such as
+    BatchNormalization remember of their batches. A rank counts by the rows that ``loader`` gave it; without a loader of this
+    package all ranks count equally. Inside the elastic function ``apply`` is a collective, so all ranks have to take equally
+    many steps. Layers draw random numbers from seeds of each rank's own.
+
+    With a ``loader`` that was made with ``shards=``, a step calls the model's ``train_step`` for each shard that this rank
+    computes, and the optimizer once: weights, optimizer, and the logs of this class's ``fit`` have the same bits in a world of
+    any size.
+
+    Loops of your own call ``model.fit`` for each epoch, with ``Batches`` and the callbacks of this module, which advance
+    ``epoch`` and ``batch``. Metrics then cover what this rank has computed since it last entered ``model.fit``, and callbacks
+    begin anew with each epoch: ``TrainingCodeError`` for those that would never act. ``commit`` is "copy" or "host"; it and
+    ``local`` are as in ``TorchState``.
+    """
+
+    epoch: int
+    batch: int
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        loader: object = None,
+        commit: str = "copy",
+        local: str | Iterable[str] | Mapping[str, object] | None = None,
+        *,
+        epoch: int = 0,
+        batch: int = 0,
+        **objects: Any,
+    ) -> None:
+        """Make the optimizer's variables, and take the place of its ``apply`` and of the model's ``train_step``.
+
+        Raises ``ValueError`` for a model that is not built or has no optimizer and for a ``commit`` other than "copy" and
+        "host", and what ``TorchState`` raises.
+        """
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise ValueError(
+                "a KerasState takes a model that is built and has an optimizer: call model.compile and build"
+            )
+        if keeper_named(commit).watches_optimizers:
+            raise ValueError(f'commit="{commit}" watches torch optimizers; a KerasState commits by "copy" or "host"')
+        if keeper_named(commit).is_joint:
+            raise ValueError(
+                f'commit="{commit}" slices torch modules and optimizers; a KerasState commits by "copy" or "host"'
+            )
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        self._model = model
+        self._optimizer = optimizer
+        self._moving = moving_of(model)
+        self._sharded: ShardedSteps | None = None
+        self._is_fitting = False
+        # The numbers of epochs that ``fit`` was called for since this world has formed.
+        self._fitted: set[int] = set()
+        self._memories: WeakKeyDictionary[keras.callbacks.Callback, Memory] = WeakKeyDictionary()
+        weights = {id(variable) for variable in model.weights}
+        super().__init__(
+            loader=loader,
+            commit=commit,
+            local=local,
+            weights=_Variables(model.weights),
+            optimizer_variables=_Variables(optimizer.variables),
+            seeds=_Variables([variable for variable in model.variables if id(variable) not in weights]),
+            epoch=epoch,
+            batch=batch,
+            **objects,
+        )
+        self._local.add("seeds")
+        optimizer.apply = self._apply
+        optimizer.finalize_variable_values = self._finalize
+        model.train_step = self._train_step
+        watch_fit(model)
+
+    @property
+    def model(self) -> keras.Model:
+        """The model that the state was made with, whose weights a commit copies."""
+        return self._model
+
+    @property
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """The optimizer whose variables a commit copies: the one that was given, or else the model's own."""
+        return self._optimizer
+
+    def fit(
+        self,
+        convert: Callable[[Any], Converted] | None = None,
+        *,
+        epochs: int,
+        callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] = (),
+        verbose: int | str = "auto",
+        **settings: Any,
+    ) -> keras.callbacks.History:
+        """Train as ``Model.fit`` does, from the last commit on. Call this inside the elastic function. It blocks until the end.
+
+        A step is committed when callbacks have heard of its batch, the last of an epoch after validation and what callbacks do
+        at the end of the epoch. Metrics are those of all rows of all ranks, each counted once, and validation is rank 0's, so
+        that all ranks decide alike; a training that a callback of one rank stops ends on all.
+
+        Args:
+            convert: turns a batch of the loader into ``(x, y)`` or ``(x, y, sample_weight)``; by default it is that already.
+            epochs: the number of epochs since the beginning, not of this call.
+            callbacks: what they remember in attributes that are numbers, strings, arrays or containers of these, or in a
+                ``state_dict`` of theirs, is committed, and a newcomer's go on from there. ``on_train_begin`` is called in each
+                world, everything else as often as in one process. Those that write files are called on rank 0.
+            verbose: 0 is silent, 1 shows a bar and 2, the default, a line for each epoch, on rank 0.
+            settings: ``class_weight``, ``validation_data``, ``validation_steps``, ``validation_batch_size``,
+                ``validation_freq``, as in ``Model.fit``. Each rank validates all of the data.
+
+        Returns the history of all epochs, those before a loss among them. After a loss the batch that was not committed is
+        trained again, and its callbacks hear of it again. Raises ``ValueError`` for callbacks that do not go with it and
+        without a loader, ``TypeError`` for other settings, and ``TrainingCodeError`` where training is over already.
+        """
+        own = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks)
+        check_settings(settings)
+        check_callbacks(own)
+        if self._loader_in_use() is None:
+            raise ValueError("fit takes its batches from the state's loader: KerasState(model, loader=…)")
+        if epochs in self._fitted:
+            raise TrainingCodeError(
+                f"fit has trained {epochs} epochs already: epochs= counts from the beginning, so give it more to go on"
+            )
+        self._is_fitting = True
+        try:
+            history = Training(self, own, epochs, 2 if verbose == "auto" else int(verbose)).run(
+                convert or as_it_is, settings
+            )
+        finally:
+            self._is_fitting = False
+        self._fitted.add(epochs)
+        return history
+
+    def _finalize(self, variables: Sequence[keras.Variable]) -> None:
+        """Leave the weights as they are at the end of an epoch, which ``Model.fit`` takes for that of training."""
+        if not self._is_fitting:
+            type(self._optimizer).finalize_variable_values(self._optimizer, variables)
+
+    def _apply(
+        self, grads: Sequence[torch.Tensor | None], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        if self._sharded is not None:
+            self._sharded.gradients_are_there(trainable_variables)
+            return
+        world = present_world()
+        note_gradients()
+        if world is not None and world.size > 1:
+            averaged = reduced([*grads, *(variable.value for variable in self._moving)], "mean", self._weight(world))
+            grads, moving = averaged[: len(grads)], averaged[len(grads) :]
+            for variable, value in zip(self._moving, moving, strict=True):
+                variable.assign(value)
+        type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
+
+    def _train_step(self, data: Converted) -> Any:
+        if self._sharded is None and not self._is_fitting:
+            return type(self._model).train_step(self._model, data)
+        if self._sharded is None:
+            totals = Totals(self._model.metrics)
+            logs = type(self._model).train_step(self._model, data)
+            totals.add(sum_over_ranks(totals.part()))
+            return results_of(self._model, logs)
+        latest = newest.get(self._loader_in_use(), lambda: None)()
+        batch, convert = (latest and latest.take()) or (data, as_it_is)
+        return self._sharded.step(batch, convert)
+
+    def _enter_world(self, rank: int, size: int) -> None:
+        super()._enter_world(rank, size)
+        self._fitted.clear()
+        job = current_job()
+        is_sharded = shards_of_loader(self._loader_in_use()) is not None
+        self._sharded = ShardedSteps(self, None if job is None else job.world) if is_sharded else None
+
+    def _weight(self, world: World) -> float:
+        """Return by what this rank's values are multiplied, so that the mean over ranks becomes the mean over rows."""
+        loader = self._loader_in_use()
+        rows: Sequence[int] = loader.batch_rows if has_part(loader, RowSource) else ()
+        total = sum(rows)
+        return rows[world.rank] * world.size / total if len(rows) == world.size and total else 1.0
+
+    def _compared(self) -> Named:
+        kept = {"weights": self._model.weights, "optimizer": self._optimizer.variables}
+        return [(f"{kind}[{place}] {v.path}", v.value) for kind, some in kept.items() for place, v in enumerate(some)]
+
+    def _own_as_newcomer(self, world: World) -> None:
+        super()._own_as_newcomer(world)
+        self._draw_seeds()
+
+    def _draw_seeds(self) -> None:
+        """Draw the seeds of layers from torch's random numbers."""
+        for seed in vars(self)["seeds"].variables:
+            seed.assign(torch.randint(2**31 - 1, tuple(seed.shape)))
+
+
+class _Variables:
+    """Gives Keras variables a ``state_dict``, by which a ``TorchState`` keeps them."""
+
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
+        self.variables = list(variables)
+
+    def state_dict(self) -> dict[str, list[torch.Tensor]]:
+        return {"values": [variable.value for variable in self.variables]}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        for variable, value in zip(self.variables, state["values"], strict=True):
+            variable.assign(value)
