@@ -66,7 +66,7 @@ class Training(CallbackList):
         """Train what is left of the epochs. Return the history of all."""
         state = self._state
         if self._epochs in self._progress["finished"]:
-            self._remember()
+            Memory(state.model.history).load(self._progress["callbacks"][History.__name__])
             return state.model.history
         self._set_steps()
         super().on_train_begin()

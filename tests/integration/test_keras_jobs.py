@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -11,6 +12,7 @@ import pytest
 from spark_elastic.testing import kill
 
 cloudpickle.register_pickle_by_value(keras_training)
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 ROWS, BATCH, EPOCHS = 1000, 63, 2
 
 
@@ -32,3 +34,36 @@ def test_on_shards_three_workers_with_kills_leave_the_bits_of_one(run: Any, data
     result = run(*arguments, faults=faults, num_proc=3, min_np=2, max_np=3)
     assert result.faults == len(faults)
     assert {each["digest"] for each in result.results} == {alone.results[0]["digest"]}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    return keras_training.write_rows(tmp_path)
+
+
+def test_fit_stops_early_and_logs_through_kills_as_keras_alone_does(run: Any, rows: str) -> None:
+    """Each loss is followed by a newcomer, which has seen nothing of the epochs before; step 40 is the last of the fourth."""
+    faults = [kill(rank=1, step=5), kill(rank=0, step=27), kill(rank=1, step=40), kill(rank=0, step=50, at="committed")]
+    result = run(keras_training.fit, rows, faults=faults, num_proc=2, min_np=2, max_np=2)
+    assert result.faults == len(faults)
+    expected = keras_training.fit_plainly(rows)
+    assert 6 < len(expected["epochs"]) < keras_training.EPOCHS
+    one, other = result.results
+    assert one == other
+    assert (one.pop("names"), one.pop("epochs")) == (expected.pop("names"), expected.pop("epochs"))
+    for name, value in one.items():
+        assert value == pytest.approx(expected[name], rel=2e-3, abs=1e-4), name
+
+
+def test_fit_on_shards_leaves_the_bits_and_the_metrics_of_one_worker_in_a_world_of_three_with_kills(
+    run: Any, rows: str
+) -> None:
+    alone = run(keras_training.fit, rows, 6, False, 3, min_np=1, max_np=1)
+    faults = [kill(rank=1, step=3), kill(rank=0, step=14)]
+    result = run(keras_training.fit, rows, 6, False, 3, faults=faults, num_proc=3, min_np=2, max_np=3)
+    assert result.faults == len(faults)
+    assert result.results == alone.results * len(result.results)
+
+
+def test_a_callback_that_stops_training_on_one_rank_stops_it_on_all(run: Any, rows: str) -> None:
+    assert run(keras_training.stop_on_one_rank, rows, num_proc=2, min_np=2, max_np=2).results == [(1, 2)] * 2

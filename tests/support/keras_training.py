@@ -134,7 +134,7 @@ def features(rows: Any) -> tuple[Any, Any]:
     import torch
 
     ids = rows["id"].float()
-    x = torch.stack([torch.sin(ids), torch.cos(3 * ids), torch.sin(7 * ids), ids / 1000], 1)
+    x = torch.stack([torch.sin(ids), torch.cos(3 * ids), torch.sin(7 * ids), ids / 500], 1)
     is_wrong = (rows["id"] * 7919 % 5 == 0).float()
     y = ((x[:, 0] * x[:, 1] > 0).float() - is_wrong).abs()
     return x, y.unsqueeze(1)
@@ -168,7 +168,7 @@ def callbacks_of(patience: int = PATIENCE) -> list[Any]:
 def validation_data() -> tuple[Any, Any]:
     import torch
 
-    return features({"id": torch.arange(2000, 2200)})
+    return features({"id": torch.arange(2000, 2100)})
 
 
 def outcome(model: Any, history: Any, notes: Any) -> dict[str, Any]:
@@ -205,9 +205,10 @@ def fit(url: str, shards: int | None = None, use_ema: bool = False, epochs: int 
 
 def fit_plainly(url: str, use_ema: bool = False) -> dict[str, Any]:
     """Have Keras alone train on the same batches."""
-    import keras
-
     import spark_elastic as se
+    import spark_elastic.keras  # which chooses Keras' backend
+
+    import keras  # isort: skip
 
     loader = se.data.ParquetLoader(url, global_batch_size=BATCH, seed=3)
     loader.set_world(0, 1)
@@ -239,5 +240,28 @@ def write_rows(folder: Any) -> str:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({"id": pa.array(range(1000), pa.int64())}), folder / "rows.parquet", row_group_size=97)
+    pq.write_table(pa.table({"id": pa.array(range(500), pa.int64())}), folder / "rows.parquet", row_group_size=97)
     return str(folder)
+
+
+def stop_on_one_rank(url: str) -> tuple[int, int]:
+    """Have a callback stop training on rank 1 in its second batch. Return the epochs that are over, and the batches trained."""
+    import spark_elastic as se
+    from spark_elastic.keras import KerasState
+
+    import keras  # isort: skip
+
+    state = KerasState(classifier(), loader=se.data.ParquetLoader(url, global_batch_size=BATCH), trained=0)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            state.trained += 1
+            if se.rank() == 1 and batch == 1:
+                self.model.stop_training = True
+
+    @se.elastic
+    def train(state: Any) -> None:
+        state.fit(features, epochs=3, callbacks=Stop(), verbose=0)
+
+    train(state)
+    return state.epoch, state.trained

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras_training
@@ -17,7 +20,16 @@ from spark_elastic.keras import KerasState
 import keras  # isort: skip  # after spark_elastic.keras, which chooses the backend
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
-STEPS = 20  # an epoch
+STEPS = 10  # an epoch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take most of the time of such small steps where the suite's other tests run, too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +80,13 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_alone_it_trains_logs_and_stops_as_keras_does(url: str, plainly: dict[str, Any]) -> None:
     state = state_of(url)
     state._begin(None)
-    assert len(plainly["epochs"]) < keras_training.EPOCHS
-    assert plainly["rate"] < 0.03 / 4
+    assert 6 < len(plainly["epochs"]) < keras_training.EPOCHS
+    assert plainly["rate"] < 0.03 / 2
     assert_same(train(state), plainly)
 
 
 @pytest.mark.parametrize("is_newcomer", [False, True])
-def test_after_losses_it_ends_as_if_there_had_been_none(
-    url: str, plainly: dict[str, Any], is_newcomer: bool
-) -> None:
+def test_after_losses_it_ends_as_if_there_had_been_none(url: str, plainly: dict[str, Any], is_newcomer: bool) -> None:
     state = state_of(url)
     state._begin(None)
     state.save()
@@ -92,3 +102,107 @@ def test_after_losses_it_ends_as_if_there_had_been_none(
         else:
             state.restore()
     assert_same(train(state), plainly)
+
+
+def test_an_average_of_weights_takes_their_place_at_the_end_of_training_only(url: str) -> None:
+    state = state_of(url, use_ema=True)
+    state._begin(None)
+    with pytest.raises(ConnectionError):
+        train(state, Lost(2 * STEPS + 4))
+    state.restore()
+    assert_same(train(state), keras_training.fit_plainly(url, use_ema=True))
+
+
+def fit(state: KerasState, *callbacks: Any, epochs: int = 2) -> list[int]:
+    history = state.fit(convert, epochs=epochs, callbacks=callbacks, verbose=0)
+    return [int(epoch) for epoch in history.epoch]
+
+
+@pytest.fixture
+def state(loader: ParquetLoader) -> KerasState:
+    state = KerasState(network(), loader=loader)
+    state._begin(None)
+    return state
+
+
+class Ends(keras.callbacks.Callback):
+    """Stops training in the middle of an epoch, and counts what it is told of the end."""
+
+    def __init__(self, after: int = sys.maxsize) -> None:
+        super().__init__()
+        self.after, self.ends = after, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = batch == self.after
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.ends += 1
+
+
+def test_a_callback_may_end_training_within_an_epoch(state: KerasState) -> None:
+    ends = Ends(after=2)
+    assert fit(state, ends) == [0]
+    assert (state.epoch, state.batch, state.loader.steps_left) == (1, 0, len(state.loader))
+    assert ends.ends == 1
+
+
+def test_a_training_that_is_over_is_not_begun_again_by_a_world_that_forms_afterwards(state: KerasState) -> None:
+    assert fit(state, Ends()) == [0, 1]
+    commits, late = state._commits.steps, Ends()
+    state._enter_world(0, 1)
+    assert fit(state, late) == [0, 1]
+    assert (late.ends, state._commits.steps) == (0, commits)
+
+
+def test_a_further_training_begins_with_callbacks_of_its_own_and_goes_on_with_those_after_a_loss(
+    state: KerasState,
+) -> None:
+    first, second = Ends(), Ends()
+    assert fit(state, first) == [0, 1]
+    with pytest.raises(ConnectionError):
+        fit(state, second, Stop(0), epochs=3)
+    state.restore()
+    state._enter_world(0, 1)
+    assert fit(state, first) == [0, 1]
+    assert fit(state, second, epochs=3) == [0, 1, 2]
+    assert (first.ends, second.ends) == (1, 1)
+
+
+def test_so_many_epochs_are_trained_once(state: KerasState) -> None:
+    fit(state)
+    with pytest.raises(TrainingCodeError, match="2 epochs already: epochs= counts from the beginning"):
+        fit(state)
+
+
+def test_batches_and_steps_are_those_of_the_epoch_also_where_training_goes_on_within_one(state: KerasState) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append((batch, self.params["steps"]))
+
+    with pytest.raises(ConnectionError):
+        fit(state, Stop(3), epochs=1)
+    state.restore()
+    assert fit(state, Watch(), epochs=1) == [0]
+    assert seen == [(batch, 6) for batch in range(3, 6)]
+
+
+def test_rank_0_writes(state: KerasState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setattr("spark_elastic.keras.fitting.rank", lambda: 1)
+    files = [
+        keras.callbacks.CSVLogger(f"{tmp_path}/log", append=True),
+        keras.callbacks.ModelCheckpoint(f"{tmp_path}/m.keras"),
+    ]
+    state.fit(convert, epochs=1, callbacks=files)
+    assert (list(tmp_path.glob("*[glk].*")), capsys.readouterr().out) == ([], "")
+    monkeypatch.setattr("spark_elastic.keras.fitting.rank", lambda: 0)
+    state.fit(convert, epochs=2, callbacks=files)
+    assert (tmp_path / "m.keras").exists()
+    assert (tmp_path / "log").read_text().splitlines()[1].startswith("1,")
+    assert "Epoch 2/2" in capsys.readouterr().out
+
+
+def test_a_state_without_a_loader_has_no_batches_to_fit() -> None:
+    with pytest.raises(ValueError, match="loader=…"):
+        KerasState(network()).fit(convert, epochs=1)
