@@ -206,3 +206,11 @@ def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_be
         assert result.pop("names") == expected["names"]
         for name, value in result.items():
             assert value == pytest.approx(expected[name], rel=2e-3, abs=1e-5), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_fit_of_keras_goes_on_in_memory_at_the_end_of_an_epoch_and_within_one() -> None:
+    # An epoch's last batch is committed with what callbacks do at its end.
+    between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
+    results = run_main("keras_fit", *COURSE, "--local", faults=[between, within])
+    assert_all_are(example("keras_fit").train_fn(ITEMS, EPOCHS), results)

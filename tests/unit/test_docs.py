@@ -142,12 +142,16 @@ def test_every_public_name_has_one_place_in_the_api_reference_and_no_other_has()
 
 
 @pytest.mark.parametrize(
-    ("library", "count", "said"),
-    [("lightning", 10, "ten lines are added or changed"), ("huggingface", 4, "four lines change")],
+    ("example", "count", "said"),
+    [
+        ("lightning_trainer", 10, "ten lines are added or changed"),
+        ("huggingface_trainer", 4, "four lines change"),
+        ("keras_fit", 9, "nine lines are added or changed"),
+    ],
 )
-def test_a_script_with_a_librarys_trainer_is_ported_in_few_lines(library: str, count: int, said: str) -> None:
-    page = (DOCS / "coming-from" / f"{library}.md").read_text(encoding="utf-8")
-    script = (DOCS.parent / "examples" / f"{library}_trainer.py").read_text(encoding="utf-8")
+def test_a_script_with_a_librarys_trainer_is_ported_in_few_lines(example: str, count: int, said: str) -> None:
+    page = (DOCS / "coming-from" / f"{example.partition('_')[0]}.md").read_text(encoding="utf-8")
+    script = (DOCS.parent / "examples" / f"{example}.py").read_text(encoding="utf-8")
     (difference, *_) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
     added = [line[1:].strip() for line in difference.splitlines() if line.startswith("+") and line != "+"]
     assert len(added) == count
