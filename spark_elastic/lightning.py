@@ -15,6 +15,7 @@ off, with the same module and optimizers. ``pip install lightning``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,9 +49,9 @@ class LightningState(TorchState):
 
     ``module`` is wrapped, and its ``configure_optimizers`` is called once, here: every Trainer gets what it has returned.
     ``loader`` is a loader of this package with ``global_batch_size=``. ``commit`` and ``local`` are as in ``TorchState``, and so
-    are ``objects``: callbacks with a state of their own, such as ``EarlyStopping``, belong to them. A callback commits after each
-    batch and each epoch. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a module that optimizes
-    by hand.
+    are ``objects``. A step is committed after all that follows its batch, such as a validation, with the ``state_dict`` of
+    callbacks such as ``EarlyStopping``. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a module
+    that optimizes by hand.
     """
 
     def __init__(
@@ -196,6 +197,8 @@ class _Commit(pl.Callback):
 
     def __init__(self, state: LightningState) -> None:
         self._state: Any = state
+        # Whether this Trainer has begun within the epoch.
+        self._is_within = False
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -206,11 +209,37 @@ class _Commit(pl.Callback):
                 "would be lost: load the weights above the elastic function, or give run(checkpoint=), from which a job goes on"
             )
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._state.progress is not None:
-            trainer.fit_loop.load_state_dict(self._state.progress)
+    def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        self._follow_batches(trainer)
+        progress = self._state.progress
+        if progress is not None:
+            trainer.fit_loop.load_state_dict(progress["loops"])
+            trainer.should_stop = progress["should_stop"]
+            trainer.precision_plugin.load_state_dict(progress["precision"])
+            trainer._logger_connector._callback_metrics.update(progress["metrics"])
+            for callback in trainer.callbacks:
+                if callback.state_key in progress["callbacks"]:
+                    callback.load_state_dict(progress["callbacks"][callback.state_key])
+            self._is_within = trainer.fit_loop.epoch_loop.batch_progress.current.completed > 0
             # A fit that was over has iterated its last epoch to the end.
             self._state.loader.set_epoch(trainer.current_epoch)
+
+    def _follow_batches(self, trainer: Any) -> None:
+        """Commit when Lightning has done all that follows a batch: hooks, validation, schedules. It has no hook for that."""
+        loop = trainer.fit_loop.epoch_loop
+        end = loop.on_advance_end
+
+        def on_advance_end(fetcher: object) -> None:
+            if loop._skip_next_val:  # Lightning comes by the batch of the last commit again, after which all was done
+                loop._skip_next_val = False
+                return
+            end(fetcher)
+            # The last batch is committed when Lightning has ended the epoch, and batches that accumulate with the one that steps.
+            is_last = trainer.is_last_batch or (trainer.should_stop and trainer.fit_loop._can_stop_early)
+            if not is_last and not loop._should_accumulate():
+                self._commit(trainer)
+
+        loop.on_advance_end = on_advance_end
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         known = set(map(id, self._state._known))
@@ -227,6 +256,7 @@ class _Commit(pl.Callback):
             )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._is_within = False
         self._state.loader.set_epoch(trainer.current_epoch)
         trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # as Lightning does after this hook
         self._commit(trainer)
@@ -235,13 +265,26 @@ class _Commit(pl.Callback):
         # Until the end of an epoch that was loaded, Lightning would take it for one that has been validated already, and leave
         # out ReduceLROnPlateau.
         trainer.fit_loop._restarting = False
-        # The last batch is committed when Lightning has ended the epoch, and batches that accumulate with the one that steps.
-        if not (trainer.is_last_batch or trainer.fit_loop.epoch_loop._should_accumulate()):
-            self._commit(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        results = trainer.fit_loop.epoch_loop._results.result_metrics if self._is_within else []
+        names = sorted({result.meta.name for result in results if result.meta.on_epoch})
+        if names:
+            warnings.warn(
+                f"{', '.join(names)} of epoch {trainer.current_epoch} cover the batches since the world changed: averages of "
+                "training batches, log(…, on_epoch=True), are in no commit. Decide by what validation logs",
+                stacklevel=2,
+            )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._commit(trainer)
 
-    def _commit(self, trainer: pl.Trainer) -> None:
-        self._state.progress = trainer.fit_loop.state_dict()
+    def _commit(self, trainer: Any) -> None:
+        self._state.progress = {
+            "loops": trainer.fit_loop.state_dict(),
+            "should_stop": trainer.should_stop,
+            "precision": trainer.precision_plugin.state_dict(),
+            "metrics": {name: value.detach().clone() for name, value in trainer.callback_metrics.items()},
+            "callbacks": {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())},
+        }
         self._state.commit()

@@ -158,6 +158,94 @@ def test_lightning_lowers_the_rate_at_a_plateau_and_accumulates_as_often_through
         assert result == pytest.approx(quiet.results[0], rel=1e-6)
 
 
+def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
+    """Train by Lightning with validations within each epoch, which lower the rate and stop training."""
+    import warnings
+
+    import lightning.pytorch as pl
+    import torch
+
+    import spark_elastic as se
+    from spark_elastic.lightning import LightningState
+
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(1, 1)
+            torch.nn.init.ones_(self.net.weight)
+            torch.nn.init.zeros_(self.net.bias)
+
+        def loss(self, batch: torch.Tensor, target: float) -> torch.Tensor:
+            return (self.net(batch.float().unsqueeze(1)) - target).square().mean()
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            loss = self.loss(batch / 64, 0.3)
+            self.log("mean", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            state.ended += 1
+
+        def validation_step(self, batch: torch.Tensor, _: int) -> None:
+            self.log("val", self.loss(batch / 4, 0.5), sync_dist=True)
+
+        def on_validation_end(self) -> None:
+            if not self.trainer.sanity_checking:
+                state.validated.append(self.trainer.global_step)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+            # Between two validations a step has the metrics of the last one.
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=4, factor=0.7)
+            how = {"monitor": "val", "interval": interval, "strict": False}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **how}}
+
+    net = Net()
+    loader = se.data.ElasticDataLoader(range(64), global_batch_size=4)
+    state: Any = LightningState(net, loader=loader, ended=0, validated=[])
+
+    @se.elastic
+    def train(state: Any) -> dict[str, Any]:
+        stopping = pl.callbacks.EarlyStopping("val", patience=4)
+        how = {"max_epochs": 6, "val_check_interval": every, "callbacks": stopping}
+        quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
+        trainer = state.trainer(**how, **quiet)
+        trainer.fit(net, state.loader, torch.utils.data.DataLoader(range(4), batch_size=2))
+        return {"step": trainer.global_step, "stopped": trainer.should_stop, "waited": stopping.wait_count}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = train(state)
+    return {
+        **found,
+        "warned": any("cover the batches since the world changed" in str(each.message) for each in caught),
+        "weights": [net.net.weight.item(), net.net.bias.item(), state.optimizers[0].param_groups[0]["lr"]],
+        "ended": state.ended,
+        "validated": state.validated,
+    }
+
+
+@pytest.mark.parametrize(("every", "interval"), [(5, "epoch"), (4, "step")])
+def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_been_lost(
+    run: Any, every: int, interval: str
+) -> None:
+    """Commit 11 is that of step 10, after which the one of the two cases validates, and the other one in two steps."""
+    quiet = run(train_to_an_early_stop, every, interval, num_proc=1, min_np=1, max_np=1).results[0]
+    within = [kill(rank=1, step=6), kill(rank=0, step=11, at="committed"), kill(rank=1, step=14)]
+    later = [kill(rank=0, step=18, at="committed"), kill(rank=1, step=35)]
+    over = kill(rank=0, step=quiet["step"] + 1, at="committed")
+    struck = run(
+        train_to_an_early_stop, every, interval, num_proc=2, min_np=2, max_np=2, faults=[*within, *later, over]
+    )
+    assert struck.faults == 6
+    assert (quiet.pop("stopped"), quiet.pop("warned")) == (True, False)
+    weights = quiet.pop("weights")
+    for result in struck.results:
+        assert (result.pop("stopped"), result.pop("warned")) == (True, True)
+        assert result.pop("weights") == pytest.approx(weights, rel=1e-5)
+        assert result == quiet
+
+
 def by_hand(script: Any) -> dict[str, Any]:
     """Train the same module without a Trainer."""
     torch.manual_seed(0)
