@@ -12,16 +12,17 @@ import torch
 from keras.callbacks import CallbackList, CSVLogger, History, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard
 
 from spark_elastic.keras.batches import Batches
-from spark_elastic.keras.memory import Memory
 from spark_elastic.keras.metrics import variables_of
 from spark_elastic.worker.collectives import allreduce, broadcast_object
 from spark_elastic.worker.context import rank
+from spark_elastic.worker.state.attributes import Attributes
 
 if TYPE_CHECKING:
     from spark_elastic.keras.state import KerasState
 
 # Callbacks that write what one rank can write for all. They are called on rank 0.
 WRITERS = (CSVLogger, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard)
+_SET_BY_KERAS = ("model", "_model", "params")
 
 
 class Training(CallbackList):
@@ -59,14 +60,14 @@ class Training(CallbackList):
         super().__init__(list(self._named.values()), model=state.model)
         # Keras would call some callbacks in another thread, while a commit asks them what they remember.
         self._async_train = self._async_test = self._async_predict = False
-        self._memories: dict[str, Memory] = {}
+        self._attributes: dict[str, Attributes] = {}
         self._logs: dict[str, Any] = {}
 
     def run(self, convert: Callable[[Any], Any], settings: Mapping[str, Any]) -> History:
         """Train what is left of the epochs. Return the history of all."""
         state = self._state
         if self._epochs in self._progress["finished"]:
-            Memory(state.model.history).load(self._progress["callbacks"][History.__name__])
+            Attributes(state.model.history, _SET_BY_KERAS).load(self._progress["callbacks"][History.__name__])
             return state.model.history
         self._set_steps()
         super().on_train_begin()
@@ -97,8 +98,9 @@ class Training(CallbackList):
         """Have callbacks remember what they did at the last commit, as if they had begun in this process."""
         for name, callback in self._named.items():
             if not isinstance(callback, ProgbarLogger):
-                memory = self._memories[name] = self._state._memories.setdefault(callback, Memory(callback))
-                memory.load(self._progress["callbacks"].get(name))
+                known = self._state._attributes.setdefault(callback, Attributes(callback, _SET_BY_KERAS))
+                known.load(self._progress["callbacks"].get(name))
+                self._attributes[name] = known
 
     # ------------------------------------------------------------------ what Keras calls
 
@@ -134,9 +136,7 @@ class Training(CallbackList):
         self._logs = broadcast_object(_as_python(logs))
         super().on_epoch_end(epoch, self._logs)
         self._progress["is_stopped"] = self.model.stop_training = _any(self.model.stop_training)
-        self._progress["callbacks"] |= broadcast_object(
-            {name: memory.values() for name, memory in self._memories.items() if isinstance(self._named[name], WRITERS)}
-        )
+        self._note(broadcast_object(self._remembered(by_writers=True)))
         self._state.epoch, self._state.batch = epoch + 1, 0
         self._state.loader.set_epoch(epoch + 1)
         self._report(self._logs)
@@ -145,9 +145,17 @@ class Training(CallbackList):
     def _report(self, logs: Mapping[str, Any]) -> None:
         self._state.report(**{name: value for name, value in logs.items() if isinstance(value, (int, float))})
 
+    def _remembered(self, by_writers: bool) -> dict[str, Any]:
+        """Return what callbacks remember: those that only rank 0 has, or those of each rank."""
+        is_asked = {name: isinstance(self._named[name], WRITERS) == by_writers for name in self._attributes}
+        return {name: known.values() for name, known in self._attributes.items() if is_asked[name]}
+
+    def _note(self, remembered: Mapping[str, Any]) -> None:
+        self._progress["callbacks"] = {**self._progress["callbacks"], **remembered}
+
     def _commit(self) -> None:
         self._progress["epochs"] = self._epochs
-        self._progress["callbacks"] |= {name: memory.values() for name, memory in self._memories.items()}
+        self._note(self._remembered(by_writers=False))
         metrics = variables_of(self.model.metrics) if self._state.batch else []
         self._progress["metrics"] = [variable.value.clone() for variable in metrics]
         self._state.progress = dict(self._progress)

@@ -15,11 +15,11 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.batches import Converted, as_it_is, newest
 from spark_elastic.keras.checks import check_callbacks, check_settings, watch_fit
 from spark_elastic.keras.fitting import Training
-from spark_elastic.keras.memory import Memory
 from spark_elastic.keras.metrics import Totals, reduced, results_of, sum_over_ranks
 from spark_elastic.keras.shards import ShardedSteps, moving_of
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.job import current_job, present_world
+from spark_elastic.worker.state.attributes import Attributes
 from spark_elastic.worker.state.keepers import keeper_named
 from spark_elastic.worker.state.torch_state import TorchState
 from spark_elastic.worker.world import World
@@ -86,7 +86,7 @@ class KerasState(TorchState):
         self._is_fitting = False
         # The numbers of epochs that ``fit`` was called for since this world has formed.
         self._fitted: set[int] = set()
-        self._memories: WeakKeyDictionary[keras.callbacks.Callback, Memory] = WeakKeyDictionary()
+        self._attributes: WeakKeyDictionary[keras.callbacks.Callback, Attributes] = WeakKeyDictionary()
         weights = {id(variable) for variable in model.weights}
         super().__init__(
             loader=loader,

@@ -67,3 +67,18 @@ def test_fit_on_shards_leaves_the_bits_and_the_metrics_of_one_worker_in_a_world_
 
 def test_a_callback_that_stops_training_on_one_rank_stops_it_on_all(run: Any, rows: str) -> None:
     assert run(keras_training.stop_on_one_rank, rows, num_proc=2, min_np=2, max_np=2).results == [(1, 2)] * 2
+
+
+def test_what_rank_0_writes_goes_on_where_another_rank_takes_its_place(
+    run: Any, rows: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faults = [kill(rank=0, step=25), kill(rank=1, step=44)]
+    result = run(keras_training.fit_and_write, rows, str(tmp_path), 6, faults=faults, num_proc=2, min_np=2, max_np=2)
+    assert result.faults == len(faults)
+    (first, best, least), (_, unknown, _) = result.results
+    assert (first, unknown) == (0, None)
+    assert best == least
+    written = (tmp_path / "log.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in written] == ["epoch", *map(str, range(6))]
+    assert (tmp_path / "best.keras").exists()
+    assert "equal on all ranks" not in capfd.readouterr().err

@@ -265,3 +265,24 @@ def stop_on_one_rank(url: str) -> tuple[int, int]:
 
     train(state)
     return state.epoch, state.trained
+
+
+def fit_and_write(url: str, folder: str, epochs: int) -> tuple[int, float | None, float]:
+    """Have Keras' callbacks write a log and the best model. Return the rank, the best loss that it knows, and the history's."""
+    import spark_elastic as se
+    from spark_elastic.keras import KerasState
+
+    import keras  # isort: skip
+
+    state = KerasState(classifier(), loader=se.data.ParquetLoader(url, global_batch_size=BATCH))
+
+    @se.elastic
+    def train(state: Any) -> tuple[int, float | None, float]:
+        best = keras.callbacks.ModelCheckpoint(f"{folder}/best.keras", monitor="val_loss", save_best_only=True)
+        log = keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True)
+        given = {"callbacks": [best, log], "validation_data": validation_data(), "verbose": 0}
+        history = state.fit(features, epochs=epochs, **given)
+        return se.rank(), best.best, min(history.history["val_loss"])
+
+    result: tuple[int, float | None, float] = train(state)
+    return result

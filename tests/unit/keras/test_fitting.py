@@ -16,6 +16,7 @@ from keras_training import callbacks_of, classifier, features, outcome, validati
 from spark_elastic import TrainingCodeError
 from spark_elastic.data import ParquetLoader
 from spark_elastic.keras import KerasState
+from spark_elastic.worker.state.attributes import Attributes
 
 import keras  # isort: skip  # after spark_elastic.keras, which chooses the backend
 
@@ -206,3 +207,15 @@ def test_rank_0_writes(state: KerasState, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_state_without_a_loader_has_no_batches_to_fit() -> None:
     with pytest.raises(ValueError, match="loader=…"):
         KerasState(network()).fit(convert, epochs=1)
+
+
+@pytest.mark.parametrize("kind", [keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau])
+def test_what_keras_callbacks_count_is_plain(kind: Any) -> None:
+    """Their attributes are Keras' own, under names that may change."""
+    callback = kind("loss", patience=5)
+    callback.set_model(network())
+    callback.on_train_begin()
+    known = Attributes(callback)
+    for epoch in range(3):
+        callback.on_epoch_end(epoch, {"loss": 1.0})
+    assert known.values().items() >= {"best": 1.0, "wait": 2}.items()

@@ -1,4 +1,4 @@
-"""What a commit keeps of callbacks."""
+"""What a commit keeps of an object's attributes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-import spark_elastic.keras  # noqa: F401  # which chooses Keras' backend
-from spark_elastic.keras.memory import Memory
-
-import keras  # isort: skip
+from spark_elastic.worker.state.attributes import Attributes
 
 
-class Remembers(keras.callbacks.Callback):
+class Remembers:
     def __init__(self, rank: int = 0) -> None:
-        super().__init__()
         self.rank, self.count, self.best = rank, 0, None
         self.sums = np.zeros((2, 3), np.float32)
         self.seen: dict[str, Any] = {"epochs": [], "pairs": (1, [2.0])}
@@ -57,41 +52,41 @@ def assert_same(one: Any, other: Any) -> None:
 
 def test_a_newcomer_remembers_what_training_has_changed_and_keeps_what_is_its_own() -> None:
     survivor, newcomer = Remembers(rank=0), Remembers(rank=1)
-    memory = Memory(survivor)
-    assert memory.values() == {}
+    known = Attributes(survivor)
+    assert known.values() == {}
     survivor.train()
-    Memory(newcomer).load(copy.deepcopy(memory.values()))
+    Attributes(newcomer).load(copy.deepcopy(known.values()))
     assert_same(now(newcomer), now(survivor))
     assert (newcomer.rank, newcomer.file) != (survivor.rank, survivor.file)
 
 
 def test_a_survivor_goes_back_to_what_it_remembered_at_the_commit_or_at_the_beginning() -> None:
     callback = Remembers()
-    memory = Memory(callback)
+    known = Attributes(callback)
     callback.train()
-    kept, then = copy.deepcopy(memory.values()), copy.deepcopy(now(callback))
+    kept, then = copy.deepcopy(known.values()), copy.deepcopy(now(callback))
     callback.train()
     callback.rank = 7  # for the first time, and never committed
-    memory.load(kept)
+    known.load(kept)
     assert_same(now(callback), then)
     assert callback.rank == 0
-    memory.load(None)
+    known.load(None)
     assert_same(now(callback), now(Remembers()))
 
 
 def test_what_has_changed_once_is_kept_also_when_it_is_again_what_it_was() -> None:
     callback, newcomer = Remembers(), Remembers()
-    memory = Memory(callback)
+    known = Attributes(callback)
     callback.count = 1
-    memory.values()
+    known.values()
     callback.count = 0
     newcomer.count = 5
-    Memory(newcomer).load(memory.values())
+    Attributes(newcomer).load(known.values())
     assert newcomer.count == 0
 
 
 def test_a_callback_with_a_state_dict_says_what_it_remembers() -> None:
-    class Named(keras.callbacks.Callback):
+    class Named:
         count = 0
         hidden: Any = None
 
@@ -102,23 +97,16 @@ def test_a_callback_with_a_state_dict_says_what_it_remembers() -> None:
             self.count = state["count"]
 
     callback, newcomer = Named(), Named()
-    memory = Memory(callback)
+    known = Attributes(callback)
     callback.count, callback.hidden = 3, 4
-    Memory(newcomer).load(memory.values())
+    Attributes(newcomer).load(known.values())
     assert (newcomer.count, newcomer.hidden) == (3, None)
-    memory.load(None)
+    known.load(None)
     assert callback.count == 3
 
 
-@pytest.mark.parametrize("kind", [keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau])
-def test_what_keras_callbacks_count_is_plain(kind: Any) -> None:
-    """Their attributes are Keras' own, under names that may change."""
-    callback = kind("loss", patience=5)
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    callback.set_model(model)
-    callback.on_train_begin()
-    memory = Memory(callback)
-    for epoch in range(3):
-        callback.on_epoch_end(epoch, {"loss": 1.0})
-    assert memory.values().items() >= {"best": 1.0, "wait": 2}.items()
+def test_attributes_that_others_set_are_left_out() -> None:
+    owner = Remembers()
+    known = Attributes(owner, without=("count",))
+    owner.train()
+    assert "count" not in known.values()
