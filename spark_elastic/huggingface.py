@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from spark_elastic.worker.context import device, rank
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.scaling import micro_batches
+from spark_elastic.worker.state.attributes import Attributes
 from spark_elastic.worker.state.torch_state import TorchState
 
 __all__ = ["ElasticTrainer"]
@@ -47,6 +49,10 @@ _PROGRESS = (
     "best_metric",
     "best_global_step",
 )
+# What callbacks ask for.
+_FLAGS = ("should_training_stop", "should_epoch_stop", "should_evaluate", "should_log")
+# Whose callbacks remember nothing of a training, unless they say so.
+_LIBRARIES = ("spark_elastic", "transformers")
 
 
 class ElasticTrainer(Trainer):
@@ -63,9 +69,10 @@ class ElasticTrainer(Trainer):
 
     Gradients are means over the labels of the global batch that are not -100, where the batch has ``labels``, else over its rows.
     A step is committed after its logging and evaluation, the last of an epoch after those of the epoch; with it what is logged,
-    ``best_metric``, and callbacks that are an ``ExportableState``, such as ``EarlyStoppingCallback``. The loss that is logged is
-    that of global batches; what is logged is reported to the job, too. Each rank evaluates all rows of ``eval_dataset``, and
-    takes rank 0's metrics.
+    ``best_metric``, and what callbacks remember: what an ``ExportableState`` names, such as ``EarlyStoppingCallback``, and
+    attributes that are numbers, strings, arrays or containers of these. Where one rank's callback stops training, all stop. The
+    loss that is logged is that of global batches; what is logged is reported to the job, too. Each rank evaluates all rows of
+    ``eval_dataset``, and takes rank 0's metrics.
 
     ``elastic`` is the ``TorchState``. Raises ``ValueError`` for arguments that would leave something out or do it wrongly.
     """
@@ -108,8 +115,11 @@ class ElasticTrainer(Trainer):
             **kept,
             **(objects or {}),
         )
-        # Ahead of the callbacks that it sets the number of the epoch for.
+        # By the names of callbacks, what they remember.
+        self._remembering: dict[str, _Exported | Attributes] = {}
+        # Ahead of the callbacks that it sets the number of the epoch for, and behind all others.
         self.callback_handler.callbacks.insert(0, _GoOn(self))
+        self._last = _Last(self)
 
     def _loader_of_dataset(self, global_batch_size: int | None) -> ElasticDataLoader:
         args, dataset, collate = self.args, self.train_dataset, self.data_collator
@@ -147,6 +157,8 @@ class ElasticTrainer(Trainer):
                 "resume_from_checkpoint= and trial= would begin anew after each change of the world: give run(checkpoint=), "
                 "from which a job goes on, and search over jobs"
             )
+        callbacks = self.callback_handler.callbacks
+        callbacks[:] = [each for each in callbacks if each is not self._last] + [self._last]
         train = super().train
         train_in_world = elastic(lambda _: train(ignore_keys_for_eval=ignore_keys_for_eval))
         output: TrainOutput = train_in_world(self.elastic)
@@ -213,8 +225,6 @@ class ElasticTrainer(Trainer):
         vars(self.state).update(
             progress["state"], log_history=[json.loads(line) for line in self._history.splitlines()]
         )
-        for callback, values in zip(self._stateful_callbacks(), progress["callbacks"], strict=True):
-            vars(callback).update(values)
         return sys.maxsize if progress["is_stopped"] else progress["epoch"], 0
 
     def _begin(self) -> None:
@@ -230,7 +240,7 @@ class ElasticTrainer(Trainer):
         self.elastic.progress = {
             "state": {name: getattr(self.state, name) for name in _PROGRESS},
             "history": self._history,
-            "callbacks": [dict(callback.state()["attributes"]) for callback in self._stateful_callbacks()],
+            "callbacks": {name: values for name, known in self._remembering.items() if (values := known.values())},
             "epoch": loader.epoch + (self._is_at_end() and not (is_over and loader.steps_left)),
             "is_stopped": self.control.should_training_stop and not is_over,
             "loss": self._tr_loss.clone(),
@@ -239,8 +249,26 @@ class ElasticTrainer(Trainer):
         }
         self.elastic.commit()
 
-    def _stateful_callbacks(self) -> Sequence[Any]:
-        return [each for each in self.callback_handler.callbacks if isinstance(each, ExportableState)]
+    def _remember(self) -> None:
+        """Have callbacks remember what they did at the last commit."""
+        counts: Counter[str] = Counter()
+        for callback in self.callback_handler.callbacks:
+            kind = type(callback)
+            if isinstance(callback, ExportableState) or kind.__module__.partition(".")[0] not in _LIBRARIES:
+                counts[kind.__name__] += 1
+                name = f"{kind.__name__} {counts[kind.__name__]}"
+                if name not in self._remembering:
+                    is_exported = isinstance(callback, ExportableState)
+                    self._remembering[name] = _Exported(callback) if is_exported else Attributes(callback)
+        remembered = {} if self.elastic.progress is None else self.elastic.progress["callbacks"]
+        for name, known in self._remembering.items():
+            known.load(remembered.get(name))
+
+    def _agree(self) -> None:
+        """Have all ranks stop, log and evaluate where a callback of one of them wants to."""
+        wanted = allreduce(torch.tensor([int(getattr(self.control, name)) for name in _FLAGS]), "max")
+        for name, flag in zip(_FLAGS, wanted.tolist(), strict=True):
+            setattr(self.control, name, bool(flag))
 
     def _is_at_end(self) -> bool:
         """Whether no more batches of the epoch will be trained."""
@@ -301,6 +329,40 @@ class _GoOn(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         loader = self._trainer.elastic.loader
         state.epoch = loader.epoch + 1 - loader.steps_left / len(loader)  # the Trainer counts from where it was entered
+
+
+class _Last(TrainerCallback):
+    """Follows all other callbacks of an ElasticTrainer, whose memories and wishes it brings together."""
+
+    def __init__(self, trainer: ElasticTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._trainer._remember()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._trainer._agree()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self._trainer._agree()
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        if self._trainer.is_in_train:
+            self._trainer._agree()
+
+
+class _Exported:
+    """What a callback says itself that it remembers."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        self._first = self.values()
+
+    def values(self) -> dict[str, Any]:
+        return dict(self._callback.state()["attributes"])
+
+    def load(self, values: Mapping[str, Any] | None) -> None:
+        vars(self._callback).update(values or self._first)
 
 
 def _refuse(trainer: Trainer) -> None:

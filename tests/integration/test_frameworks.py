@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 import torch
 from examples_here import example, run_main
-from huggingface_training import Plain
+from huggingface_training import Patience, Plain, stop_on_one_rank
 from huggingface_training import train as train_by_hugging_face
+from transformers import EarlyStoppingCallback
 
 import spark_elastic
 from spark_elastic import TrainingFailedError
@@ -278,13 +279,14 @@ def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_wi
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("stopping", [EarlyStoppingCallback, Patience])
 def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_been_lost(
-    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopping: Any
 ) -> None:
     """The world has to be whole again after each loss, by a newcomer that has seen no evaluation of the epochs before."""
     steps = 6  # an epoch
     faults = [kill(rank=0, step=2 * steps, at="committed"), kill(rank=1, step=2 * steps + 3)]
-    where = {"output_dir": str(tmp_path)}
+    where = {"output_dir": str(tmp_path), "stopping": stopping}
     done = run(train_by_hugging_face, kwargs=where, num_proc=2, min_np=2, max_np=2, faults=faults)
     assert done.faults == 2
     assert "equal on all ranks" not in capfd.readouterr().err
@@ -302,3 +304,8 @@ def test_the_fit_of_keras_goes_on_in_memory_at_the_end_of_an_epoch_and_within_on
     between, within = kill(rank=0, step=STEPS, at="committed"), kill(rank=1, step=STEPS + 9)
     results = run_main("keras_fit", *COURSE, "--local", faults=[between, within])
     assert_all_are(example("keras_fit").train_fn(ITEMS, EPOCHS), results)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_hugging_face_stops_on_all_ranks_where_a_callback_stops_one(run: Any, tmp_path: Path) -> None:
+    assert run(stop_on_one_rank, str(tmp_path), num_proc=2, min_np=2, max_np=2).results == [3, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.huggingface import ElasticTrainer
@@ -54,6 +54,20 @@ class Regression(torch.nn.Module):
         return {"loss": torch.nn.functional.mse_loss(out, labels[:, 7].float() / 11), "logits": out}
 
 
+class Patience(TrainerCallback):
+    """What EarlyStoppingCallback does, in attributes of its own."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.waited, self.losses = patience, 0, []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        loss = metrics["eval_loss"]
+        self.waited = self.waited + 1 if self.losses and loss >= min(self.losses) else 0
+        self.losses.append(loss)
+        if self.waited >= self.patience:
+            control.should_training_stop = True
+
+
 class Plain(Trainer):
     """The library's own, with the batches that the elastic one gets in a world of one."""
 
@@ -61,7 +75,9 @@ class Plain(Trainer):
         return ElasticDataLoader(self.train_dataset, global_batch_size=BATCH, seed=42)
 
 
-def train(kind: type[Trainer] = ElasticTrainer, model: str = "tagger", **settings: Any) -> dict[str, Any]:
+def train(
+    kind: type[Trainer] = ElasticTrainer, model: str = "tagger", stopping: Any = EarlyStoppingCallback, **settings: Any
+) -> dict[str, Any]:
     """Train until the evaluation, whose labels are others, has become worse twice; return what there is to compare."""
     torch.manual_seed(0)
     args = TrainingArguments(
@@ -85,7 +101,7 @@ def train(kind: type[Trainer] = ElasticTrainer, model: str = "tagger", **setting
         args=args,
         train_dataset=Words(100),
         eval_dataset=Words(20, shift=5),
-        callbacks=[EarlyStoppingCallback(2)],
+        callbacks=[stopping(2)],
         **({"global_batch_size": BATCH} if kind is ElasticTrainer else {}),
     )
     output = trainer.train()
@@ -99,3 +115,20 @@ def train(kind: type[Trainer] = ElasticTrainer, model: str = "tagger", **setting
         "steps": trainer.state.global_step,
         "train_loss": output.training_loss,
     }
+
+
+def stop_on_one_rank(output_dir: str) -> int:
+    """Have a callback stop training on rank 1 after three steps. Return how many steps there were."""
+    import spark_elastic as se
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if se.rank() == 1 and state.global_step == 3:
+                control.should_training_stop = True
+
+    args = TrainingArguments(output_dir=output_dir, save_strategy="no", disable_tqdm=True, use_cpu=True, report_to=[])
+    trainer = ElasticTrainer(
+        model=Tagger(), args=args, train_dataset=Words(100), callbacks=[Stop()], global_batch_size=BATCH
+    )
+    trainer.train()
+    return int(trainer.state.global_step)
