@@ -249,8 +249,8 @@ class ElasticTrainer(Trainer):
         }
         self.elastic.commit()
 
-    def _remember(self) -> None:
-        """Have callbacks remember what they did at the last commit."""
+    def _forget(self) -> None:
+        """Have callbacks forget what they did since training began, before they hear that it begins."""
         counts: Counter[str] = Counter()
         for callback in self.callback_handler.callbacks:
             kind = type(callback)
@@ -260,8 +260,14 @@ class ElasticTrainer(Trainer):
                 if name not in self._remembering:
                     is_exported = isinstance(callback, ExportableState)
                     self._remembering[name] = _Exported(callback) if is_exported else Attributes(callback)
+        for known in self._remembering.values():
+            known.reset()
+
+    def _remember(self) -> None:
+        """Have callbacks remember what they did at the last commit."""
         remembered = {} if self.elastic.progress is None else self.elastic.progress["callbacks"]
         for name, known in self._remembering.items():
+            known.begin()
             known.load(remembered.get(name))
 
     def _agree(self) -> None:
@@ -325,6 +331,7 @@ class _GoOn(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._trainer._begin()
+        self._trainer._forget()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         loader = self._trainer.elastic.loader
@@ -352,17 +359,23 @@ class _Last(TrainerCallback):
 
 
 class _Exported:
-    """What a callback says itself that it remembers."""
+    """What a callback says itself that it remembers; its methods are those of ``Attributes``."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
-        self._first = self.values()
+        self._before = self.values()
 
     def values(self) -> dict[str, Any]:
         return dict(self._callback.state()["attributes"])
 
+    def reset(self) -> None:
+        vars(self._callback).update(self._before)
+
+    def begin(self) -> None:
+        """Do nothing: the callback names what changes."""
+
     def load(self, values: Mapping[str, Any] | None) -> None:
-        vars(self._callback).update(values or self._first)
+        vars(self._callback).update(values or {})
 
 
 def _refuse(trainer: Trainer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
-from keras.callbacks import BackupAndRestore, CSVLogger, EarlyStopping, ReduceLROnPlateau
+from keras.callbacks import BackupAndRestore, CSVLogger, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
@@ -36,15 +36,32 @@ def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:
             raise ValueError(
                 "BackupAndRestore would go back to what it wrote: give run(checkpoint=), from which a job goes on"
             )
+        if isinstance(callback, ModelCheckpoint) and callback.save_freq != "epoch":
+            raise ValueError(
+                'ModelCheckpoint(save_freq=…) would save after other batches once rank 0 is lost: give save_freq="epoch", or '
+                "run(checkpoint=, checkpoint_interval=)"
+            )
         if isinstance(callback, CSVLogger) and not callback.append:
             raise ValueError("CSVLogger would begin its file anew after each change of the world: give append=True")
 
 
+def check_losses(model: keras.Model) -> None:
+    """Raise ``TrainingCodeError`` for losses that are no means over rows, which averages over ranks make others of."""
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", None)
+        if reduction in ("sum", "mean_with_sample_weight"):
+            raise TrainingCodeError(
+                f'{type(loss).__name__}(reduction="{reduction}") is no mean over rows, by which gradients of ranks are averaged, '
+                'so the steps would depend on the number of workers: give reduction="sum_over_batch_size"'
+            )
+
+
 def watch_fit(model: keras.Model) -> None:
-    """Have ``fit`` of this model refuse what would never act, or act too often, in a loop that calls it for each epoch."""
+    """Have ``fit`` of this model refuse losses that are no means, and what would never act in a loop that calls it by epoch."""
     signature = inspect.signature(type(model).fit)
 
     def fit(*args: Any, **settings: Any) -> keras.callbacks.History:
+        check_losses(model)
         given = signature.bind(model, *args, **settings).arguments.get("callbacks")
         if not isinstance(given, keras.callbacks.CallbackList):
             _check_loop(model, keras.tree.flatten(given or []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ import numpy as np
 import torch
 from keras.callbacks import CallbackList, CSVLogger, History, ModelCheckpoint, ProgbarLogger, RemoteMonitor, TensorBoard
 
+from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.batches import Batches
-from spark_elastic.keras.metrics import variables_of
+from spark_elastic.keras.metrics import NOT_BUILT, variables_of
 from spark_elastic.worker.collectives import allreduce, broadcast_object
 from spark_elastic.worker.context import rank
 from spark_elastic.worker.state.attributes import Attributes
@@ -41,12 +43,18 @@ class Training(CallbackList):
         self._state: Any = state  # whose objects are attributes
         self._epochs = epochs
         self._verbose = verbose
-        # What the last commit of this training holds; empty where there is none.
-        last = vars(state).get("progress") or {}
-        is_new = not last or last["epochs"] in last["finished"]
-        self._progress: dict[str, Any] = {"finished": [], "is_stopped": False, "callbacks": {}, "metrics": [], **last}
-        if is_new:
-            history = {name: each for name, each in self._progress["callbacks"].items() if name == History.__name__}
+        # What the last commit of this training holds; of one before it, which training of more epochs follows, its history.
+        last = vars(state)["progress"] or {
+            "epochs": 0,
+            "finished": {},
+            "is_stopped": False,
+            "callbacks": {},
+            "metrics": [],
+        }
+        self._is_new = last["epochs"] == 0 or last["epochs"] in last["finished"]
+        self._progress: dict[str, Any] = dict(last)
+        if self._is_new:
+            history = {name: each for name, each in last["callbacks"].items() if name == History.__name__}
             self._progress |= {"is_stopped": False, "callbacks": history}
         own = [*callbacks, History(), *([ProgbarLogger()] if verbose else [])]
         # By their names, which are the same on all ranks.
@@ -61,21 +69,26 @@ class Training(CallbackList):
         # Keras would call some callbacks in another thread, while a commit asks them what they remember.
         self._async_train = self._async_test = self._async_predict = False
         self._attributes: dict[str, Attributes] = {}
+        # What they remembered when they were last asked.
+        self._values: dict[str, Any] = {}
         self._logs: dict[str, Any] = {}
 
     def run(self, convert: Callable[[Any], Any], settings: Mapping[str, Any]) -> History:
         """Train what is left of the epochs. Return the history of all."""
         state = self._state
         if self._epochs in self._progress["finished"]:
-            Attributes(state.model.history, _SET_BY_KERAS).load(self._progress["callbacks"][History.__name__])
+            remembered = self._progress["finished"][self._epochs]
+            for name, callback in self._named.items():
+                Attributes(callback, _SET_BY_KERAS).load(remembered.get(name))
             return state.model.history
-        self._set_steps()
-        super().on_train_begin()
-        self._remember()
+        if state.epoch > self._epochs:
+            warnings.warn(f"{state.epoch} epochs have been trained, so epochs={self._epochs} trains none", stacklevel=4)
+        self._begin()
         while state.epoch < self._epochs and not self._progress["is_stopped"]:
             # Batches that were over when this call of fit begins, which counts from 0 again.
             self._done = state.batch
             self._set_steps()
+            before = state.epoch
             state.model.fit(
                 Batches(state.loader, convert),
                 initial_epoch=state.epoch,
@@ -84,9 +97,12 @@ class Training(CallbackList):
                 callbacks=self,
                 **settings,
             )
+            if state.epoch == before:
+                raise TrainingCodeError("Model.fit has trained nothing: is there a limit, such as KERAS_MAX_EPOCHS?")
         type(state.optimizer).finalize_variable_values(state.optimizer, state.model.trainable_weights)
         super().on_train_end(self._logs)
-        self._progress["finished"] = [*self._progress["finished"], self._epochs]
+        remembered = {**self._progress["callbacks"], **self._remembered(by_writers=False)}
+        self._progress["finished"] = {**self._progress["finished"], self._epochs: remembered}
         self._commit()
         return state.model.history
 
@@ -94,13 +110,24 @@ class Training(CallbackList):
         steps = self._state.batch + self._state.loader.steps_left
         self.set_params({"verbose": self._verbose, "epochs": self._epochs, "steps": steps})
 
-    def _remember(self) -> None:
-        """Have callbacks remember what they did at the last commit, as if they had begun in this process."""
+    def _begin(self) -> None:
+        """Tell callbacks that training begins, and have them remember what they did until the last commit."""
+        followed = self._state._attributes
         for name, callback in self._named.items():
             if not isinstance(callback, ProgbarLogger):
-                known = self._state._attributes.setdefault(callback, Attributes(callback, _SET_BY_KERAS))
-                known.load(self._progress["callbacks"].get(name))
-                self._attributes[name] = known
+                key = self._epochs, id(callback)
+                known = self._attributes[name] = followed.get(key) or Attributes(callback, _SET_BY_KERAS)
+                followed[key] = known
+                known.reset()
+        self._set_steps()
+        variables = [*self.model.variables, *self._state.optimizer.variables]
+        values = [] if self._is_new else [variable.value.clone() for variable in variables]
+        super().on_train_begin()
+        for variable, value in zip(variables, values, strict=False):
+            variable.assign(value)  # what callbacks set when training begins was set before the last commit
+        for name, known in self._attributes.items():
+            known.begin()
+            known.load(self._progress["callbacks"].get(name))
 
     # ------------------------------------------------------------------ what Keras calls
 
@@ -117,7 +144,10 @@ class Training(CallbackList):
         for callback in self.callbacks:
             if isinstance(callback, ProgbarLogger):
                 callback.on_epoch_begin(epoch, logs)
-        for variable, value in zip(variables_of(self.model.metrics), self._progress["metrics"], strict=True):
+        variables = variables_of(self.model.metrics)
+        if len(variables) != len(self._progress["metrics"]):
+            raise TrainingCodeError(NOT_BUILT)
+        for variable, value in zip(variables, self._progress["metrics"], strict=True):
             variable.assign(value)  # which fit has just reset
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -136,8 +166,8 @@ class Training(CallbackList):
         self._logs = broadcast_object(_as_python(logs))
         super().on_epoch_end(epoch, self._logs)
         self._progress["is_stopped"] = self.model.stop_training = _any(self.model.stop_training)
-        self._note(broadcast_object(self._remembered(by_writers=True)))
         self._state.epoch, self._state.batch = epoch + 1, 0
+        self._note(broadcast_object(self._remembered(by_writers=True)))
         self._state.loader.set_epoch(epoch + 1)
         self._report(self._logs)
         self._commit()
@@ -147,8 +177,12 @@ class Training(CallbackList):
 
     def _remembered(self, by_writers: bool) -> dict[str, Any]:
         """Return what callbacks remember: those that only rank 0 has, or those of each rank."""
+        for name, known in self._attributes.items():
+            # Callbacks that hear of no batches remember what they did when the epoch had begun.
+            if name not in self._values or self._state.batch <= 1 or _hears_of_batches(self._named[name]):
+                self._values[name] = known.values()
         is_asked = {name: isinstance(self._named[name], WRITERS) == by_writers for name in self._attributes}
-        return {name: known.values() for name, known in self._attributes.items() if is_asked[name]}
+        return {name: values for name, values in self._values.items() if is_asked[name]}
 
     def _note(self, remembered: Mapping[str, Any]) -> None:
         self._progress["callbacks"] = {**self._progress["callbacks"], **remembered}
@@ -160,6 +194,12 @@ class Training(CallbackList):
         self._progress["metrics"] = [variable.value.clone() for variable in metrics]
         self._state.progress = dict(self._progress)
         self._state.commit()
+
+
+def _hears_of_batches(callback: keras.callbacks.Callback) -> bool:
+    hooks = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+    plain = keras.callbacks.Callback
+    return any(hook in vars(callback) or getattr(type(callback), hook) is not getattr(plain, hook) for hook in hooks)
 
 
 def _any(flag: bool) -> bool:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.worker.collectives import allgather_object, allreduce
+
+NOT_BUILT = (
+    "a metric makes its variables when it is updated for the first time, so a new worker lacks those that commits have: "
+    "update it once, and reset it, before the KerasState is made, or give it to compile()"
+)
 
 
 def variables_of(metrics: Iterable[keras.Metric]) -> list[keras.Variable]:
@@ -61,6 +68,39 @@ def sum_over_shards(parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tenso
     gathered = allgather_object([[tensor.cpu() for tensor in part] for part in parts])
     in_order = [part for parts_of_rank in gathered for part in parts_of_rank]  # ranks have shards in their order
     return [functools.reduce(torch.add, each) for each in zip(*in_order, strict=True)]
+
+
+def check_metrics(metrics: Iterable[keras.Metric]) -> None:
+    """Raise ``TrainingCodeError`` for metrics that are no sums, and warn of those that may be none."""
+    for metric in metrics:
+        parts = getattr(metric, "metrics", None)  # of all that compile() was given
+        for each in [metric] if parts is None else parts:
+            if not each.variables:
+                raise TrainingCodeError(
+                    f"the metric {each.name} has no variables, in which metrics are added up over steps and ranks: make them by "
+                    "add_variable, or leave it out"
+                )
+            if not type(each).update_state.__module__.startswith("keras."):
+                warnings.warn(
+                    f"the variables of the metric {each.name} are added up over steps and ranks, which is right for sums and "
+                    "quotients of sums, and for nothing else, such as a maximum",
+                    stacklevel=2,
+                )
+
+
+def check_logs(model: keras.Model, logs: Mapping[str, Any]) -> None:
+    """Raise ``TrainingCodeError`` for a number that a step returns and that is no metric's, as no total can be had of it."""
+    metrics = model.get_metrics_result()
+    for name, value in logs.items():
+        if name not in metrics or not np.array_equal(_array(value), _array(metrics[name]), equal_nan=True):
+            raise TrainingCodeError(
+                f"train_step returns {name!r}, which is not the result of a metric of that name, so that of all steps and ranks "
+                f"together there is none: make a keras.metrics.Mean(name={name!r}), update it, and return its result()"
+            )
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(keras.ops.convert_to_numpy(value))
 
 
 def results_of(model: keras.Model, logs: Mapping[str, Any]) -> dict[str, Any]:

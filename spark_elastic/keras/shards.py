@@ -53,6 +53,7 @@ class ShardedSteps:
             others.begin()
             logs = type(model).train_step(model, keras.tree.map_structure(_as_tensor, convert(part)))
             parts.note(**{loss.name: loss.result() for loss in losses})
+            state._noted(logs)
             other_parts.append(others.part())
         others.add(sum_over_shards(other_parts) if state._is_fitting else [])
         state._draw_seeds()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import keras
 import torch
@@ -15,7 +14,16 @@ from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.batches import Converted, as_it_is, newest
 from spark_elastic.keras.checks import check_callbacks, check_settings, watch_fit
 from spark_elastic.keras.fitting import Training
-from spark_elastic.keras.metrics import Totals, reduced, results_of, sum_over_ranks
+from spark_elastic.keras.metrics import (
+    NOT_BUILT,
+    Totals,
+    check_logs,
+    check_metrics,
+    reduced,
+    results_of,
+    sum_over_ranks,
+    variables_of,
+)
 from spark_elastic.keras.shards import ShardedSteps, moving_of
 from spark_elastic.worker.checks.fingerprint import Named
 from spark_elastic.worker.job import current_job, present_world
@@ -84,9 +92,11 @@ class KerasState(TorchState):
         self._moving = moving_of(model)
         self._sharded: ShardedSteps | None = None
         self._is_fitting = False
+        self._logged: set[str] = set()
         # The numbers of epochs that ``fit`` was called for since this world has formed.
         self._fitted: set[int] = set()
-        self._attributes: WeakKeyDictionary[keras.callbacks.Callback, Attributes] = WeakKeyDictionary()
+        # What callbacks remember, by the number of epochs that they train and by their ids.
+        self._attributes: dict[tuple[int, int], Attributes] = {}
         weights = {id(variable) for variable in model.weights}
         super().__init__(
             loader=loader,
@@ -97,6 +107,7 @@ class KerasState(TorchState):
             seeds=_Variables([variable for variable in model.variables if id(variable) not in weights]),
             epoch=epoch,
             batch=batch,
+            progress=None,
             **objects,
         )
         self._local.add("seeds")
@@ -120,7 +131,7 @@ class KerasState(TorchState):
         convert: Callable[[Any], Converted] | None = None,
         *,
         epochs: int,
-        callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] = (),
+        callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None = None,
         verbose: int | str = "auto",
         **settings: Any,
     ) -> keras.callbacks.History:
@@ -144,15 +155,26 @@ class KerasState(TorchState):
         trained again, and its callbacks hear of it again. Raises ``ValueError`` for callbacks that do not go with it and
         without a loader, ``TypeError`` for other settings, and ``TrainingCodeError`` where training is over already.
         """
-        own = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks)
+        own = keras.tree.flatten(callbacks or [])
         check_settings(settings)
         check_callbacks(own)
-        if self._loader_in_use() is None:
+        loader = self._loader_in_use()
+        if loader is None:
             raise ValueError("fit takes its batches from the state's loader: KerasState(model, loader=…)")
+        if shards_of_loader(loader) is not None and settings.get("class_weight"):
+            raise ValueError(
+                "class_weight= does not reach shards: have convert return weights as (x, y, sample_weight)"
+            )
+        if self._model.optimizer is not self._optimizer:
+            raise TrainingCodeError(
+                "the model has another optimizer than its KerasState, which is in no commit: compile the model before the "
+                "KerasState is made, and not again"
+            )
         if epochs in self._fitted:
             raise TrainingCodeError(
                 f"fit has trained {epochs} epochs already: epochs= counts from the beginning, so give it more to go on"
             )
+        self._moving = moving_of(self._model)  # layers may have been frozen or thawed
         self._is_fitting = True
         try:
             history = Training(self, own, epochs, 2 if verbose == "auto" else int(verbose)).run(
@@ -184,16 +206,30 @@ class KerasState(TorchState):
         type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
 
     def _train_step(self, data: Converted) -> Any:
-        if self._sharded is None and not self._is_fitting:
+        if not self._is_fitting and self._sharded is None:
             return type(self._model).train_step(self._model, data)
         if self._sharded is None:
-            totals = Totals(self._model.metrics)
-            logs = type(self._model).train_step(self._model, data)
-            totals.add(sum_over_ranks(totals.part()))
+            metrics, world = self._model.metrics, present_world()
+            # One rank has the totals of all.
+            totals = None if world is None or world.size == 1 else Totals(metrics)
+            count = len(variables_of(metrics))
+            logs = self._noted(type(self._model).train_step(self._model, data))
+            if len(variables_of(self._model.metrics)) != count:
+                raise TrainingCodeError(NOT_BUILT)
+            if totals is not None:
+                totals.add(sum_over_ranks(totals.part()))
             return results_of(self._model, logs)
         latest = newest.get(self._loader_in_use(), lambda: None)()
         batch, convert = (latest and latest.take()) or (data, as_it_is)
         return self._sharded.step(batch, convert)
+
+    def _noted(self, logs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check logs of a step in ``fit`` when they have other names than before."""
+        if self._is_fitting and logs.keys() != self._logged:
+            check_logs(self._model, logs)
+            check_metrics(self._model.metrics)
+            self._logged = set(logs)
+        return logs
 
     def _enter_world(self, rank: int, size: int) -> None:
         super()._enter_world(rank, size)

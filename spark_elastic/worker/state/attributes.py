@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import copy
+from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -21,43 +22,84 @@ class Attributes:
 
     An object with ``state_dict`` and ``load_state_dict`` says itself what it remembers. What training leaves alone is not
     kept: it may be another value on each rank.
+
+    When a world has formed, ``reset``, what the object does when training begins, ``begin``, and ``load``.
     """
 
     def __init__(self, owner: Any, without: Collection[str] = ()) -> None:
-        """Note what the attributes are now, as training begins, but for those named in ``without``."""
+        """Note what the attributes are before training, but for those named in ``without``."""
         self._owner = owner
         self._without = without
         self._has_state_dict = hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
-        self._first = {} if self._has_state_dict else {name: cloudpickle.dumps(value) for name, value in self._plain()}
+        self._before = self._dumps()
+        self._first_state = copy.deepcopy(owner.state_dict()) if self._has_state_dict else None
+        self._has_begun = False
+        self._begun: dict[str, bytes] = {}
         self._changed: set[str] = set()
+
+    def reset(self) -> None:
+        """Set back what training has changed to what it was before."""
+        if self._has_state_dict and self._has_begun:
+            self._owner.load_state_dict(copy.deepcopy(self._first_state))
+        now = self._dumps()
+        for name, value in self._before.items():
+            if now.get(name) != value:
+                self._set(name, cloudpickle.loads(value))
+
+    def begin(self) -> None:
+        """Note what the attributes are as training begins."""
+        self._has_begun = True
+        self._begun, self._changed = self._dumps(), set()
 
     def values(self) -> Any:
         """Return what the object remembers now."""
         if self._has_state_dict:
             return self._owner.state_dict()
-        now = dict(self._plain())
-        self._changed |= {name for name, value in now.items() if self._first.get(name) != cloudpickle.dumps(value)}
+        now = self._plain()
+        unchanged = {name: value for name, value in now.items() if name not in self._changed}
+        self._changed |= {
+            name for name, value in unchanged.items() if self._begun.get(name) != cloudpickle.dumps(value)
+        }
         return {name: _kept(value) for name, value in now.items() if name in self._changed}
 
     def load(self, values: Any) -> None:
-        """Have the object remember what another one, or itself, has remembered at a commit; None: at the beginning."""
-        if self._has_state_dict:
-            if values is not None:
-                self._owner.load_state_dict(values)
+        """Have the object remember what another one, or itself, has remembered at a commit; None: nothing yet."""
+        if values is None:
             return
-        vars(self._owner).update({name: pickle.loads(value) for name, value in self._first.items()})
-        self._changed = set(values or ())
-        vars(self._owner).update({name: _given(value) for name, value in (values or {}).items()})
+        if self._has_state_dict:
+            self._owner.load_state_dict(values)
+            return
+        self._changed = set(values)
+        for name, value in values.items():
+            self._set(name, _given(value))
 
-    def _plain(self) -> list[tuple[str, Any]]:
+    def _set(self, name: str, value: Any) -> None:
+        """Set an attribute, in place where others may hold the same container."""
+        now = vars(self._owner).get(name)
+        if type(now) is type(value) is list:
+            now[:] = value
+        elif type(now) is type(value) is dict:
+            now.clear()
+            now.update(value)
+        elif type(now) is type(value) is np.ndarray and (now.shape, now.dtype) == (value.shape, value.dtype):
+            now[...] = value
+        elif isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.shape == value.shape:
+            now.detach().copy_(value)
+        else:
+            vars(self._owner)[name] = value
+
+    def _dumps(self) -> dict[str, bytes]:
+        return {} if self._has_state_dict else {name: cloudpickle.dumps(value) for name, value in self._plain().items()}
+
+    def _plain(self) -> dict[str, Any]:
         found = vars(self._owner).items()
-        return [(name, value) for name, value in found if name not in self._without and _is_plain(value)]
+        return {name: value for name, value in found if name not in self._without and _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return all(map(_is_plain, value))
     return isinstance(value, _PLAIN)
 
@@ -71,7 +113,7 @@ def _kept(value: Any) -> Any:
     if type(value) is np.ndarray:
         with contextlib.suppress(TypeError):  # torch has no such type
             return {_ARRAY: torch.from_numpy(value.copy())}
-    return value
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _given(value: Any) -> Any:
@@ -84,4 +126,4 @@ def _given(value: Any) -> Any:
         )
     if type(value) in (list, tuple):
         return type(value)(map(_given, value))
-    return value
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

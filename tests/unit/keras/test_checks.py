@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +60,35 @@ def test_a_loop_over_epochs_refuses_an_average_that_would_replace_the_weights_af
     state._begin(None)
     with pytest.raises(TrainingCodeError, match=r"use_ema=True .*state\.fit\(convert"):
         fit(state)
+
+
+def test_losses_that_are_no_means_over_rows_are_refused(state: KerasState) -> None:
+    for reduction in ("sum", "mean_with_sample_weight"):
+        model = network()
+        model.compile(optimizer="sgd", loss=[keras.losses.MeanSquaredError(reduction=reduction)])
+        with pytest.raises(
+            TrainingCodeError, match=rf'MeanSquaredError\(reduction="{reduction}"\) is no mean over rows'
+        ):
+            KerasState(model, loader=state.loader).model.fit(torch.zeros(4, 2), torch.zeros(4, 1), verbose=0)
+
+
+def test_a_model_that_is_compiled_anew_is_refused(state: KerasState) -> None:
+    state.model.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(TrainingCodeError, match="another optimizer than its KerasState"):
+        state.fit(convert, epochs=1)
+
+
+def test_a_model_checkpoint_after_batches_is_refused(state: KerasState) -> None:
+    with pytest.raises(ValueError, match=r'ModelCheckpoint\(save_freq=…\) .*save_freq="epoch"'):
+        state.fit(convert, epochs=1, callbacks=[[keras.callbacks.ModelCheckpoint("m.keras", save_freq=8)]])
+
+
+def test_class_weights_do_not_reach_shards(tmp_path: Path, make_loader: Any) -> None:
+    state = KerasState(network(), loader=ParquetLoader(str(tmp_path), global_batch_size=8, shards=2))
+    with pytest.raises(ValueError, match=r"class_weight= does not reach shards"):
+        state.fit(convert, epochs=1, class_weight={0: 1.0, 1: 2.0})
+
+
+def test_the_name_of_what_fit_keeps_is_taken(loader: ParquetLoader) -> None:
+    with pytest.raises(TypeError, match="progress"):
+        KerasState(network(), loader=loader, progress=0)

@@ -152,7 +152,7 @@ def test_a_training_that_is_over_is_not_begun_again_by_a_world_that_forms_afterw
     commits, late = state._commits.steps, Ends()
     state._enter_world(0, 1)
     assert fit(state, late) == [0, 1]
-    assert (late.ends, state._commits.steps) == (0, commits)
+    assert (late.ends, state._commits.steps) == (1, commits)  # what it remembers
 
 
 def test_a_further_training_begins_with_callbacks_of_its_own_and_goes_on_with_those_after_a_loss(
@@ -164,9 +164,131 @@ def test_a_further_training_begins_with_callbacks_of_its_own_and_goes_on_with_th
         fit(state, second, Stop(0), epochs=3)
     state.restore()
     state._enter_world(0, 1)
-    assert fit(state, first) == [0, 1]
+    assert fit(state, first) == [0, 1]  # not what a further training has done since
     assert fit(state, second, epochs=3) == [0, 1, 2]
     assert (first.ends, second.ends) == (1, 1)
+
+
+def test_a_callback_that_two_trainings_share_goes_on_as_it_does_with_keras(state: KerasState) -> None:
+    both = Ends()
+    fit(state, both)
+    with pytest.raises(ConnectionError):
+        fit(state, both, Stop(1), epochs=3)
+    state.restore()
+    state._enter_world(0, 1)
+    fit(state, both)
+    fit(state, both, epochs=3)
+    assert both.ends == 2
+
+
+def test_what_callbacks_set_when_training_begins_is_not_set_again_after_a_loss(state: KerasState) -> None:
+    class Rate(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.1
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+
+    with pytest.raises(ConnectionError):
+        fit(state, Rate(), Stop(3), epochs=1)
+    state.restore()
+    fit(state, Rate(), epochs=1)
+    assert float(state.optimizer.learning_rate) == pytest.approx(0.1 / 2**6)
+
+
+def test_a_log_that_is_appended_to_has_one_header(state: KerasState, tmp_path: Path) -> None:
+    log = keras.callbacks.CSVLogger(f"{tmp_path}/log", append=True)
+    with pytest.raises(ConnectionError):
+        fit(state, log, Lost(9))
+    state.restore()
+    fit(state, log)
+    written = (tmp_path / "log").read_text().splitlines()
+    assert [line.partition(",")[0] for line in written] == ["epoch", "0", "1"]
+
+
+def test_a_list_that_the_caller_gave_to_a_callback_stays_the_callers(state: KerasState) -> None:
+    class Collect(keras.callbacks.Callback):
+        def __init__(self, losses: list[float]) -> None:
+            super().__init__()
+            self.losses = losses
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.losses.append(logs["loss"])
+
+    losses: list[float] = []
+    collect = Collect(losses)
+    with pytest.raises(ConnectionError):
+        fit(state, collect, Stop(3), epochs=1)
+    assert len(losses) == 4
+    state.restore()
+    fit(state, collect, epochs=1)
+    assert len(losses) == 6
+
+
+def test_fewer_epochs_than_have_been_trained_are_told_of(state: KerasState) -> None:
+    fit(state, epochs=2)
+    with pytest.warns(UserWarning, match="2 epochs have been trained, so epochs=1 trains none"):
+        fit(state, epochs=1)
+
+
+def test_a_limit_of_epochs_is_no_endless_loop(state: KerasState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras.src.backend.config.max_epochs", lambda: 1)
+    with pytest.raises(TrainingCodeError, match="has trained nothing"), pytest.warns(UserWarning, match="Limiting"):
+        fit(state)
+
+
+class Custom(keras.Sequential):
+    """Returns numbers of its own from its steps."""
+
+    returned: Any = None
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        return {**logs, **self.returned(self)} if self.returned else logs
+
+
+def custom(loader: Any, returned: Any) -> Any:
+    model = Custom([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    model.returned = returned
+    state = KerasState(model, loader=loader)
+    state._begin(None)
+    return state
+
+
+def test_a_number_that_no_metric_has_is_refused(make_loader: Any) -> None:
+    for returned in (lambda _: {"gap": 0.5}, lambda _: {"loss": torch.tensor(0.25)}):
+        with pytest.raises(
+            TrainingCodeError, match=r"train_step returns '(gap|loss)', which is not the result of a metric"
+        ):
+            fit(custom(make_loader(), returned))
+
+
+def test_a_metric_of_the_models_own_is_had_of_all_rows(loader: ParquetLoader) -> None:
+    mean = keras.metrics.Mean(name="gap")
+
+    def returned(model: Any) -> dict[str, Any]:
+        mean.update_state(0.5)
+        return {"gap": mean.result()}
+
+    state = custom(loader, None)
+    state.model.gap, state.model.returned = mean, returned
+    assert state.fit(convert, epochs=1, verbose=0).history["gap"] == [0.5]
+
+
+def test_a_metric_whose_variables_come_late_is_refused(loader: ParquetLoader) -> None:
+    class Late(Custom):
+        def train_step(self, data: Any) -> Any:
+            self.late.update_state([[1.0]], [[0.7]])
+            return super().train_step(data)
+
+    model = Late([keras.Input((2,)), keras.layers.Dense(1)])
+    model.late = keras.metrics.F1Score(name="late", threshold=0.5)
+    model.compile(optimizer="sgd", loss="mse")
+    state = KerasState(model, loader=loader)
+    state._begin(None)
+    with pytest.raises(TrainingCodeError, match="before the KerasState is made"):
+        fit(state)
 
 
 def test_so_many_epochs_are_trained_once(state: KerasState) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spark_elastic import TrainingCodeError
-from spark_elastic.keras.metrics import Totals, reduced, sum_over_ranks, sum_over_shards
+from spark_elastic.keras.metrics import Totals, check_metrics, reduced, sum_over_ranks, sum_over_shards
 
 import keras  # isort: skip
 
@@ -56,3 +56,24 @@ def test_tensors_of_a_dtype_are_reduced_at_once(monkeypatch: pytest.MonkeyPatch)
         [torch.tensor([3.0]), None, torch.tensor(11.0), torch.tensor([[5.0, 7.0]])]
     )
     assert calls == [([2.0, 4.0, 6.0], "mean"), ([10.0], "mean")]
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+
+class Listed(keras.metrics.Mean):
+    variables: Any = ()
+
+
+def test_metrics_that_may_be_no_sums_are_warned_of_and_those_without_variables_refused() -> None:
+    with pytest.warns(UserWarning, match="metric largest are added up over steps and ranks"):
+        check_metrics([Largest()])
+    with pytest.raises(TrainingCodeError, match="metric listed has no variables"):
+        check_metrics([Listed(name="listed")])
+    check_metrics([keras.metrics.Mean(), keras.metrics.AUC()])

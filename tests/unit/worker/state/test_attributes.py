@@ -50,42 +50,80 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def begun(owner: Any) -> Attributes:
+    known = Attributes(owner)
+    known.reset()
+    known.begin()
+    return known
+
+
 def test_a_newcomer_remembers_what_training_has_changed_and_keeps_what_is_its_own() -> None:
     survivor, newcomer = Remembers(rank=0), Remembers(rank=1)
-    known = Attributes(survivor)
+    known = begun(survivor)
     assert known.values() == {}
     survivor.train()
-    Attributes(newcomer).load(copy.deepcopy(known.values()))
+    begun(newcomer).load(copy.deepcopy(known.values()))
     assert_same(now(newcomer), now(survivor))
     assert (newcomer.rank, newcomer.file) != (survivor.rank, survivor.file)
 
 
 def test_a_survivor_goes_back_to_what_it_remembered_at_the_commit_or_at_the_beginning() -> None:
-    callback = Remembers()
-    known = Attributes(callback)
-    callback.train()
-    kept, then = copy.deepcopy(known.values()), copy.deepcopy(now(callback))
-    callback.train()
-    callback.rank = 7  # for the first time, and never committed
+    owner = Remembers()
+    known = begun(owner)
+    owner.train()
+    kept, then = copy.deepcopy(known.values()), copy.deepcopy(now(owner))
+    owner.train()
+    owner.rank = 7  # for the first time, and never committed
+    known.reset()
+    known.begin()
     known.load(kept)
-    assert_same(now(callback), then)
-    assert callback.rank == 0
+    assert_same(now(owner), then)
+    assert owner.rank == 0
+    known.reset()
+    known.begin()
     known.load(None)
-    assert_same(now(callback), now(Remembers()))
+    assert_same(now(owner), now(Remembers()))
+
+
+def test_containers_that_others_hold_stay_the_same() -> None:
+    owner = Remembers()
+    held = (owner.seen, owner.sums, owner.tensor)
+    known = begun(owner)
+    assert all(one is other for one, other in zip((owner.seen, owner.sums, owner.tensor), held, strict=True))
+    owner.train()
+    kept = copy.deepcopy(known.values())
+    owner.train()
+    known.reset()
+    known.begin()
+    known.load(kept)
+    assert all(one is other for one, other in zip((owner.seen, owner.sums, owner.tensor), held, strict=True))
+    assert float(held[1].sum()) == 6
+
+
+def test_what_an_object_does_as_training_begins_again_is_no_change_and_stays() -> None:
+    owner = Remembers()
+    known = begun(owner)
+    owner.count = 2
+    known.values()
+    known.reset()
+    owner.count = 9
+    known.begin()
+    known.load({})
+    assert (owner.count, known.values()) == (9, {})
 
 
 def test_what_has_changed_once_is_kept_also_when_it_is_again_what_it_was() -> None:
-    callback, newcomer = Remembers(), Remembers()
-    known = Attributes(callback)
-    callback.count = 1
+    owner, newcomer = Remembers(), Remembers()
+    known = begun(owner)
+    owner.count = 1
     known.values()
-    callback.count = 0
+    owner.count = 0
     newcomer.count = 5
-    Attributes(newcomer).load(known.values())
+    begun(newcomer).load(known.values())
     assert newcomer.count == 0
 
 
-def test_a_callback_with_a_state_dict_says_what_it_remembers() -> None:
+def test_an_object_with_a_state_dict_says_what_it_remembers() -> None:
     class Named:
         count = 0
         hidden: Any = None
@@ -96,17 +134,20 @@ def test_a_callback_with_a_state_dict_says_what_it_remembers() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             self.count = state["count"]
 
-    callback, newcomer = Named(), Named()
-    known = Attributes(callback)
-    callback.count, callback.hidden = 3, 4
-    Attributes(newcomer).load(known.values())
+    owner, newcomer = Named(), Named()
+    known = begun(owner)
+    owner.count, owner.hidden = 3, 4
+    begun(newcomer).load(known.values())
     assert (newcomer.count, newcomer.hidden) == (3, None)
     known.load(None)
-    assert callback.count == 3
+    assert owner.count == 3
+    known.reset()
+    assert owner.count == 0
 
 
 def test_attributes_that_others_set_are_left_out() -> None:
     owner = Remembers()
     known = Attributes(owner, without=("count",))
+    known.begin()
     owner.train()
     assert "count" not in known.values()
