@@ -241,8 +241,10 @@ def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_b
     assert struck.faults == 6
     assert (quiet.pop("stopped"), quiet.pop("warned")) == (True, False)
     weights = quiet.pop("weights")
+    # A worker that came when training was over has not seen an epoch.
+    assert any([result.pop("warned") for result in struck.results])
     for result in struck.results:
-        assert (result.pop("stopped"), result.pop("warned")) == (True, True)
+        assert result.pop("stopped")
         assert result.pop("weights") == pytest.approx(weights, rel=1e-5)
         assert result == quiet
 
