@@ -242,7 +242,8 @@ def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_b
     assert (quiet.pop("stopped"), quiet.pop("warned")) == (True, False)
     weights = quiet.pop("weights")
     # A worker that came when training was over has not seen an epoch.
-    assert any([result.pop("warned") for result in struck.results])
+    warned = [result.pop("warned") for result in struck.results]
+    assert any(warned)
     for result in struck.results:
         assert result.pop("stopped")
         assert result.pop("weights") == pytest.approx(weights, rel=1e-5)
