@@ -115,6 +115,8 @@ class ElasticTrainer(Trainer):
             **kept,
             **(objects or {}),
         )
+        # Whether all ranks log and evaluate now, as the Trainer does it after steps and epochs.
+        self._is_deciding = False
         # By the names of callbacks, what they remember.
         self._remembering: dict[str, _Exported | Attributes] = {}
         # Ahead of the callbacks that it sets the number of the epoch for, and behind all others.
@@ -220,12 +222,14 @@ class ElasticTrainer(Trainer):
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_an_epoch, *others)
         progress = self.elastic.progress
         if progress is None:
+            self._history = ""
             return begin
         self._history = progress["history"]
         vars(self.state).update(
             progress["state"], log_history=[json.loads(line) for line in self._history.splitlines()]
         )
-        return sys.maxsize if progress["is_stopped"] else progress["epoch"], 0
+        is_over = progress["is_stopped"] or self.state.global_step >= max_steps
+        return sys.maxsize if is_over else progress["epoch"], 0
 
     def _begin(self) -> None:
         """Take up the sums of losses, which the Trainer has set to zero."""
@@ -265,9 +269,13 @@ class ElasticTrainer(Trainer):
 
     def _remember(self) -> None:
         """Have callbacks remember what they did at the last commit."""
+        for known in self._remembering.values():
+            known.begin()
+        self._load()
+
+    def _load(self) -> None:
         remembered = {} if self.elastic.progress is None else self.elastic.progress["callbacks"]
         for name, known in self._remembering.items():
-            known.begin()
             known.load(remembered.get(name))
 
     def _agree(self) -> None:
@@ -282,7 +290,11 @@ class ElasticTrainer(Trainer):
         return not self.elastic.loader.steps_left or control.should_epoch_stop or control.should_training_stop
 
     def _maybe_log_save_evaluate(self, *others: Any, **arguments: Any) -> None:
-        super()._maybe_log_save_evaluate(*others, **arguments)
+        self._is_deciding = True
+        try:
+            super()._maybe_log_save_evaluate(*others, **arguments)
+        finally:
+            self._is_deciding = False
         if not self._is_at_end():
             self._commit()
 
@@ -343,9 +355,13 @@ class _Last(TrainerCallback):
 
     def __init__(self, trainer: ElasticTrainer) -> None:
         self._trainer = trainer
+        # Whether training begins within an epoch.
+        self._is_within = False
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._trainer._remember()
+        loader = self._trainer.elastic.loader
+        self._is_within = 0 < loader.steps_left < len(loader)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._trainer._agree()
@@ -353,29 +369,44 @@ class _Last(TrainerCallback):
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self._trainer._agree()
 
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        if self._is_within:  # who counts has counted the epoch
+            self._trainer._load()
+        self._is_within = False
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        if self._trainer._is_deciding:
+            self._trainer._agree()
+
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        if self._trainer.is_in_train:
+        if self._trainer._is_deciding:
             self._trainer._agree()
 
 
 class _Exported:
-    """What a callback says itself that it remembers; its methods are those of ``Attributes``."""
+    """What a callback says itself that it remembers; methods are those of ``Attributes``, which has what a subclass adds."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
-        self._before = self.values()
+        self._others = Attributes(callback)
+        self._before = self._exported()
 
-    def values(self) -> dict[str, Any]:
+    def _exported(self) -> dict[str, Any]:
         return dict(self._callback.state()["attributes"])
 
+    def values(self) -> dict[str, Any]:
+        return {**self._others.values(), **self._exported()}
+
     def reset(self) -> None:
+        self._others.reset()
         vars(self._callback).update(self._before)
 
     def begin(self) -> None:
-        """Do nothing: the callback names what changes."""
+        self._others.begin()
 
     def load(self, values: Mapping[str, Any] | None) -> None:
-        vars(self._callback).update(values or {})
+        self._others.load({name: value for name, value in (values or {}).items() if name not in self._before})
+        vars(self._callback).update({name: value for name, value in (values or {}).items() if name in self._before})
 
 
 def _refuse(trainer: Trainer) -> None:

@@ -15,6 +15,7 @@ off, with the same module and optimizers. ``pip install lightning``.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +42,13 @@ _OURS = ("strategy", "devices", "num_nodes", "use_distributed_sampler")
 _AVERAGES = tuple(
     getattr(pl.callbacks, name)
     for name in ("StochasticWeightAveraging", "WeightAveraging")
+    if hasattr(pl.callbacks, name)
+)
+
+# Callbacks that change what the State is made of when a Trainer begins.
+_REFUSED = tuple(
+    getattr(pl.callbacks, name)
+    for name in ("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
     if hasattr(pl.callbacks, name)
 )
 
@@ -113,6 +122,11 @@ class LightningState(TorchState):
                 raise ValueError(
                     f"{type(callback).__name__} begins its average anew with each Trainer, and each world has its own: keep a "
                     "torch.optim.swa_utils.AveragedModel in the state, and update it in on_train_batch_end"
+                )
+            if isinstance(callback, _REFUSED):
+                raise ValueError(
+                    f"{type(callback).__name__} tries, or freezes, anew with each Trainer, and each world has its own: "
+                    "set the learning rate, the batch size and requires_grad before the LightningState is made"
                 )
         settings.setdefault("enable_checkpointing", False)
         return pl.Trainer(
@@ -197,8 +211,11 @@ class _Commit(pl.Callback):
 
     def __init__(self, state: LightningState) -> None:
         self._state: Any = state
-        # Whether this Trainer has begun within the epoch.
+        # Whether this Trainer has begun within the epoch, and whether the hooks of the epoch's start are being called again.
         self._is_within = False
+        self._is_repeating = False
+        # Whether this Trainer goes on from the commit at an epoch's start.
+        self._is_going_on = False
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -211,18 +228,40 @@ class _Commit(pl.Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         self._follow_batches(trainer)
+        self._repeat_hooks(trainer)
         progress = self._state.progress
         if progress is not None:
             trainer.fit_loop.load_state_dict(progress["loops"])
             trainer.should_stop = progress["should_stop"]
             trainer.precision_plugin.load_state_dict(progress["precision"])
             trainer._logger_connector._callback_metrics.update(progress["metrics"])
-            for callback in trainer.callbacks:
-                if callback.state_key in progress["callbacks"]:
-                    callback.load_state_dict(progress["callbacks"][callback.state_key])
+            self._load_callbacks(trainer)
             self._is_within = trainer.fit_loop.epoch_loop.batch_progress.current.completed > 0
+            self._is_going_on = not self._is_within
             # A fit that was over has iterated its last epoch to the end.
             self._state.loader.set_epoch(trainer.current_epoch)
+
+    def _load_callbacks(self, trainer: Any) -> None:
+        for callback in trainer.callbacks:
+            if callback.state_key in self._state.progress["callbacks"]:
+                callback.load_state_dict(copy.deepcopy(self._state.progress["callbacks"][callback.state_key]))
+
+    def _repeat_hooks(self, trainer: Any) -> None:
+        """Call the hooks of an epoch's start also where training goes on within the epoch: Lightning leaves them out."""
+        loop = trainer.fit_loop
+        start = loop.on_advance_start
+
+        def on_advance_start() -> None:
+            start()
+            if self._is_within:  # as the first that this Trainer does
+                self._is_repeating = True
+                call._call_callback_hooks(trainer, "on_train_epoch_start")
+                call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+                self._is_repeating = False
+                self._load_callbacks(trainer)  # who counts has counted the epoch
+            loop.on_advance_start = start
+
+        loop.on_advance_start = on_advance_start
 
     def _follow_batches(self, trainer: Any) -> None:
         """Commit when Lightning has done all that follows a batch: hooks, validation, schedules. It has no hook for that."""
@@ -235,7 +274,7 @@ class _Commit(pl.Callback):
                 return
             end(fetcher)
             # The last batch is committed when Lightning has ended the epoch, and batches that accumulate with the one that steps.
-            is_last = trainer.is_last_batch or (trainer.should_stop and trainer.fit_loop._can_stop_early)
+            is_last = loop._is_training_done or (trainer.should_stop and trainer.fit_loop._can_stop_early)
             if not is_last and not loop._should_accumulate():
                 self._commit(trainer)
 
@@ -256,7 +295,12 @@ class _Commit(pl.Callback):
             )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._is_within = False
+        if self._is_repeating:
+            return
+        if self._is_going_on:  # from the commit below, ahead of which callbacks had this hook
+            self._load_callbacks(trainer)
+        self._is_within = self._is_going_on = False
+        self._drop_gradients(trainer)
         self._state.loader.set_epoch(trainer.current_epoch)
         trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # as Lightning does after this hook
         self._commit(trainer)
@@ -277,7 +321,13 @@ class _Commit(pl.Callback):
             )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._drop_gradients(trainer)
         self._commit(trainer)
+
+    def _drop_gradients(self, trainer: Any) -> None:
+        """Forget what batches have accumulated without a step, which an early stop can leave and Lightning would overwrite."""
+        for optimizer in trainer.optimizers:
+            optimizer.zero_grad()
 
     def _commit(self, trainer: Any) -> None:
         self._state.progress = {

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from examples_here import example, run_main
-from huggingface_training import Patience, Plain, stop_on_one_rank
+from huggingface_training import Counting, Patience, Plain, stop_on_one_rank
 from huggingface_training import train as train_by_hugging_face
 from transformers import EarlyStoppingCallback
 
@@ -152,8 +152,9 @@ def train_with_plateau(accumulated: int) -> dict[str, float]:
 def test_lightning_lowers_the_rate_at_a_plateau_and_accumulates_as_often_through_a_loss(
     run: Any, accumulated: int
 ) -> None:
-    quiet = run(train_with_plateau, accumulated, min_np=1, max_np=2, num_proc=2)
-    struck = run(train_with_plateau, accumulated, min_np=1, max_np=2, num_proc=2, faults=[kill(rank=1, step=3)])
+    # A worker alone, until another one has come, would add up in another order.
+    quiet = run(train_with_plateau, accumulated, min_np=2, max_np=2, num_proc=2)
+    struck = run(train_with_plateau, accumulated, min_np=2, max_np=2, num_proc=2, faults=[kill(rank=1, step=3)])
     assert struck.faults == 1
     for result in struck.results:
         assert result == pytest.approx(quiet.results[0], rel=1e-6)
@@ -226,6 +227,87 @@ def train_to_an_early_stop(every: int, interval: str) -> dict[str, Any]:
     }
 
 
+def train_by_epochs(max_steps: int, every: int | None = None) -> dict[str, Any]:
+    """Train by Lightning with a loss that differs from epoch to epoch, and gradients of four batches from the second on."""
+    import lightning.pytorch as pl
+    import torch
+
+    import spark_elastic as se
+    from spark_elastic.lightning import LightningState
+
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.factor = torch.nn.Linear(1, 1), 0.0
+            torch.nn.init.ones_(self.net.weight)
+            torch.nn.init.zeros_(self.net.bias)
+
+        def on_train_epoch_start(self) -> None:
+            self.factor = 1.0 + self.current_epoch
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            return (self.net(batch.float().unsqueeze(1) / 64) - self.factor).square().mean()
+
+        def validation_step(self, batch: torch.Tensor, _: int) -> None:
+            self.log("val", torch.tensor(1.0), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Counts(pl.Callback):
+        def __init__(self) -> None:
+            self.starts, self.ends = 0, [0]
+
+        def on_train_epoch_start(self, *_: Any) -> None:
+            self.starts += 1
+
+        def on_train_epoch_end(self, trainer: Any, _: Any) -> None:
+            self.ends.append(trainer.global_step)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"starts": self.starts, "ends": self.ends}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            vars(self).update(state)
+
+    net = Net()
+    state: Any = LightningState(net, loader=se.data.ElasticDataLoader(range(64), global_batch_size=4))
+
+    @se.elastic
+    def train(state: Any) -> dict[str, Any]:
+        counts = Counts()
+        more = [] if every is None else [pl.callbacks.EarlyStopping("val", patience=1)]
+        how = {"callbacks": [counts, pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 4}), *more]}
+        how |= {"max_epochs": 3, "max_steps": max_steps, "val_check_interval": every}
+        trainer = state.trainer(**how, enable_progress_bar=False, logger=False, accelerator="cpu")
+        trainer.fit(net, state.loader, torch.utils.data.DataLoader(range(4), batch_size=2))
+        return {"step": trainer.global_step, "epoch": trainer.current_epoch, **counts.state_dict()}
+
+    return {**train(state), "weights": [net.net.weight.item(), net.net.bias.item()]}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("max_steps", [-1, 18])
+def test_lightning_begins_epochs_and_ends_within_one_as_if_no_worker_had_been_lost(run: Any, max_steps: int) -> None:
+    """Commit 17 is that of the start of the second epoch, and 18 to 20 those of its steps but the last."""
+    quiet = run(train_by_epochs, max_steps, num_proc=1, min_np=1, max_np=1).results[0]
+    last = 19 if max_steps > 0 else 24
+    faults = [kill(rank=1, step=6), kill(rank=0, step=17, at="committed"), kill(rank=1, step=18)]
+    faults.append(kill(rank=0, step=last, at="committed"))
+    struck = run(train_by_epochs, max_steps, num_proc=2, min_np=2, max_np=2, faults=faults)
+    assert struck.faults == len(faults)
+    assert quiet["ends"] == ([0, 16, 18] if max_steps > 0 else [0, 16, 20, 24])
+    weights = quiet.pop("weights")
+    for result in struck.results:
+        assert result.pop("weights") == pytest.approx(weights, rel=1e-5)
+        assert result == quiet
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_stops_early_while_gradients_accumulate(run: Any) -> None:
+    assert [result["step"] for result in run(train_by_epochs, -1, 3, num_proc=2, max_np=2).results] == [6, 6]
+
+
 @pytest.mark.parametrize(("every", "interval"), [(5, "epoch"), (4, "step")])
 def test_lightning_validates_within_epochs_and_stops_early_as_if_no_worker_had_been_lost(
     run: Any, every: int, interval: str
@@ -282,7 +364,7 @@ def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_wi
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("stopping", [EarlyStoppingCallback, Patience])
+@pytest.mark.parametrize("stopping", [EarlyStoppingCallback, Patience, Counting])
 def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_been_lost(
     run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopping: Any
 ) -> None:
@@ -310,5 +392,26 @@ def test_the_fit_of_keras_goes_on_in_memory_at_the_end_of_an_epoch_and_within_on
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_hugging_face_stops_on_all_ranks_where_a_callback_stops_one(run: Any, tmp_path: Path) -> None:
-    assert run(stop_on_one_rank, str(tmp_path), num_proc=2, min_np=2, max_np=2).results == [3, 3]
+@pytest.mark.parametrize("hook", ["on_step_end", "on_log"])
+def test_the_trainer_of_hugging_face_stops_on_all_ranks_where_a_callback_stops_one(
+    run: Any, tmp_path: Path, hook: str
+) -> None:
+    assert run(stop_on_one_rank, str(tmp_path), hook, num_proc=2, min_np=2, max_np=2).results == [3, 3]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_hugging_face_makes_no_step_after_the_last_where_a_worker_is_lost_then(
+    run: Any, tmp_path: Path
+) -> None:
+    """Of an epoch of six steps, the last is the fourth."""
+    how = {"output_dir": str(tmp_path), "max_steps": 10}
+    done = run(
+        train_by_hugging_face,
+        kwargs=how,
+        num_proc=2,
+        min_np=2,
+        max_np=2,
+        faults=[kill(rank=1, step=10, at="committed")],
+    )
+    assert done.faults == 1
+    assert [result["steps"] for result in done.results] == [10, 10]

@@ -68,6 +68,20 @@ class Patience(TrainerCallback):
             control.should_training_stop = True
 
 
+class Counting(EarlyStoppingCallback):
+    """Counts beside what its base class says that it remembers."""
+
+    def __init__(self, patience: int) -> None:
+        super().__init__(patience)
+        self.counts = [0, 0]
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self.counts[0] += 1
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.counts[1] += 1
+
+
 class Plain(Trainer):
     """The library's own, with the batches that the elastic one gets in a world of one."""
 
@@ -96,12 +110,13 @@ def train(
             **settings,
         }
     )
+    callback = stopping(2)
     trainer = kind(
         model={"tagger": Tagger, "regression": Regression}[model](),
         args=args,
         train_dataset=Words(100),
         eval_dataset=Words(20, shift=5),
-        callbacks=[stopping(2)],
+        callbacks=[callback],
         **({"global_batch_size": BATCH} if kind is ElasticTrainer else {}),
     )
     output = trainer.train()
@@ -114,21 +129,25 @@ def train(
         "best": trainer.state.best_metric,
         "steps": trainer.state.global_step,
         "train_loss": output.training_loss,
+        "counts": getattr(callback, "counts", []),
     }
 
 
-def stop_on_one_rank(output_dir: str) -> int:
+def stop_on_one_rank(output_dir: str, hook: str) -> int:
     """Have a callback stop training on rank 1 after three steps. Return how many steps there were."""
     import spark_elastic as se
 
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if se.rank() == 1 and state.global_step == 3:
-                control.should_training_stop = True
+    def stop(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if se.rank() == 1 and state.global_step == 3:
+            control.should_training_stop = control.should_evaluate = True
 
-    args = TrainingArguments(output_dir=output_dir, save_strategy="no", disable_tqdm=True, use_cpu=True, report_to=[])
-    trainer = ElasticTrainer(
-        model=Tagger(), args=args, train_dataset=Words(100), callbacks=[Stop()], global_batch_size=BATCH
+    Stop = type("Stop", (TrainerCallback,), {hook: stop})
+    args = TrainingArguments(
+        output_dir=output_dir, save_strategy="no", disable_tqdm=True, use_cpu=True, report_to=[], logging_steps=1
     )
+    trainer = ElasticTrainer(
+        model=Tagger(), args=args, train_dataset=Words(100), eval_dataset=Words(20), callbacks=[Stop()],
+        global_batch_size=BATCH,
+    )  # fmt: skip
     trainer.train()
     return int(trainer.state.global_step)

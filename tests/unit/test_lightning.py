@@ -63,6 +63,16 @@ def test_callbacks_that_would_average_anew_in_each_world_are_refused() -> None:
             state_of("one").trainer(callbacks=callback)
 
 
+def test_callbacks_that_would_freeze_or_try_anew_in_each_world_are_refused() -> None:
+    for callback in (
+        pl.callbacks.BackboneFinetuning(),
+        pl.callbacks.LearningRateFinder(),
+        pl.callbacks.BatchSizeFinder(),
+    ):
+        with pytest.raises(ValueError, match=f"{type(callback).__name__} tries, or freezes, anew with each Trainer"):
+            state_of("one").trainer(callbacks=[callback])
+
+
 @pytest.mark.parametrize("name", ["strategy", "devices", "num_nodes", "use_distributed_sampler"])
 def test_what_the_job_decides_is_refused_by_name(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is decided by the job"):

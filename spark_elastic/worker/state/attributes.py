@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 # Marks an array, which a commit keeps as a tensor.
 _ARRAY = "spark_elastic.array"
 
@@ -34,6 +36,7 @@ class Attributes:
         self._before = self._dumps()
         self._first_state = copy.deepcopy(owner.state_dict()) if self._has_state_dict else None
         self._has_begun = False
+        self._sizes: dict[str, int] = {}
         self._begun: dict[str, bytes] = {}
         self._changed: set[str] = set()
 
@@ -49,12 +52,21 @@ class Attributes:
     def begin(self) -> None:
         """Note what the attributes are as training begins."""
         self._has_begun = True
+        self._sizes = self._sizes_of_others()
         self._begun, self._changed = self._dumps(), set()
 
     def values(self) -> Any:
         """Return what the object remembers now."""
         if self._has_state_dict:
             return self._owner.state_dict()
+        for name, size in self._sizes_of_others().items():
+            if self._sizes.get(name, size) != size:
+                warnings.warn(
+                    f"{type(self._owner).__name__}.{name} has changed and holds more than numbers, strings, arrays and "
+                    "containers of these, so that no commit keeps it: give the class state_dict and load_state_dict",
+                    stacklevel=2,
+                )
+                del self._sizes[name]
         now = self._plain()
         unchanged = {name: value for name, value in now.items() if name not in self._changed}
         self._changed |= {
@@ -91,6 +103,13 @@ class Attributes:
     def _dumps(self) -> dict[str, bytes]:
         return {} if self._has_state_dict else {name: cloudpickle.dumps(value) for name, value in self._plain().items()}
 
+    def _sizes_of_others(self) -> dict[str, int]:
+        """Return the lengths of containers that are not kept."""
+        found = {name: value for name, value in vars(self._owner).items() if name not in self._without}
+        return {
+            name: len(value) for name, value in found.items() if isinstance(value, _CONTAINERS) and not _is_plain(value)
+        }
+
     def _plain(self) -> dict[str, Any]:
         found = vars(self._owner).items()
         return {name: value for name, value in found if name not in self._without and _is_plain(value)}
@@ -99,7 +118,7 @@ class Attributes:
 def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
+    if isinstance(value, _CONTAINERS):
         return all(map(_is_plain, value))
     return isinstance(value, _PLAIN)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from spark_elastic.worker.state.attributes import Attributes
@@ -151,3 +153,17 @@ def test_attributes_that_others_set_are_left_out() -> None:
     known.begin()
     owner.train()
     assert "count" not in known.values()
+
+
+def test_a_list_that_grows_and_is_not_kept_is_told_of_once() -> None:
+    owner = Remembers()
+    owner.seen["times"] = [object()]
+    known = begun(owner)
+    known.values()
+    owner.seen["pairs"] = ()
+    owner.seen["more"] = 1
+    with pytest.warns(UserWarning, match=r"Remembers\.seen has changed and holds more than numbers"):
+        assert "seen" not in known.values()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known.values()
