@@ -294,7 +294,7 @@ class _Commit(pl.Callback):
                 "none would go on where it was after a loss: trainer.fit(module, state.loader)"
             )
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if self._is_repeating:
             return
         if self._is_going_on:  # from the commit below, ahead of which callbacks had this hook
@@ -303,6 +303,9 @@ class _Commit(pl.Callback):
         self._drop_gradients(trainer)
         self._state.loader.set_epoch(trainer.current_epoch)
         trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # as Lightning does after this hook
+        # A Trainer that went on from here has taken it back, and would not go on from here a second time.
+        epochs = trainer.fit_loop.epoch_progress.current
+        epochs.ready = epochs.started + 1
         self._commit(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
