@@ -86,7 +86,7 @@ class Training(CallbackList):
         self._begin()
         while state.epoch < self._epochs and not self._progress["is_stopped"]:
             # Batches that were over when this call of fit begins, which counts from 0 again.
-            self._done = state.batch
+            self._batches_before = state.batch
             self._set_steps()
             before = state.epoch
             state.model.fit(
@@ -151,10 +151,10 @@ class Training(CallbackList):
             variable.assign(value)  # which fit has just reset
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        super().on_train_batch_begin(self._done + batch, logs)
+        super().on_train_batch_begin(self._batches_before + batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        super().on_train_batch_end(self._done + batch, logs)
+        super().on_train_batch_end(self._batches_before + batch, logs)
         self.model.stop_training = _any(self.model.stop_training)
         self._state.batch += 1
         self._report(_as_python(logs))

@@ -146,7 +146,7 @@ class KerasState(TorchState):
             epochs: the number of epochs since the beginning, not of this call.
             callbacks: what they remember in attributes that are numbers, strings, arrays or containers of these, or in a
                 ``state_dict`` of theirs, is committed, and a newcomer's go on from there. ``on_train_begin`` is called in each
-                world, everything else as often as in one process. Those that write files are called on rank 0.
+                world. ``CSVLogger``, ``ModelCheckpoint``, ``RemoteMonitor`` and ``TensorBoard`` are called on rank 0.
             verbose: 0 is silent, 1 shows a bar and 2, the default, a line for each epoch, on rank 0.
             settings: ``class_weight``, ``validation_data``, ``validation_steps``, ``validation_batch_size``,
                 ``validation_freq``, as in ``Model.fit``. Each rank validates all of the data.
