@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +35,7 @@ from spark_elastic.worker.context import device, rank
 from spark_elastic.worker.ddp import DistributedDataParallel
 from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.scaling import micro_batches
-from spark_elastic.worker.state.attributes import Attributes
+from spark_elastic.worker.state.attributes import Attributes, by_name
 from spark_elastic.worker.state.torch_state import TorchState
 
 __all__ = ["ElasticTrainer"]
@@ -255,15 +254,15 @@ class ElasticTrainer(Trainer):
 
     def _forget(self) -> None:
         """Have callbacks forget what they did since training began, before they hear that it begins."""
-        counts: Counter[str] = Counter()
-        for callback in self.callback_handler.callbacks:
-            kind = type(callback)
-            if isinstance(callback, ExportableState) or kind.__module__.partition(".")[0] not in _LIBRARIES:
-                counts[kind.__name__] += 1
-                name = f"{kind.__name__} {counts[kind.__name__]}"
-                if name not in self._remembering:
-                    is_exported = isinstance(callback, ExportableState)
-                    self._remembering[name] = _Exported(callback) if is_exported else Attributes(callback)
+        remembering = [
+            each
+            for each in self.callback_handler.callbacks
+            if isinstance(each, ExportableState) or type(each).__module__.partition(".")[0] not in _LIBRARIES
+        ]
+        for name, callback in by_name(remembering).items():
+            if name not in self._remembering:
+                is_exported = isinstance(callback, ExportableState)
+                self._remembering[name] = _Exported(callback) if is_exported else Attributes(callback)
         for known in self._remembering.values():
             known.reset()
 

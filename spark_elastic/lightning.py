@@ -38,19 +38,17 @@ __all__ = ["LightningState"]
 # What a Trainer has to be given in a world of workers with one process and one device each.
 _OURS = ("strategy", "devices", "num_nodes", "use_distributed_sampler")
 
+
+def _kinds(*names: str) -> tuple[type[pl.Callback], ...]:
+    """Return those of these classes of callbacks that this release of Lightning has."""
+    return tuple(getattr(pl.callbacks, name) for name in names if hasattr(pl.callbacks, name))
+
+
 # Callbacks that average weights over the whole training, in memory of their own.
-_AVERAGES = tuple(
-    getattr(pl.callbacks, name)
-    for name in ("StochasticWeightAveraging", "WeightAveraging")
-    if hasattr(pl.callbacks, name)
-)
+_AVERAGES = _kinds("StochasticWeightAveraging", "WeightAveraging")
 
 # Callbacks that change what the State is made of when a Trainer begins.
-_REFUSED = tuple(
-    getattr(pl.callbacks, name)
-    for name in ("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
-    if hasattr(pl.callbacks, name)
-)
+_REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
 
 
 class LightningState(TorchState):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from spark_elastic.keras.batches import Batches
 from spark_elastic.keras.metrics import NOT_BUILT, variables_of
 from spark_elastic.worker.collectives import allreduce, broadcast_object
 from spark_elastic.worker.context import rank
-from spark_elastic.worker.state.attributes import Attributes
+from spark_elastic.worker.state.attributes import Attributes, by_name
 
 if TYPE_CHECKING:
     from spark_elastic.keras.state import KerasState
@@ -57,14 +56,11 @@ class Training(CallbackList):
             history = {name: each for name, each in last["callbacks"].items() if name == History.__name__}
             self._progress |= {"is_stopped": False, "callbacks": history}
         own = [*callbacks, History(), *([ProgbarLogger()] if verbose else [])]
-        # By their names, which are the same on all ranks.
-        self._named: dict[str, keras.callbacks.Callback] = {}
-        counts: Counter[str] = Counter()
-        for callback in own:
-            name = type(callback).__name__
-            counts[name] += 1
-            if rank() == 0 or not isinstance(callback, WRITERS):
-                self._named[name if counts[name] == 1 else f"{name} {counts[name]}"] = callback
+        self._named: dict[str, keras.callbacks.Callback] = {
+            name: callback
+            for name, callback in by_name(own).items()
+            if rank() == 0 or not isinstance(callback, WRITERS)
+        }
         super().__init__(list(self._named.values()), model=state.model)
         # Keras would call some callbacks in another thread, while a commit asks them what they remember.
         self._async_train = self._async_test = self._async_predict = False
@@ -177,12 +173,12 @@ class Training(CallbackList):
 
     def _remembered(self, by_writers: bool) -> dict[str, Any]:
         """Return what callbacks remember: those that only rank 0 has, or those of each rank."""
-        for name, known in self._attributes.items():
+        asked = [name for name in self._attributes if isinstance(self._named[name], WRITERS) == by_writers]
+        for name in asked:
             # Callbacks that hear of no batches remember what they did when the epoch had begun.
             if name not in self._values or self._state.batch <= 1 or _hears_of_batches(self._named[name]):
-                self._values[name] = known.values()
-        is_asked = {name: isinstance(self._named[name], WRITERS) == by_writers for name in self._attributes}
-        return {name: values for name, values in self._values.items() if is_asked[name]}
+                self._values[name] = self._attributes[name].values()
+        return {name: self._values[name] for name in asked}
 
     def _note(self, remembered: Mapping[str, Any]) -> None:
         self._progress["callbacks"] = {**self._progress["callbacks"], **remembered}

@@ -40,16 +40,15 @@ class ShardedSteps:
             self._workspace = Workspace()
         self._sources, self._applied = sources, None
         losses = [metric for metric in model.metrics if metric.name == "loss"]
+        means = Totals(losses)
         others = Totals(metric for metric in model.metrics if state._is_fitting and metric.name != "loss")
         other_parts = []
-        before = [(variable, variable.value.clone()) for loss in losses for variable in loss.variables]
         for weight in sources.parameters:
             weight.grad = None  # Keras leaves those of the last step, to which the loop would add
         parts = Parts(batch, sources, self._workspace, self._world)
         for part in parts:
             state._draw_seeds()
-            for loss in losses:
-                loss.reset_state()
+            means.begin()
             others.begin()
             logs = type(model).train_step(model, keras.tree.map_structure(_as_tensor, convert(part)))
             parts.note(**{loss.name: loss.result() for loss in losses})
@@ -61,10 +60,10 @@ class ShardedSteps:
             with torch.no_grad():
                 gradients = [variable.value.grad for variable in self._applied]
                 type(state.optimizer).apply(state.optimizer, gradients, self._applied)
-        for variable, value in before:
-            variable.assign(value)
+        means.begin()
         for loss in losses:
             loss.update_state(parts.means[loss.name], sample_weight=parts.rows)
+        means.add(means.part())
         return results_of(model, logs)
 
     def gradients_are_there(self, variables: Sequence[keras.Variable] | None) -> None:

@@ -216,8 +216,9 @@ class KerasState(TorchState):
             logs = self._noted(type(self._model).train_step(self._model, data))
             if len(variables_of(self._model.metrics)) != count:
                 raise TrainingCodeError(NOT_BUILT)
-            if totals is not None:
-                totals.add(sum_over_ranks(totals.part()))
+            if totals is None:
+                return logs
+            totals.add(sum_over_ranks(totals.part()))
             return results_of(self._model, logs)
         latest = newest.get(self._loader_in_use(), lambda: None)()
         batch, convert = (latest and latest.take()) or (data, as_it_is)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -113,6 +113,17 @@ class Attributes:
     def _plain(self) -> dict[str, Any]:
         found = vars(self._owner).items()
         return {name: value for name, value in found if name not in self._without and _is_plain(value)}
+
+
+def by_name(owners: Iterable[Any]) -> dict[str, Any]:
+    """Return objects by the names of their classes, with numbers from the second of a class on: alike on all ranks."""
+    named: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
+    for owner in owners:
+        name = type(owner).__name__
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = owner
+    return named
 
 
 def _is_plain(value: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from spark_elastic.worker.state.attributes import Attributes
+from spark_elastic.worker.state.attributes import Attributes, by_name
 
 
 class Remembers:
@@ -167,3 +167,8 @@ def test_a_list_that_grows_and_is_not_kept_is_told_of_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         known.values()
+
+
+def test_objects_are_named_by_their_classes_and_numbered_from_the_second_on() -> None:
+    first, second = Remembers(), Remembers()
+    assert by_name([first, 0, second]) == {"Remembers": first, "int": 0, "Remembers 2": second}
