@@ -73,6 +73,13 @@ class WorkerSeen(msgspec.Struct, frozen=True):
     worker: int
 
 
+class FaultStruck(msgspec.Struct, frozen=True):
+    """An injected fault, which ``fault`` names, is about to end the worker's process."""
+
+    worker: int
+    fault: str
+
+
 class WorkerExited(msgspec.Struct, frozen=True):
     """The worker's process has ended. ``code`` is minus the signal that killed it."""
 
@@ -188,6 +195,7 @@ Event = (
     | WorkerConnected
     | WorkerGone
     | WorkerSeen
+    | FaultStruck
     | WorkerExited
     | WorkerReady
     | WorkerAborted

@@ -33,18 +33,23 @@ class FirstSign(Enum):
 _MISMATCH = "collective mismatch"
 
 
-def describe_exit(code: int, memory_setting: str | None, last_lines: Sequence[str] = ()) -> str:
+def describe_exit(
+    code: int, memory_setting: str | None, last_lines: Sequence[str] = (), injected: str | None = None
+) -> str:
     """Say what an exit code (minus the signal, for a killed process) means, and what to look at.
 
     ``memory_setting`` gives workers more memory, where there is such a setting. ``last_lines`` are the process's last words.
+    ``injected`` names the injected fault that has ended the process, if one has.
     """
-    if code >= 0:
-        hint = f" (137 on a cluster: raise {memory_setting})" if code == 137 and memory_setting else ""
-        return f"exited with code {code} before its result had arrived{hint}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
+    if injected is not None:
+        return f"{f'exited with code {code}' if code >= 0 else f'killed by {name}'}, by the injected fault {injected}"
+    if code >= 0:
+        hint = f" (137 on a cluster: raise {memory_setting})" if code == 137 and memory_setting else ""
+        return f"exited with code {code} before its result had arrived{hint}"
     if code == -signal.SIGABRT and any(_MISMATCH in line for line in last_lines):
         return (
             f"killed by {name}, by Gloo: this rank and another one were in different collectives. Look for a call that some "
@@ -65,6 +70,8 @@ class FailureBook:
     failures: dict[int, WorkerFailure] = field(default_factory=dict)
     # The workers of whose end only the first sign is known.
     _unexplained: set[int] = field(default_factory=set)
+    # The injected faults that end workers, until they have.
+    injected: dict[int, str] = field(default_factory=dict)
     # (generation, signature) of each failure that counts; entries of generations before the last progress are dropped.
     _counted: list[tuple[int, str]] = field(default_factory=list)
 

@@ -35,6 +35,7 @@ NOTED_BY: Mapping[type[ev.Event], Callable[[JobState, Any], None]] = {
     ev.WorkerSeen: worker_events.worker_seen,
     ev.WorkerHeard: worker_events.worker_heard,
     ev.WorkerGone: worker_events.worker_gone,
+    ev.FaultStruck: worker_events.fault_struck,
     ev.WorkerExited: worker_events.worker_exited,
     ev.WorkerReady: worker_events.worker_ready,
     ev.GroupFormed: worker_events.group_formed,

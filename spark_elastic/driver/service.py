@@ -39,7 +39,7 @@ from spark_elastic.protocol import messages as m
 from spark_elastic.protocol import records
 from spark_elastic.protocol.connection import Connection, ConnectionLostError, encode
 from spark_elastic.protocol.credentials import Credentials
-from spark_elastic.protocol.fault_points import Action, Fault
+from spark_elastic.protocol.fault_points import ENDING_ACTIONS, Action, Fault
 from spark_elastic.worker.backends import HOST_BACKEND
 
 logger = logging.getLogger("spark_elastic")
@@ -355,10 +355,13 @@ class SparkDriverService:
             return False
         self._log.record(records.FaultInjected(worker, self._ranks.get(worker), number))
         host = self._job.workers[worker].host
-        if self._faults[number].action is Action.DRAIN:
+        fault = self._faults[number]
+        if fault.action in ENDING_ACTIONS:
+            self._handle(ev.FaultStruck(worker, str(fault)))
+        elif fault.action is Action.DRAIN:
             self._handle(ev.HostDraining(host))
         elif host in self._slots:
-            self._on_strike(self._faults[number], self._slots[host])
+            self._on_strike(fault, self._slots[host])
         return True
 
     def _print(self, message: m.OutputLines) -> None:

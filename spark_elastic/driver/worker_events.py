@@ -61,11 +61,17 @@ def worker_gone(job: JobState, event: ev.WorkerGone) -> None:
     lose_worker(job, event.worker, event.sign)
 
 
+def fault_struck(job: JobState, event: ev.FaultStruck) -> None:
+    """An injected fault ends a worker's process."""
+    job.book.injected[event.worker] = event.fault
+
+
 def worker_exited(job: JobState, event: ev.WorkerExited) -> None:
     """A worker's process has ended, and its exit code is known."""
     if job.roster.exited(event.worker, on=event.host):
         return
-    meaning = describe_exit(event.code, job.settings.memory_setting, event.last_lines)
+    injected = job.book.injected.pop(event.worker, None)
+    meaning = describe_exit(event.code, job.settings.memory_setting, event.last_lines, injected)
     if event.worker in job.workers:
         if job.situation.speaks_of_the_job(event.worker):
             job.exits_to_count.add(event.worker)

@@ -44,6 +44,8 @@ class Action(Enum):
     GIVE_BACK = "give_back"
 
 
+# The actions that end the worker's process, and nothing else.
+ENDING_ACTIONS = (Action.KILL, Action.EXIT, Action.SEGFAULT)
 # The actions that change a cluster, which has to be one that allows it.
 CLUSTER_ACTIONS = (Action.TAKE_AWAY, Action.GIVE_BACK)
 

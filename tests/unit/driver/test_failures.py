@@ -34,6 +34,12 @@ def test_no_setting_is_named_where_there_is_none(code: int, meaning: str) -> Non
     assert describe_exit(code, None) == meaning
 
 
+@pytest.mark.parametrize(("code", "meaning"), [(-9, "killed by SIGKILL"), (137, "exited with code 137")])
+def test_an_injected_fault_is_named_and_no_memory_is_suspected(code: int, meaning: str) -> None:
+    told = describe_exit(code, "spark.executor.memoryOverhead", injected="kill(rank=1, step=5)")
+    assert told == f"{meaning}, by the injected fault kill(rank=1, step=5)"
+
+
 def test_ranks_in_different_collectives_are_told_what_to_look_for() -> None:
     lines = ("[enforce fail at pair.cc:456]", "Is there a distributed collective mismatch in your code?")
     assert "some ranks only make" in describe_exit(-6, None, lines)

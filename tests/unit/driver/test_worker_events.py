@@ -97,3 +97,14 @@ def test_what_a_worker_has_raised_and_printed_is_recorded() -> None:
     kinds = [type(record) for record in script.records]
     assert kinds.index(WorkerRaised) < kinds.index(WorkerLost)
     assert [record.last_lines for record in script.recorded(WorkerExited)] == [["last words"]]
+
+
+def test_an_injected_fault_is_the_cause_of_one_end() -> None:
+    script = running("a", "b", "c")
+    worker = script.ranks[1]
+    script.send(ev.FaultStruck(worker, "kill(rank=1, step=5)"))
+    script.kill(worker)
+    script.kill(script.ranks[0])
+    meanings = [record.meaning for record in script.recorded(WorkerExited)]
+    assert "by the injected fault kill(rank=1, step=5)" in meanings[0]
+    assert "injected" not in meanings[1]
