@@ -227,6 +227,8 @@ class ElasticEstimator(Estimator[ElasticModel], TrainingParams, MLReadable["Elas
             model._set(**record.batch)
             _tell_batch(record, rows, width, sizes)
         model._check(facts)
+        if data.validation_url is not None:
+            recipe.check_evaluation(sample)
         if data.validation_url is not None and data.shards is None and sizes.most != 1:
             for name, metric in (self.value("metrics") or {}).items():
                 check_united(name, metric)

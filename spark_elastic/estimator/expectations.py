@@ -108,22 +108,25 @@ def check_labels(loss: object, output: torch.Tensor, label: torch.Tensor, column
         raise ValueError(f"{found}; {name} takes labels {wanted.text}, and makes no sense of others")
 
 
-def check_output(loss: object, output: torch.Tensor) -> None:
-    """Raise ValueError for an output that ``loss`` takes for something else. It must have been computed with gradients."""
+def check_output(loss: object, output: torch.Tensor, when: str = "") -> None:
+    """Raise ValueError for an output that ``loss`` takes for something else. It must have been computed with gradients.
+
+    ``when``: the mode of the network, if it is not that of training.
+    """
     name, made = _name(loss, output), probabilities_by(output)
     if name in _TAKE_LOGITS and made is not None:
         binary = name == "BCEWithLogitsLoss"
         instead = " (or give the loss torch.nn.BCELoss())" if binary and made == "sigmoid" else ""
         raise ValueError(
-            f"the network ends in a {made}, and {name} applies one itself, so that probabilities would be squashed twice: leave "
-            f"it out of the network{instead}"
+            f"{when}the network ends in a {made}, and {name} applies one itself, so that probabilities would be squashed twice: "
+            f"leave it out of the network{instead}"
         )
     if name in _TAKE_LOGARITHMS and output.dim() > 1:
         sums = output.detach().exp().sum(1)
         if bool(((sums - 1).abs() > _TOLERANCE).any()):
             raise ValueError(
-                f"{name} takes logarithms of probabilities, and those of a row of the output {shown_shape(output)} do not add up "
-                "to 1: end the network in torch.nn.LogSoftmax(1), or give the loss torch.nn.CrossEntropyLoss()"
+                f"{when}{name} takes logarithms of probabilities, and those of a row of the output {shown_shape(output)} do not "
+                "add up to 1: end the network in torch.nn.LogSoftmax(1), or give the loss torch.nn.CrossEntropyLoss()"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from spark_elastic.driver.cluster_driver import room_for_workers
 from spark_elastic.driver.settings import check_sizes
 from spark_elastic.estimator.batch_size import enough_workers
 from spark_elastic.estimator.dataset import Split
+from spark_elastic.estimator.expectations import check_output
 from spark_elastic.estimator.frame import Facts, check_exists, check_scalars, row_shape
 from spark_elastic.estimator.layout import Layout
 from spark_elastic.estimator.objective import Objective, ignores, is_cross_entropy, weighs_labels
@@ -86,6 +88,16 @@ class Recipe:
                 is_weighted=self.is_weighted,
             )
         return replace(self, layout=layout, objective=objective, has_unused=unused)
+
+    def check_evaluation(self, batch: dict[str, torch.Tensor]) -> None:
+        """Raise ValueError if the network returns in evaluation what its losses take for something else."""
+        if not self.on_cpu or self.objective is None:
+            return
+        with own_randomness(0):
+            batch = self.transform(batch) if self.transform else batch
+            outputs = self.layout.call(copy.deepcopy(self.network).eval(), batch)
+            for loss, output, _ in self.objective.pairs(self.layout, outputs, batch):
+                check_output(loss, output, "in evaluation ")
 
     def check_categories(self, batch: Mapping[str, torch.Tensor], facts: Facts) -> None:
         """Try the largest index of each column of categories. Raises ValueError, naming it, if the network cannot take it."""

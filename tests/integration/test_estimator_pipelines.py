@@ -531,6 +531,14 @@ def test_rows_that_cannot_be_trained_on_are_named(spark: Any, tmp_path: Path, ro
     )
 
 
+def test_a_network_that_only_validation_takes_for_something_else_is_an_error(spark: Any) -> None:
+    data = spark.range(100, numPartitions=1).select(f.array(f.rand(1)).alias("features"), (f.col("id") % 2).alias("y"))
+    model = networks.OtherwiseInEvaluation(torch.nn.Softmax(1))
+    classifier = TorchClassifier(model=model, labelCol="y", validationFraction=0.2)
+    with pytest.raises(ValueError, match=r"in evaluation the network ends in a softmax"):
+        classifier.fit(data)
+
+
 def test_nothing_for_validation_an_unwritable_store_and_a_blind_executor_are_errors(spark: Any, frame: Any) -> None:
     data = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(frame).withColumn("held", f.lit(False))
     with pytest.raises(ValueError, match="validationIndicatorCol='held' leaves no row of 600 for validation"):

@@ -200,3 +200,15 @@ class HalfUsed(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
+
+
+class OtherwiseInEvaluation(torch.nn.Module):
+    """A network that ends in another step while it is evaluated."""
+
+    def __init__(self, last: torch.nn.Module, in_training: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.body, self.last, self.in_training = torch.nn.Linear(1, 2), last, in_training or torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        after = self.in_training if self.training else self.last
+        return after(self.body(x))

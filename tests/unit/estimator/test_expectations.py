@@ -73,6 +73,30 @@ def test_an_output_that_the_loss_takes_for_something_else_is_an_error(model: nn.
         recipe(classifier(model, loss=loss))
 
 
+@pytest.mark.parametrize(
+    ("model", "loss", "error"),
+    [
+        (networks.OtherwiseInEvaluation(nn.Softmax(1)), None, "in evaluation the network ends in a softmax"),
+        (
+            networks.OtherwiseInEvaluation(nn.Softmax(1), nn.LogSoftmax(1)),
+            nn.NLLLoss(),
+            "in evaluation NLLLoss takes logarithms",
+        ),
+    ],
+)
+def test_an_output_that_only_validation_takes_for_something_else_is_an_error(
+    model: nn.Module, loss: Any, error: str
+) -> None:
+    checked = recipe(classifier(model, loss=loss))
+    with pytest.raises(ValueError, match=error):
+        checked.check_evaluation(BATCH)
+    assert model.training
+
+
+def test_an_output_that_validation_takes_as_training_does_is_none() -> None:
+    recipe(classifier(networks.OtherwiseInEvaluation(nn.Tanh()))).check_evaluation(BATCH)
+
+
 def own_cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return -output[torch.arange(len(output)), label.long()].log().mean()
 
