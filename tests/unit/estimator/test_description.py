@@ -151,6 +151,9 @@ def test_networks_differ_by_their_parts_and_not_by_their_weights() -> None:
     hooked = nn.Linear(1, 1)
     hooked.register_forward_hook(lambda module, given, output: output * 2)
     assert described(hooked) != described(nn.Linear(1, 1))
+    frozen = nn.Linear(1, 1)
+    frozen.bias.requires_grad_(False)
+    assert described(frozen) != described(nn.Linear(1, 1)), "it trains other parameters"
 
 
 def test_optimizers_differ_by_class_settings_and_groups() -> None:
