@@ -113,7 +113,8 @@ class JobView:
                 is_end = rows == 0 and epoch > 0
                 self.epoch, self.rows = (epoch - 1, rows_total) if is_end else (epoch, rows)
                 self.rows_total = rows_total
-        self._reports.append((time, progress.done))
+        if self.rows is None or progress.rows is not None:  # speed is either of rows or of steps
+            self._reports.append((time, progress.done))
 
     @property
     def speed(self) -> float | None:

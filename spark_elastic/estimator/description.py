@@ -129,7 +129,9 @@ class _Description:
         own = {**value._parameters, **value._buffers}
         kept = {name for name in own if self._weights or name in value._non_persistent_buffers_set}
         told |= {name: self.of(entry) if name in kept else _shape(entry) for name, entry in own.items()}
-        frozen = sorted(name for name, entry in value._parameters.items() if entry is not None and not entry.requires_grad)
+        frozen = sorted(
+            name for name, entry in value._parameters.items() if entry is not None and not entry.requires_grad
+        )
         if frozen and not self._weights:  # where weights count, nothing trains
             told["frozen"] = list(frozen)
         others = {name: beside(entry) for name, entry in value._parameters.items() if entry is not None}

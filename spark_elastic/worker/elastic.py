@@ -85,6 +85,7 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             state._leave(world)
             job.control.vote()
         except BaseException as error:
+            job.reporter.left_early()
             change = _find_change(error, job)
             if change is None:
                 raise

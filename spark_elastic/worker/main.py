@@ -63,6 +63,7 @@ def _call(control: ControlClient, payload: Payload) -> int:
     try:
         value = call() if payload.elastic else call_in_fixed_world(job, call)
     except BaseException as error:
+        job.reporter.left_early()
         # In a fixed world the other ranks would wait in vain for a rank that has raised. The two kinds of errors named here
         # would recur in every attempt.
         control.failed(error, fatal=not payload.elastic or isinstance(error, (NotInWorldError, ScriptFailedError)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from spark_elastic._text import as_utf8
@@ -39,6 +40,8 @@ class Reporter:
         self._active_at: float | None = None
         self._has_stepped = True
         self._progress_at = 0.0
+        # The step of the last commit, if rank 0 has not sent it.
+        self._unsent: int | None = None
         self._allowed = float(BURST)
         self._counted_at = 0.0
         self._waiting: dict[str, object] = {}
@@ -63,9 +66,11 @@ class Reporter:
         if not self._has_stepped:
             self._has_stepped = True
             self._send(Stepped(step))
-        if progress is not None and now >= self._progress_at:
-            self._progress_at = now + PROGRESS_SECONDS
-            self._send(progress(step))
+        if progress is not None:
+            self._unsent = step
+            if now >= self._progress_at:
+                self._progress_at, self._unsent = now + PROGRESS_SECONDS, None
+                self._send(progress(step))
         if self._waiting:
             self.metrics(self._given_at, {})
         if now >= self._gpu_at:
@@ -85,6 +90,15 @@ class Reporter:
             self._send(progress(step))
         if self._waiting:
             self._send_metrics()
+
+    def left_early(self) -> None:
+        """Send how far this rank has come, because an error has ended the user's function, and maybe the job."""
+        if self._unsent is not None:
+            self._send(Progress(self._unsent))  # the loader may be at a batch that is not committed
+            self._unsent = None
+        if self._waiting:
+            with suppress(Exception):  # the user's error counts, and after one of a GPU nothing can be read there
+                self._send_metrics()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Send metrics, at once or with the next ones. Raises ``TypeError`` for other values than ``State.report`` takes."""

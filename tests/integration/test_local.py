@@ -180,6 +180,14 @@ def test_killed_workers_and_killed_processes_of_slots_are_replaced() -> None:
     assert {fact["address"] for fact in facts} == {"127.0.0.1"}
 
 
+def test_a_job_that_fails_at_once_tells_how_far_it_has_come() -> None:
+    events: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {"local": True, "num_proc": 2, "elastic": False, "on_event": events.append}
+    with pytest.raises(spark_elastic.TrainingFailedError, match="row 7 is poisoned"):
+        spark_elastic.run(training.raise_on_rank, (0, 7), **settings)
+    assert max(event["values"]["step"] for event in events if event["event"] == "progress") == 7
+
+
 def test_modules_beside_the_script_are_found_in_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))

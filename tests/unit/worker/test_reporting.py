@@ -61,6 +61,28 @@ def test_progress_is_sent_twice_a_second_and_at_the_end(log: Log, reporter: Repo
     assert log.of(Progress) == [Progress(0), Progress(50), Progress(99)]
 
 
+def test_how_far_a_rank_has_come_is_told_when_its_code_raises(log: Log, reporter: Reporter) -> None:
+    def progress(step: int) -> Progress:
+        return Progress(step, 0, 10 * step, 1000)
+
+    for step in range(1, BURST + 11):
+        reporter.metrics(step - 1, {"loss": float(step)})
+        reporter.committed(step, progress)
+    reporter.left_early()
+    assert log.of(Progress) == [progress(1), Progress(BURST + 10)]
+    assert log.of(Metrics)[-1].values["loss"] == BURST + 10
+    told = len(log.sent)
+    reporter.left_early()
+    assert len(log.sent) == told
+
+
+def test_a_value_that_cannot_be_read_after_an_error_is_left_out(log: Log, reporter: Reporter) -> None:
+    for step in range(BURST + 1):
+        reporter.metrics(step, {"loss": torch.zeros((), device="meta") if step == BURST else 0.0})
+    reporter.left_early()
+    assert len(log.of(Metrics)) == BURST
+
+
 def test_what_a_worker_uses_of_its_gpu_is_told_every_five_seconds_and_more_seldom_in_large_and_long_jobs(
     log: Log,
 ) -> None:
