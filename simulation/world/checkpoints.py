@@ -18,6 +18,10 @@ from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
 
+# How long a wait lasts in which nothing is written, as in the product: more than hang_timeout and than any write.
+STALL_SECONDS = 15.0
+
+
 class Writer(CheckpointWriter):
     """A ``CheckpointWriter`` whose writes take simulated time, and whose files are objects on the simulated disk."""
 
@@ -48,7 +52,9 @@ class Writer(CheckpointWriter):
         return not self._is_writing and bool(self._simulation.clock.now >= self._due_at)
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        while self._is_writing and not is_over():
+        clock = self._simulation.clock
+        began = clock.now
+        while self._is_writing and not is_over() and clock.now - began < STALL_SECONDS:
             threads.sleep(0.05)
 
     def end(self, steps: int, is_over: Callable[[], bool]) -> None:
