@@ -273,8 +273,8 @@ def read_tests(path: Path) -> dict[str, Any]:
 
 
 def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a line for each phase and each figure, with what was wanted."""
-    rows = [("phase", "what", "measured", "wanted"), *table_rows(results)]
+    """Print a line for each phase and each figure, with its goal."""
+    rows = [("phase", "what", "measured", "goal"), *table_rows(results)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

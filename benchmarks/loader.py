@@ -283,7 +283,7 @@ def compare(root: Path, petastorm_python: str, repeats: int) -> dict[str, dict[s
     for name in names:
         found = medians[name] = {key: statistics.median(run[key] for run in runs[name]) for key in runs[name][0]}
         print(f"| {MEASURES[name][0]} | {found['rate']:,.0f} | {found['cpu']:.2f} | {found['wall']:.2f} |", flush=True)
-    print(f"\ndefaults / decoding alone: {medians['default']['rate'] / medians['decode']['rate']:.2f} (wanted 0.7)")
+    print(f"\ndefaults / decoding alone: {medians['default']['rate'] / medians['decode']['rate']:.2f} (goal 0.7)")
     for name, rival, wanted in (
         ("default", "petastorm", 2),
         ("groups", "petastorm", 2),
@@ -291,7 +291,7 @@ def compare(root: Path, petastorm_python: str, repeats: int) -> dict[str, dict[s
     ):
         if rival in medians:
             ratio = medians[name]["rate"] / medians[rival]["rate"]
-            print(f"{MEASURES[name][0]} / {MEASURES[rival][0]}: {ratio:.2f} (wanted {wanted})")
+            print(f"{MEASURES[name][0]} / {MEASURES[rival][0]}: {ratio:.2f} (goal {wanted})")
     return medians
 
 
@@ -302,7 +302,7 @@ def compare_shapes(folder: Path, rows: int, repeats: int) -> dict[str, dict[str,
         f"images of {' x '.join(map(str, IMAGE))} bytes": (make_images, rows // 50),
     }
     print(
-        "\n| rows | decoding alone, rows per CPU-s | ParquetLoader, defaults | ratio (wanted 0.7) |\n|---|---:|---:|---:|"
+        "\n| rows | decoding alone, rows per CPU-s | ParquetLoader, defaults | ratio (goal 0.7) |\n|---|---:|---:|---:|"
     )
     found = {}
     for title, (write, count) in shapes.items():
@@ -366,10 +366,10 @@ def main() -> None:
         results["repartition"] = child(sys.executable, "--one", "repartition", str(root))
     share = cost["track_us"] / cost["step_us"]
     print(
-        f"\ntracking: {cost['track_us']:.0f} of {cost['step_us']:.0f} us a step of two ranks, {share:.2%} (wanted 2 %)"
+        f"\ntracking: {cost['track_us']:.0f} of {cost['step_us']:.0f} us a step of two ranks, {share:.2%} (goal 2 %)"
     )
     print("repartition of 100,000 row groups: order and share {new_epoch_ms:.1f} ms, list of its {pieces} pieces "
-          "{assignment_ms:.1f} ms (wanted 50 ms)".format(**results["repartition"]))  # fmt: skip
+          "{assignment_ms:.1f} ms (goal 50 ms)".format(**results["repartition"]))  # fmt: skip
     if given.json:
         Path(given.json).write_text(json.dumps(results, indent=1))
 
