@@ -1,4 +1,4 @@
-"""``assert_never``: what Python has in ``typing`` from 3.11 on."""
+"""``assert_never``, which ``typing`` has from Python 3.11 on."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import NoReturn
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Stand where no value can come: a type checker complains if one can, as when a new member of a union is not handled."""
+    """Mark unreachable code. A type checker complains if a value can reach it, such as an unhandled member of a union."""
     raise AssertionError(f"{value!r} is not handled")

@@ -1,4 +1,4 @@
-"""Whole numbers that users give: sizes, counts, seeds, epochs. NumPy's are taken for Python's."""
+"""Checks for whole numbers that users pass: sizes, counts, seeds, epochs. NumPy integers are accepted, too."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numbers
 
 
 def whole_number(name: str, value: object, least: int | None = None) -> int:
-    """Return a whole number as an int. Raises ``ValueError``, which calls it ``name``, for anything else or below ``least``.
+    """Return a whole number as an int. Raises ``ValueError``, naming ``name``, for anything else and below ``least``.
 
-    Booleans and floats are no whole numbers, not even ``True`` and ``2.0``: where they are given, something else was meant.
+    Booleans and floats are refused, even ``True`` and ``2.0``, because they suggest that something else was meant.
     """
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         value = int(value)

@@ -1,4 +1,4 @@
-"""The type of what JSON can hold."""
+"""The type of JSON values."""
 
 from __future__ import annotations
 

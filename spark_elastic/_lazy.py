@@ -1,4 +1,4 @@
-"""Packages whose names are imported on first use, so that what is not used is not loaded and need not be installed."""
+"""Packages that import their names on first use, so that unused modules are not loaded and need not be installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a package's ``__getattr__``; ``homes`` gives the module below the package for each of its public names."""
+    """Return a package's ``__getattr__``. ``homes`` maps each public name to the submodule that defines it."""
 
     def find(name: str) -> object:
         if name not in homes:

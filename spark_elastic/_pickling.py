@@ -1,4 +1,4 @@
-"""What a driver sends to workers, pickled with the hooks of parameters, which torch's own pickling leaves out without a word."""
+"""Pickles what a driver sends to workers, including parameters' hooks, which torch's own pickling silently drops."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import cloudpickle
 if TYPE_CHECKING:
     import torch
 
-# The hooks of a parameter by their numbers, as torch keeps them: on its gradient, and after that was added up. The handles that
-# registering has returned refer to these very dicts, and remove hooks from them.
+# A parameter's hooks by number, in torch's own dicts: those on its gradient, and those that run after accumulation. The handles
+# that registration returned refer to these very dicts, and remove hooks from them.
 Hooks = tuple["OrderedDict[int, Callable[..., Any]] | None", "OrderedDict[int, Callable[..., Any]] | None"]
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value as cloudpickle does, and parameters with their hooks. Imports no torch: without it there are none."""
+    """Pickle a value with cloudpickle, parameters with their hooks. Does not import torch."""
     if getattr(sys.modules.get("torch"), "nn", None) is None:
         return bytes(cloudpickle.dumps(value))
     packed = io.BytesIO()
@@ -28,12 +28,12 @@ def dumps(value: object) -> bytes:
 
 
 def hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:
-    """Return the hooks that code has registered on a parameter, but for those that are marked as not to be pickled."""
+    """Return the hooks registered on a parameter, except those that are marked as not to be pickled."""
     return [hook for registered in _registered(parameter) for hook in (registered or {}).values() if _travels(hook)]
 
 
 def beside(parameter: torch.Tensor) -> dict[str, object]:
-    """Return what code has given a parameter besides its numbers: hooks, and attributes that are not private."""
+    """Return what code has attached to a parameter: its hooks and its public attributes."""
     found = {name: value for name, value in vars(parameter).items() if not name.startswith("_")}
     hooks = hooks_of(parameter)
     return found | ({"hooks": hooks} if hooks else {})
@@ -58,22 +58,22 @@ class _Pickler(cloudpickle.Pickler):
         torch: Any = sys.modules["torch"]
         if not isinstance(obj, torch.nn.Parameter) or not hooks_of(obj):
             return super().reducer_override(obj)
-        # Hooks are the state, which is pickled when the parameter itself is known: they may hold the network.
+        # Hooks are pickled as the state, after the parameter itself, because they may refer to the network.
         make, arguments, *_ = obj.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
         return make, arguments, tuple(map(_travelling, _registered(obj))), None, None, put_hooks
 
 
 def put_hooks(parameter: Any, hooks: Hooks) -> None:
-    """Give a parameter that was unpickled its hooks."""
+    """Put the hooks back on an unpickled parameter."""
     from torch.utils.hooks import RemovableHandle
 
     is_trained = parameter.requires_grad
-    parameter.requires_grad_(True)  # a parameter may have been frozen after they were registered
+    parameter.requires_grad_(True)  # the parameter may have been frozen after its hooks were registered
     on_gradient, accumulated = hooks
     if on_gradient:
         parameter._backward_hooks = on_gradient
     if accumulated:
         parameter._post_accumulate_grad_hooks = accumulated
     parameter.requires_grad_(is_trained)
-    # Hooks that are registered from now on must not get the numbers of these.
+    # Hooks that are registered later must not reuse these numbers.
     RemovableHandle.next_id = max([RemovableHandle.next_id, *(number + 1 for each in hooks for number in each or ())])

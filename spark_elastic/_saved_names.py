@@ -1,8 +1,8 @@
-"""The names by which saved files refer to this package's classes: those of public packages, whichever module a class is in.
+"""The names by which saved files refer to this package's classes: a public package, whichever module defines the class.
 
 A pickle names the module of each class in it, and Spark ML's metadata names the class itself. Both outlive the layout of the
-modules. A class that may be saved therefore declares the package that exports it as its module (``saved_as``), and classes that
-earlier releases saved under the names of modules are found in that package, too.
+modules. A class that may be saved therefore declares the package that exports it as its module (``saved_as``). Classes that
+earlier releases saved under module names are looked up in that package, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=type)
 
 
 def saved_as(package: str) -> Callable[[T], T]:
-    """Return a decorator by which saved files name a class by the package that exports it."""
+    """Return a class decorator that makes saved files refer to the class by ``package``, which exports it."""
 
     def name(kind: T) -> T:
         kind.__module__ = package
@@ -29,7 +29,7 @@ def saved_as(package: str) -> Callable[[T], T]:
 
 
 def home_of(module: str, name: str) -> str:
-    """Return the module in which a saved name is found now: the innermost enclosing public package that exports it."""
+    """Return the module that has a saved name now: the innermost enclosing public package that exports it, else ``module``."""
     outermost, around = name.partition(".")[0], module.rpartition(".")[0]
     while around:
         if around in PACKAGES and outermost in importlib.import_module(around).__all__:
@@ -39,7 +39,7 @@ def home_of(module: str, name: str) -> str:
 
 
 class Unpickler(pickle.Unpickler):
-    """Unpickles what any release has saved. As with all pickles, its author can run code here."""
+    """Unpickles what any release has saved. As with every pickle, whoever wrote it can run code here."""
 
     def find_class(self, module: str, name: str) -> object:
         return super().find_class(home_of(module, name), name)

@@ -17,7 +17,7 @@
     ├── ScriptFailedError            a script of --restart-on-change has failed too often; reaches the user as TrainingFailedError
     └── JobCancelledError            Spark or the user ended the job from outside
 
-    WorldChanged(Exception)          raised into user code; caught by @elastic
+    WorldChanged(Exception)          raised in user code; caught by @elastic
     ├── WorkerLostError              a worker of this generation is gone: the state goes back to the last commit
     └── HostsUpdatedInterrupt        workers come or leave as planned: the state was just committed
 
@@ -51,23 +51,23 @@ __all__ = [
 
 
 class SparkElasticError(Exception):
-    """Base of all errors that end a job or refuse an operation."""
+    """Base class of all errors that end a job or refuse an operation."""
 
-    # Whether it would come again however often it is tried, so that it ends the job when the first worker raises it.
+    # Whether a retry would always raise this error again. If so, the first worker that raises it ends the job.
     is_final = False
 
 
 def name_worker(worker: int, rank: int | None) -> str:
-    """Say which worker it is, in errors and logs."""
+    """Return a worker's name for errors and logs."""
     return f"rank {rank} (worker {worker})" if rank is not None else f"worker {worker} (no rank yet)"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """What is known of the end of one ``worker``: the ``host`` that it ran on, how it ended (``cause``), and its last words.
+    """How one ``worker`` ended: the ``host`` that it ran on, the ``cause``, and its last output.
 
-    ``rank`` is None for a worker that had not been in a world yet. ``traceback`` is empty where no Python exception
-    was raised (a signal, an exit, a hang); ``last_lines`` holds the last lines of its output.
+    ``rank`` is None if the worker had not joined a world yet. ``traceback`` is empty if no Python exception was raised (a
+    signal, an exit, a hang). ``last_lines`` holds the last lines of the worker's output.
     """
 
     worker: int
@@ -90,10 +90,10 @@ WorkerFailure.__init__.__doc__ = "Keep the given facts; nothing is checked, and 
 
 
 class TrainingFailedError(SparkElasticError):
-    """The job failed. ``failures`` holds every failing worker, the latest last."""
+    """The job failed. ``failures`` lists every failing worker, the latest last."""
 
     def __init__(self, message: str, failures: tuple[WorkerFailure, ...] = ()) -> None:
-        """Keep the message and the failures, which ``str`` shows below the message; nothing is checked."""
+        """Store the message and the failures without checks. ``str`` shows the failures below the message."""
         super().__init__(message, failures)
         self.message = message
         self.failures = failures
@@ -108,13 +108,13 @@ class TrainingFailedError(SparkElasticError):
 
 
 class RanksDifferError(TrainingFailedError):
-    """Parameters or optimizer state differ between ranks that should be equal, or ranks train other ones. Names the first."""
+    """Ranks that should be equal differ in parameters, optimizer state, or which parameters they train. Names the first."""
 
     is_final = True
 
 
 class ResetLimitExceededError(TrainingFailedError):
-    """More resets were caused by failures than ``reset_limit`` allows."""
+    """Failures caused more resets than ``reset_limit`` allows."""
 
 
 class StateLostError(TrainingFailedError):
@@ -122,33 +122,33 @@ class StateLostError(TrainingFailedError):
 
 
 class NotFiniteLossError(TrainingFailedError):
-    """A fit's loss was NaN or infinite; says in which epoch and step. ``terminateOnNaN=False`` goes on all the same."""
+    """A fit's loss was NaN or infinite. Names the epoch and step. With ``terminateOnNaN=False`` the fit continues anyway."""
 
 
 class NotEnoughHostsError(SparkElasticError):
-    """Fewer than ``min_np`` workers were there when ``start_timeout`` or ``elastic_timeout`` passed."""
+    """Fewer than ``min_np`` workers were available when ``start_timeout`` or ``elastic_timeout`` passed."""
 
 
 class NotInWorldError(SparkElasticError):
-    """There is no rank yet: the code runs above the elastic function, before the first generation."""
+    """There is no rank yet, because this code runs above the elastic function, before the first generation."""
 
 
 class TrainingCodeError(SparkElasticError):
-    """The training function would train wrongly without a word. The message has the line to write."""
+    """The training function would silently train wrongly. The message has the line to write instead."""
 
     is_final = True
 
 
 class CheckpointError(SparkElasticError):
-    """The checkpoint directory cannot be used, holds nothing whole, or its state is not this job's."""
+    """The checkpoint directory is unusable, holds no complete checkpoint, or holds the state of another job."""
 
 
 class DamagedError(CheckpointError):
-    """A file of a checkpoint, or of a saved model, is missing, damaged or forged: it is not what was written."""
+    """A file of a checkpoint or saved model is missing, damaged or forged."""
 
 
 class DataError(SparkElasticError):
-    """A dataset is damaged, has changed while it was read, or does not hold what was asked of it."""
+    """A dataset is damaged, changed while it was being read, or lacks what was requested from it."""
 
 
 class JobCancelledError(SparkElasticError):
@@ -156,11 +156,11 @@ class JobCancelledError(SparkElasticError):
 
 
 class ScriptFailedError(SparkElasticError):
-    """A script of ``--restart-on-change`` has failed more often than it may. The job fails with it, ``TrainingFailedError``."""
+    """A ``--restart-on-change`` script failed more often than it may. The job then fails with ``TrainingFailedError``."""
 
 
 class WorldChanged(Exception):
-    """The world that the code trains in has ended. ``@elastic`` catches it and enters the function again."""
+    """The current world has ended. ``@elastic`` catches this and enters the function again."""
 
 
 class WorkerLostError(WorldChanged):
@@ -168,4 +168,4 @@ class WorkerLostError(WorldChanged):
 
 
 class HostsUpdatedInterrupt(WorldChanged):
-    """Workers arrive or leave as planned; the state has just been committed and nothing is lost."""
+    """Workers arrive or leave as planned. The state has just been committed, so nothing is lost."""

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, elastic in the same process: it goes on from the last commit after each change of the world.
+"""An elastic Hugging Face Trainer: after each change of the world it continues from the last commit, in the same process.
 
 ::
 
@@ -10,8 +10,8 @@
 
     spark_elastic.run(train_fn, min_np=1, max_np=8)
 
-A worker is one process with one device, so the Trainer sees a single process; batches, averaged gradients and commits are this
-package's. ``pip install "transformers[torch]"``.
+Each worker is one process with one device, so the Trainer sees a single process. This package provides the batches, averages
+the gradients and makes the commits. Requires ``pip install "transformers[torch]"``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from spark_elastic.worker.state.torch_state import TorchState
 
 __all__ = ["ElasticTrainer"]
 
-# What of a TrainerState is about how far training is; the rest says what was asked for.
+# The fields of TrainerState that record progress. The others are settings.
 _PROGRESS = (
     "epoch",
     "global_step",
@@ -48,32 +48,32 @@ _PROGRESS = (
     "best_metric",
     "best_global_step",
 )
-# What callbacks ask for.
+# The fields of TrainerControl by which callbacks make requests.
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_evaluate", "should_log")
-# Whose callbacks remember nothing of a training, unless they say so.
+# The packages whose callbacks hold no state of a training run, unless they are an ``ExportableState``.
 _LIBRARIES = ("spark_elastic", "transformers")
 
 
 class ElasticTrainer(Trainer):
     """A ``Trainer`` whose ``train`` survives losses and arrivals of workers.
 
-    Arguments are those of ``Trainer``, and these:
+    It takes the arguments of ``Trainer``, and these:
 
     Args:
-        global_batch_size: rows of a step on all ranks together. A rank computes no more than
-            ``args.per_device_train_batch_size`` of its share at a time, and accumulates gradients over the rest.
-        loader: a loader of this package with ``global_batch_size=``, in place of ``train_dataset`` and ``global_batch_size``.
+        global_batch_size: the rows of a step, on all ranks together. A rank computes at most
+            ``args.per_device_train_batch_size`` rows of its share at a time, and accumulates their gradients.
+        loader: one of this package's loaders with ``global_batch_size=``, instead of ``train_dataset`` and ``global_batch_size``.
         commit, local: as in ``TorchState``.
-        objects: more to be kept in the State, by name.
+        objects: further objects to keep in the State, by name.
 
-    Gradients are means over the labels of the global batch that are not -100, where the batch has ``labels``, else over its rows.
-    A step is committed after its logging and evaluation, the last of an epoch after those of the epoch; with it what is logged,
-    ``best_metric``, and what callbacks remember: what an ``ExportableState`` names, such as ``EarlyStoppingCallback``, and
-    attributes that are numbers, strings, arrays or containers of these. Where one rank's callback stops training, all stop. The
-    loss that is logged is that of global batches; what is logged is reported to the job, too. Each rank evaluates all rows of
-    ``eval_dataset``, and takes rank 0's metrics.
+    If batches have ``labels``, gradients are means over the labels of the global batch that are not -100, else over its rows.
+    Each step is committed after its logging and evaluation; the last step of an epoch, after those of the epoch. The commit
+    holds what was logged, ``best_metric``, and the state of callbacks: what an ``ExportableState`` such as
+    ``EarlyStoppingCallback`` names, and attributes that are numbers, strings, arrays or containers of these. If a callback
+    stops training on one rank, all ranks stop. The logged loss is that of global batches, and everything logged is also
+    reported to the job. Each rank evaluates all rows of ``eval_dataset`` and takes rank 0's metrics.
 
-    ``elastic`` is the ``TorchState``. Raises ``ValueError`` for arguments that would leave something out or do it wrongly.
+    ``elastic`` is the ``TorchState``. Raises ``ValueError`` for arguments that would be ignored or applied wrongly.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class ElasticTrainer(Trainer):
         objects: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
-        """Have ``Trainer`` set itself up, make the optimizer, the scheduler and the loader, and wrap the model.
+        """Set up ``Trainer``, create the optimizer, the scheduler and the loader, and wrap the model.
 
-        No row is read. Raises ``ValueError`` for arguments that do not fit, and what ``Trainer``, ``ElasticDataLoader`` and
+        Reads no rows. Raises ``ValueError`` for arguments that do not fit, and whatever ``Trainer``, ``ElasticDataLoader`` and
         ``TorchState`` raise.
         """
         super().__init__(*positional, **arguments)
         _refuse(self)
-        # The log, of which each commit has a copy: a line of JSON for each entry.
+        # The log, one line of JSON per entry. Each commit holds a copy.
         self._history = ""
         if (loader is None) == (self.train_dataset is None) or (loader is None) == (global_batch_size is None):
             raise ValueError("give train_dataset= and global_batch_size=, or a loader=")
         if loader is None:
             loader = self._loader_of_dataset(global_batch_size)
-        # Once, with the steps of the whole training; the Trainer would make a new scheduler in each world.
+        # This is done once, for the steps of the whole training: the Trainer would create a new scheduler in each world.
         self.create_optimizer_and_scheduler(self.set_initial_training_values(self.args, loader)[-1])
         self._created_lr_scheduler = False
         kept: dict[str, Any] = {"optimizer": self.optimizer, "scheduler": self.lr_scheduler, "progress": None}
@@ -114,11 +114,11 @@ class ElasticTrainer(Trainer):
             **kept,
             **(objects or {}),
         )
-        # Whether all ranks log and evaluate now, as the Trainer does it after steps and epochs.
+        # Whether the Trainer is in the logging and evaluation that follows steps and epochs, which all ranks do together.
         self._is_deciding = False
-        # By the names of callbacks, what they remember.
+        # The state of callbacks, by callback name.
         self._remembering: dict[str, _Exported | Attributes] = {}
-        # Ahead of the callbacks that it sets the number of the epoch for, and behind all others.
+        # ``_GoOn`` comes first, because it sets the epoch that the other callbacks see; ``_Last`` follows all of them.
         self.callback_handler.callbacks.insert(0, _GoOn(self))
         self._last = _Last(self)
 
@@ -149,9 +149,9 @@ class ElasticTrainer(Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Train as an elastic function: from the last commit on, in each world, until all ranks have trained all steps.
+        """Train as an elastic function: in each world, continue from the last commit, until all ranks have trained all steps.
 
-        Raises ``ValueError`` for a checkpoint or a trial, and what an elastic function raises. A job trains once.
+        May be called once in a job. Raises ``ValueError`` for a checkpoint or a trial, and whatever an elastic function raises.
         """
         if resume_from_checkpoint or trial is not None:
             raise ValueError(
@@ -175,7 +175,7 @@ class ElasticTrainer(Trainer):
         """Compute the gradients of this rank's rows, part by part, and return the mean loss of the global batch."""
         model, items = self.elastic.model, self._count(inputs)
         model.train()
-        rows = self.elastic.loader.batch_rows[rank()]  # none if the rank repeats a batch, which weighs nothing
+        rows = self.elastic.loader.batch_rows[rank()]  # 0 if the rank repeats a batch, which has no weight
         if items is not None:
             model.set_rows(items if rows else 0)
         total = torch.zeros((), dtype=torch.float64, device=self.args.device)
@@ -191,13 +191,13 @@ class ElasticTrainer(Trainer):
         return mean
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> Any:
-        """Return what the last step took on all ranks together, in floating-point operations."""
+        """Return the number of floating-point operations of the last step, on all ranks together."""
         return self._operations
 
     def _parts(
         self, inputs: Mapping[str, Any], items: int | None
     ) -> Iterator[tuple[dict[str, Any], float, torch.Tensor | None]]:
-        """Yield parts of a batch, the share of its labels or rows that each has, and their number if it is that of labels."""
+        """Yield the parts of a batch, each with its share of the labels or rows, and its number of labels (None for rows)."""
         rows = {len(value) for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim()}
         parts: Iterable[tuple[dict[str, Any], float]] = [(dict(inputs), 1.0)]
         if max(rows, default=0) > self.args.per_device_train_batch_size:
@@ -206,7 +206,7 @@ class ElasticTrainer(Trainer):
             counted = self._count(part)
             if items is None or counted is None:
                 yield part, share, None
-            else:  # at least one, as a mean over none has no value
+            else:  # at least 1, because a mean over no labels is undefined
                 yield part, counted / max(items, 1), torch.tensor(max(counted, 1), device=self.args.device)
 
     def _count(self, inputs: Mapping[str, Any]) -> int | None:
@@ -214,10 +214,10 @@ class ElasticTrainer(Trainer):
         items = self._get_num_items_in_batch([inputs], torch.device("cpu"))
         return None if items is None else int(items)
 
-    # ------------------------------------------------------------------ what is committed
+    # ------------------------------------------------------------------ commits
 
     def _init_training_state(self, max_steps: int, steps_of_an_epoch: int, *others: Any) -> tuple[int, int]:
-        """Begin where the last commit left off: so many epochs are over, and the loader skips no batch of the next."""
+        """Begin at the last commit. Return how many epochs to skip, and 0, because the loader itself skips the batches."""
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_an_epoch, *others)
         progress = self.elastic.progress
         if progress is None:
@@ -231,7 +231,7 @@ class ElasticTrainer(Trainer):
         return sys.maxsize if is_over else progress["epoch"], 0
 
     def _begin(self) -> None:
-        """Take up the sums of losses, which the Trainer has set to zero."""
+        """Restore the sums of losses, which the Trainer has set to zero."""
         progress = self.elastic.progress
         if progress is not None:
             self._tr_loss, self._initial_global_step = progress["loss"].to(self.args.device, copy=True), 0
@@ -253,7 +253,7 @@ class ElasticTrainer(Trainer):
         self.elastic.commit()
 
     def _forget(self) -> None:
-        """Have callbacks forget what they did since training began, before they hear that it begins."""
+        """Reset callbacks to their state before training, ahead of their ``on_train_begin``."""
         remembering = [
             each
             for each in self.callback_handler.callbacks
@@ -267,7 +267,7 @@ class ElasticTrainer(Trainer):
             known.reset()
 
     def _remember(self) -> None:
-        """Have callbacks remember what they did at the last commit."""
+        """Give callbacks the state that they had at the last commit."""
         for known in self._remembering.values():
             known.begin()
         self._load()
@@ -278,7 +278,7 @@ class ElasticTrainer(Trainer):
             known.load(remembered.get(name))
 
     def _agree(self) -> None:
-        """Have all ranks stop, log and evaluate where a callback of one of them wants to."""
+        """Make all ranks stop, log or evaluate if a callback of any rank requests it."""
         wanted = allreduce(torch.tensor([int(getattr(self.control, name)) for name in _FLAGS]), "max")
         for name, flag in zip(_FLAGS, wanted.tolist(), strict=True):
             setattr(self.control, name, bool(flag))
@@ -301,7 +301,7 @@ class ElasticTrainer(Trainer):
         super()._run_epoch(*arguments, **named)  # type: ignore[no-untyped-call]
         self._commit()
 
-    # ------------------------------------------------------------------ one of several
+    # ------------------------------------------------------------------ one rank of several
 
     def is_world_process_zero(self) -> bool:
         """Return whether this is rank 0, whose callbacks report to MLflow, TensorBoard and the like."""
@@ -311,20 +311,20 @@ class ElasticTrainer(Trainer):
             return True
 
     def is_local_process_zero(self) -> bool:
-        """Return whether this is rank 0, which prints: what workers print comes together at the driver."""
+        """Return whether this is rank 0, the only rank that prints: the output of all workers reaches the driver."""
         return self.is_world_process_zero()
 
     def evaluation_loop(self, *arguments: Any, **settings: Any) -> EvalLoopOutput:
-        """Evaluate all rows on each rank. In training all return rank 0's metrics, so that all decide alike."""
+        """Evaluate all rows on each rank. During training, all ranks return rank 0's metrics, so that they decide alike."""
         output: EvalLoopOutput = super().evaluation_loop(*arguments, **settings)
         return output._replace(metrics=broadcast_object(output.metrics)) if self.is_in_train else output
 
     def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        """Log as ``Trainer`` does, and report numbers to the job, ahead of the commit that they belong to."""
+        """Log as ``Trainer`` does, and report the numbers to the job before the commit that they belong to."""
         super().log(logs, *arguments)
         entry = self.state.log_history[-1]
         for name in [name for name in entry if name.endswith(("runtime", "per_second"))]:
-            del entry[name]  # as these differ between ranks
+            del entry[name]  # these differ between ranks
         self._history += json.dumps(entry, default=float) + "\n"
         self.elastic.report(**{name: value for name, value in logs.items() if isinstance(value, (int, float))})
 
@@ -335,7 +335,7 @@ class ElasticTrainer(Trainer):
 
 
 class _GoOn(TrainerCallback):
-    """Tells an ElasticTrainer where the Trainer is."""
+    """Runs first: restores progress when training begins, and sets the epoch after each step."""
 
     def __init__(self, trainer: ElasticTrainer) -> None:
         self._trainer = trainer
@@ -346,15 +346,15 @@ class _GoOn(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         loader = self._trainer.elastic.loader
-        state.epoch = loader.epoch + 1 - loader.steps_left / len(loader)  # the Trainer counts from where it was entered
+        state.epoch = loader.epoch + 1 - loader.steps_left / len(loader)  # the Trainer counts from where this world began
 
 
 class _Last(TrainerCallback):
-    """Follows all other callbacks of an ElasticTrainer, whose memories and wishes it brings together."""
+    """Runs after all other callbacks: restores their state, and has all ranks agree on their requests."""
 
     def __init__(self, trainer: ElasticTrainer) -> None:
         self._trainer = trainer
-        # Whether training begins within an epoch.
+        # Whether training continues in the middle of an epoch.
         self._is_within = False
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -369,7 +369,7 @@ class _Last(TrainerCallback):
         self._trainer._agree()
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        if self._is_within:  # who counts has counted the epoch
+        if self._is_within:  # callbacks that count epochs had already counted this one
             self._trainer._load()
         self._is_within = False
 
@@ -383,7 +383,7 @@ class _Last(TrainerCallback):
 
 
 class _Exported:
-    """What a callback says itself that it remembers; methods are those of ``Attributes``, which has what a subclass adds."""
+    """The state that an ``ExportableState`` names, with the methods of ``Attributes``, which keeps what a subclass adds."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
@@ -409,7 +409,7 @@ class _Exported:
 
 
 def _refuse(trainer: Trainer) -> None:
-    """Raise ``ValueError`` for what would train wrongly or be left out. See docs/coming-from/huggingface.md."""
+    """Raise ``ValueError`` for settings that would train wrongly or be ignored. See docs/coming-from/huggingface.md."""
     args = trainer.args
     if args.world_size > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise ValueError(
@@ -420,7 +420,7 @@ def _refuse(trainer: Trainer) -> None:
             f"TrainingArguments has chosen {args.device} and this worker has {device()}: "
             + ("use_cpu=True" if device().type == "cpu" else "leave out use_cpu")
         )
-    args._n_gpu = min(args.n_gpu, 1)  # else the Trainer spreads over all that it sees
+    args._n_gpu = min(args.n_gpu, 1)  # otherwise the Trainer uses all GPUs that it sees
     refused = {
         "gradient_accumulation_steps": (
             args.gradient_accumulation_steps > 1,

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, elastic in the same process: a state that makes a Trainer for each world.
+"""Elastic training with Lightning, in the same process: a State that makes a Trainer for each world.
 
 ::
 
@@ -9,8 +9,8 @@
     def train(state):
         state.trainer(max_epochs=10).fit(lit, state.loader)
 
-A Trainer cannot change the number of its processes. After each change of the world a new one goes on where the last commit left
-off, with the same module and optimizers. ``pip install lightning``.
+A Trainer cannot change its number of processes. After each change of the world, a new Trainer continues from the last commit,
+with the same module and optimizers. Requires ``pip install lightning``.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from spark_elastic.worker.state.torch_state import TorchState
 
 __all__ = ["LightningState"]
 
-# What a Trainer has to be given in a world of workers with one process and one device each.
+# The Trainer settings that the job decides: each worker has one process and one device.
 _OURS = ("strategy", "devices", "num_nodes", "use_distributed_sampler")
 
 
 def _kinds(*names: str) -> tuple[type[pl.Callback], ...]:
-    """Return those of these classes of callbacks that this release of Lightning has."""
+    """Return the callback classes of these names that this release of Lightning has."""
     return tuple(getattr(pl.callbacks, name) for name in names if hasattr(pl.callbacks, name))
 
 
-# Callbacks that average weights over the whole training, in memory of their own.
+# Callbacks that keep an average of the weights over the whole training.
 _AVERAGES = _kinds("StochasticWeightAveraging", "WeightAveraging")
 
-# Callbacks that change what the State is made of when a Trainer begins.
+# Callbacks that change the objects in the State when a Trainer begins.
 _REFUSED = _kinds("BaseFinetuning", "BatchSizeFinder", "LearningRateFinder")
 
 
 class LightningState(TorchState):
     """The state of a LightningModule in training: its weights, optimizers and schedulers, a loader, and any objects.
 
-    ``module`` is wrapped, and its ``configure_optimizers`` is called once, here: every Trainer gets what it has returned.
-    ``loader`` is a loader of this package with ``global_batch_size=``. ``commit`` and ``local`` are as in ``TorchState``, and so
-    are ``objects``. A step is committed after all that follows its batch, such as a validation, with the ``state_dict`` of
-    callbacks such as ``EarlyStopping``. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a module
-    that optimizes by hand.
+    ``module`` is wrapped, and its ``configure_optimizers`` is called once, here; every Trainer gets the result. ``loader`` is
+    one of this package's loaders with ``global_batch_size=``. ``commit``, ``local`` and ``objects`` are as in ``TorchState``. A
+    step is committed after everything that follows its batch, such as a validation, together with the ``state_dict`` of
+    callbacks such as ``EarlyStopping``. Raises ``ValueError`` if ``configure_optimizers`` returns no optimizer, and for a
+    module with manual optimization.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class LightningState(TorchState):
         local: str | Iterable[str] | Mapping[str, object] | None = None,
         **objects: Any,
     ) -> None:
-        """Move the module to ``device()``, call ``configure_optimizers``, for the only time, and wrap the module.
+        """Move the module to ``device()``, call ``configure_optimizers`` once and for all, and wrap the module.
 
-        Raises ``ValueError`` if no optimizer is returned, and what ``DistributedDataParallel`` and ``TorchState`` raise.
+        Raises ``ValueError`` if no optimizer is returned, and whatever ``DistributedDataParallel`` and ``TorchState`` raise.
         """
         if not module.automatic_optimization:
             raise ValueError(
                 f"{type(module).__name__} has automatic_optimization=False, and Lightning then prepares only its own wrapper for "
                 "backward: write that loop with a TorchState, or optimize automatically"
             )
-        # Before there are a wrapper and a commit, which would else be made anew when the Trainer moves the module.
+        # Move the module before it is wrapped and committed: both would have to be redone when the Trainer moves it.
         module.to(device())
         configured = _configured(module)
         found = list(_with_state(configured))
@@ -102,11 +102,11 @@ class LightningState(TorchState):
         )
 
     def trainer(self, **settings: Any) -> pl.Trainer:
-        """Return a Trainer for the present world, which goes on from the last commit. Call this inside the elastic function.
+        """Return a Trainer for the current world that continues from the last commit. Call this inside the elastic function.
 
-        settings: those of ``Trainer``, but for ``strategy``, ``devices``, ``num_nodes`` and ``use_distributed_sampler``, which
-        the job decides: they raise ``TypeError``. Your callbacks run before the one that commits. Unless you give
-        ``enable_checkpointing``, the Trainer writes no checkpoints, which ``run(checkpoint=)`` does.
+        settings: those of ``Trainer``, except ``strategy``, ``devices``, ``num_nodes`` and ``use_distributed_sampler``, which
+        the job decides: they raise ``TypeError``. Your callbacks run before the one that commits. The Trainer writes no
+        checkpoints unless you give ``enable_checkpointing``, because ``run(checkpoint=)`` writes them.
         """
         for name in _OURS:
             if name in settings:
@@ -150,7 +150,7 @@ def _configured(module: pl.LightningModule) -> Any:
 
 
 def _with_state(configured: object) -> Iterator[Any]:
-    """Yield the optimizers and schedulers in what ``configure_optimizers`` has returned, in whichever of its forms."""
+    """Yield the optimizers and schedulers in the result of ``configure_optimizers``, in whichever form it is."""
     if isinstance(configured, Mapping):
         configured = list(configured.values())
     if isinstance(configured, (list, tuple)):
@@ -161,7 +161,7 @@ def _with_state(configured: object) -> Iterator[Any]:
 
 
 class _Processes(LightningEnvironment):
-    """Each worker is a node of Lightning's with one process, which is there already."""
+    """Presents each worker to Lightning as a node with one process, which already exists."""
 
     creates_processes_externally = True
 
@@ -173,7 +173,7 @@ class _Processes(LightningEnvironment):
 
 
 class _Strategy(DDPStrategy):
-    """Lightning's strategy in the process group that is there, with the wrapper that outlives it."""
+    """Lightning's DDP strategy in the existing process group, with a model wrapper that outlives the group."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(cluster_environment=_Processes())
@@ -183,20 +183,20 @@ class _Strategy(DDPStrategy):
         return self._wrapped
 
     def _register_ddp_hooks(self) -> None:
-        """Register none: on a GPU Lightning would, with torch's wrapper, which this is not."""
+        """Register none. On a GPU, Lightning would register hooks that need torch's own wrapper."""
 
     def teardown(self) -> None:
-        """End the Trainer, and leave the module and its optimizers on their device, where the next world goes on with them."""
+        """End the Trainer, and leave the module and its optimizers on their device for the next world."""
         if self._layer_sync is not None and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
-        # Lightning would move all optimizers and the module that it knows to the CPU.
+        # Hide the module and the optimizers from Lightning, which would move them to the CPU.
         optimizers, self.optimizers = self.optimizers, []
         module, self._lightning_module = self._lightning_module, None
         super().teardown()
         self.optimizers, self._lightning_module = optimizers, module
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce as Lightning does, whose way to have Gloo average whole numbers depends on the backend's name."""
+        """Reduce as Lightning does, but average whole numbers here: Lightning's way for Gloo depends on the backend's name."""
         is_mean = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
         if not is_mean or not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
             return super().reduce(tensor, group, reduce_op)
@@ -205,14 +205,14 @@ class _Strategy(DDPStrategy):
 
 
 class _Commit(pl.Callback):
-    """Commits after each batch, and after each epoch, how far the Trainer is, and has a new Trainer go on from there."""
+    """Commits the Trainer's progress after each batch and epoch, and restores it in a new Trainer."""
 
     def __init__(self, state: LightningState) -> None:
         self._state: Any = state
-        # Whether this Trainer has begun within the epoch, and whether the hooks of the epoch's start are being called again.
+        # Whether this Trainer began in the middle of the epoch, and whether the hooks of the epoch's start are being repeated.
         self._is_within = False
         self._is_repeating = False
-        # Whether this Trainer goes on from the commit at an epoch's start.
+        # Whether this Trainer continues from the commit at an epoch's start.
         self._is_going_on = False
 
     def on_load_checkpoint(
@@ -236,7 +236,7 @@ class _Commit(pl.Callback):
             self._load_callbacks(trainer)
             self._is_within = trainer.fit_loop.epoch_loop.batch_progress.current.completed > 0
             self._is_going_on = not self._is_within
-            # A fit that was over has iterated its last epoch to the end.
+            # If the fit was already over, its loader stands at the end of the last epoch.
             self._state.loader.set_epoch(trainer.current_epoch)
 
     def _load_callbacks(self, trainer: Any) -> None:
@@ -245,33 +245,33 @@ class _Commit(pl.Callback):
                 callback.load_state_dict(copy.deepcopy(self._state.progress["callbacks"][callback.state_key]))
 
     def _repeat_hooks(self, trainer: Any) -> None:
-        """Call the hooks of an epoch's start also where training goes on within the epoch: Lightning leaves them out."""
+        """Call the hooks of an epoch's start when training continues in mid-epoch, too, where Lightning omits them."""
         loop = trainer.fit_loop
         start = loop.on_advance_start
 
         def on_advance_start() -> None:
             start()
-            if self._is_within:  # as the first that this Trainer does
+            if self._is_within:  # once, at this Trainer's first batch
                 self._is_repeating = True
                 call._call_callback_hooks(trainer, "on_train_epoch_start")
                 call._call_lightning_module_hook(trainer, "on_train_epoch_start")
                 self._is_repeating = False
-                self._load_callbacks(trainer)  # who counts has counted the epoch
+                self._load_callbacks(trainer)  # callbacks that count epochs had already counted this one
             loop.on_advance_start = start
 
         loop.on_advance_start = on_advance_start
 
     def _follow_batches(self, trainer: Any) -> None:
-        """Commit when Lightning has done all that follows a batch: hooks, validation, schedules. It has no hook for that."""
+        """Commit after everything that follows a batch: hooks, validation, schedules. Lightning has no hook for this point."""
         loop = trainer.fit_loop.epoch_loop
         end = loop.on_advance_end
 
         def on_advance_end(fetcher: object) -> None:
-            if loop._skip_next_val:  # Lightning comes by the batch of the last commit again, after which all was done
+            if loop._skip_next_val:  # Lightning revisits the batch of the last commit, for which everything was done
                 loop._skip_next_val = False
                 return
             end(fetcher)
-            # The last batch is committed when Lightning has ended the epoch, and batches that accumulate with the one that steps.
+            # The last batch is committed once Lightning has ended the epoch; accumulating batches, with the one that steps.
             is_last = loop._is_training_done or (trainer.should_stop and trainer.fit_loop._can_stop_early)
             if not is_last and not loop._should_accumulate():
                 self._commit(trainer)
@@ -295,20 +295,19 @@ class _Commit(pl.Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if self._is_repeating:
             return
-        if self._is_going_on:  # from the commit below, ahead of which callbacks had this hook
+        if self._is_going_on:  # callbacks had this hook before the commit below
             self._load_callbacks(trainer)
         self._is_within = self._is_going_on = False
         self._drop_gradients(trainer)
         self._state.loader.set_epoch(trainer.current_epoch)
-        trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # as Lightning does after this hook
-        # A Trainer that went on from here has taken it back, and would not go on from here a second time.
+        trainer.fit_loop.epoch_loop.batch_progress.reset_on_run()  # Lightning does this only after this hook
+        # A Trainer that continued from this commit has decremented ``ready``, and could not continue from here a second time.
         epochs = trainer.fit_loop.epoch_progress.current
         epochs.ready = epochs.started + 1
         self._commit(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        # Until the end of an epoch that was loaded, Lightning would take it for one that has been validated already, and leave
-        # out ReduceLROnPlateau.
+        # While ``_restarting`` is set, Lightning takes a restored epoch as already validated, and skips ReduceLROnPlateau.
         trainer.fit_loop._restarting = False
 
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -326,7 +325,7 @@ class _Commit(pl.Callback):
         self._commit(trainer)
 
     def _drop_gradients(self, trainer: Any) -> None:
-        """Forget what batches have accumulated without a step, which an early stop can leave and Lightning would overwrite."""
+        """Drop gradients that were accumulated without a step, which an early stop can leave and Lightning would overwrite."""
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 

@@ -1,7 +1,8 @@
-"""Loggers: what a job reports, in the tools that people compare runs with.
+"""Loggers send what a job reports to experiment trackers.
 
-``run(loggers=[…])`` and the Param ``loggers`` of estimators take them. They run where ``run`` was called and are fed from the
-job's events, so no rank logs twice, workers need neither a connection nor credentials, and no training step waits for them.
+Pass them as ``run(loggers=[…])`` or as the Param ``loggers`` of an estimator. They run in the process that called ``run`` and
+read the job's events. So nothing is logged once per rank, workers need neither a connection nor credentials, and no training
+step waits for a logger.
 """
 
 from __future__ import annotations
@@ -17,46 +18,46 @@ if TYPE_CHECKING:
 
 __all__ = ["Logger", "MLflowLogger", "TensorBoardLogger"]
 
-# The tag of an MLflow run by which a job that resumes finds it.
+# The MLflow tag by which a resuming job finds its run.
 RESUMES = "spark_elastic.checkpoint"
 RUN_ID = "spark_elastic.run_id"
 
 
 class Logger(ABC):
-    """What a logger has to do. Calls come one after the other, from one thread at a time; numbers only.
+    """The interface of a logger. Calls never overlap. Values are numbers only.
 
-    ``start`` may raise: then nothing of the job is started. A logger that raises later is logged once and not called again; the
-    job goes on.
+    If ``start`` raises, the job is not started. If another method raises, the error is logged once, the logger is not called
+    again, and the job continues.
     """
 
     @abstractmethod
     def start(self, resumes: str | None) -> None:
-        """Begin, before anything of the job does. ``resumes`` is the URL of the job's checkpoint; None without one."""
+        """Begin, before any part of the job starts. ``resumes`` is the URL of the job's checkpoint, or None."""
 
     @abstractmethod
     def named(self, run_id: str) -> None:
-        """Note the id of the job, which is also in the names of its Spark jobs."""
+        """Receive the job's id, which is also in the names of its Spark jobs."""
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Log values by name. ``step`` counts commits and does not fall for any name; ``seconds`` are those since 1970."""
+        """Log values by name. ``step`` counts commits and never decreases for a name; ``seconds`` is the time since 1970."""
 
     @abstractmethod
     def finish(self, error: str | None) -> None:
-        """End; ``error`` says why the job failed, None that it has not."""
+        """End. ``error`` says why the job failed; None if it succeeded."""
 
 
 class MLflowLogger(Logger):
     """Logs to one run of MLflow. Needs ``spark-elastic[mlflow]``.
 
-    A job with ``checkpoint=`` goes on in the newest run of the experiment that was logged for the same checkpoint.
+    A job with ``checkpoint=`` continues the experiment's newest run that was logged for the same checkpoint.
 
     Args:
         tracking_uri: the tracking server; by default MLflow's own default. Only the process that calls ``run`` has to reach it.
-        experiment: the name of the experiment, which is made if there is none.
+        experiment: the name of the experiment, which is created if it does not exist.
         run_name: the name of the run; by default MLflow's own choice.
-        params: what is logged as the run's parameters when it begins.
-        run_id: an MLflow run to log to; it has to exist.
+        params: logged as the run's parameters when it begins.
+        run_id: an existing MLflow run to log to.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class MLflowLogger(Logger):
         params: Mapping[str, object] | None = None,
         run_id: str | None = None,
     ) -> None:
-        """Keep the settings. ``start`` imports MLflow and asks the server; until then only ``TypeError`` is raised."""
+        """Store the settings. Raises only ``TypeError``: MLflow is imported, and the server contacted, in ``start``."""
         if tracking_uri is not None and not isinstance(tracking_uri, str):
             raise TypeError(f"tracking_uri must be MLflow's address of a server or folder, not {tracking_uri!r}")
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
@@ -77,7 +78,7 @@ class MLflowLogger(Logger):
         self._run = ""
 
     def start(self, resumes: str | None) -> None:
-        """Find the run to go on in, or make one. Raises what MLflow raises where the server cannot be reached."""
+        """Find the run to continue, or create one. Raises what MLflow raises if the server cannot be reached."""
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
@@ -127,16 +128,16 @@ class MLflowLogger(Logger):
 class TensorBoardLogger(Logger):
     """Writes TensorBoard's event files. Needs ``spark-elastic[tensorboard]``.
 
-    A job that resumes with the same folder goes on there: what was logged beyond the commit that it resumes from is hidden.
+    A job that resumes with the same folder continues there. What was logged after the commit that it resumes from is hidden.
 
     Args:
-        log_dir: the folder, of the machine that calls ``run``.
+        log_dir: the folder, on the machine that calls ``run``.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        """Keep the folder's name, which ``start`` makes the folder of.
+        """Store the folder's name; ``start`` creates the folder.
 
-        Raises ``TypeError`` for what is no path, and ``ValueError`` for an empty one.
+        Raises ``TypeError`` for anything but a path, and ``ValueError`` for an empty one.
         """
         self.log_dir = os.fspath(log_dir)
         if not self.log_dir:
@@ -145,7 +146,7 @@ class TensorBoardLogger(Logger):
         self._run_id = ""
 
     def start(self, resumes: str | None) -> None:
-        """Make the folder."""
+        """Create the folder."""
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
@@ -155,11 +156,11 @@ class TensorBoardLogger(Logger):
         os.makedirs(self.log_dir, exist_ok=True)
 
     def named(self, run_id: str) -> None:
-        """Keep the id for the text ``job/run_id``."""
+        """Store the id, which is written as the text ``job/run_id``."""
         self._run_id = run_id
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Write scalars; the first ones begin the file."""
+        """Write scalars. The first call creates the file."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -177,7 +178,7 @@ class TensorBoardLogger(Logger):
 
 
 def list_of_loggers(value: object) -> list[Logger]:
-    """Return a list of loggers as one. Raises ``TypeError`` for anything else."""
+    """Return a list of loggers. Raises ``TypeError`` for anything else."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(f"loggers must be a list of loggers, not {value!r}")
     for each in value:
@@ -193,7 +194,7 @@ def new_mlflow_run(
     params: Mapping[str, object],
     tags: Mapping[str, str],
 ) -> str:
-    """Begin a run of MLflow in the experiment of this name, which is made if there is none, and return its id."""
+    """Begin an MLflow run in the named experiment, which is created if it does not exist, and return the run's id."""
     found = client.get_experiment_by_name(experiment)
     number = found.experiment_id if found else client.create_experiment(experiment)
     run = str(client.create_run(number, run_name=run_name, tags=dict(tags)).info.run_id)
@@ -203,5 +204,5 @@ def new_mlflow_run(
 
 
 def _quoted(text: str) -> str:
-    """Quote a value for MLflow's filters, which know no escapes: with the quote that is not in it."""
+    """Quote a value for MLflow's filters. They have no escapes, so use a quote that the value does not contain."""
     return f'"{text}"' if "'" in text else f"'{text}'"

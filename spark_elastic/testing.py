@@ -1,15 +1,16 @@
-"""Fault injection for tests: strike a worker at a given rank and step, or at a named point of the protocol.
+"""Fault injection for tests: strikes a worker at a given rank and step, or at a named point of the protocol.
 
 ::
 
     with spark_elastic.testing.inject(kill(rank=1, step=20), raise_error(rank=0, step=35)):
         spark_elastic.run(train_fn, min_np=2, max_np=4)
 
-Faults are deterministic: no sleeping and hoping. One that has not struck when a job succeeds is warned of. ``step`` counts the
-explicit commits of the job from 1 on; by default a fault strikes when the worker of that rank calls ``commit()`` for that step,
-before anything is saved. Each strikes once in a job unless ``times`` says otherwise, whichever worker then has the rank.
+Faults are deterministic and need no sleeps. If a job succeeds and a fault has not struck, a warning is issued. ``step`` counts
+the job's explicit commits from 1. By default a fault strikes when the worker with that rank calls ``commit()`` for that step,
+before anything is saved. Each fault strikes once in a job unless ``times`` says otherwise, whichever worker has the rank by
+then.
 
-A cluster that shrinks and grows, of processes of this machine, without Spark::
+A cluster of local processes that shrinks and grows, without Spark::
 
     with spark_elastic.testing.local_cluster(slots=4) as cluster:
         with inject(take_away(rank=3, step=20), give_back(step=40)):
@@ -70,16 +71,16 @@ def fault(
     code: int = 1,
     grace: float = 30.0,
 ) -> Fault:
-    """Describe a fault; ``kill`` and the others are this function with their ``action``.
+    """Describe a fault. ``kill`` and the others are this function with a fixed ``action``.
 
     Args:
         action: what happens.
-        rank: which rank it strikes; None is every rank.
-        step: at which step; None is every step.
-        generation: in which generation; None is every generation.
-        at: where in the step: by default when the worker calls ``commit()``, before anything is saved.
+        rank: the rank that it strikes; None means every rank.
+        step: the step at which it strikes; None means every step.
+        generation: the generation in which it strikes; None means every generation.
+        at: the point within the step: by default when the worker calls ``commit()``, before anything is saved.
         times: how often it strikes in a job.
-        code: with which exit code ``exit_with`` ends the process.
+        code: the exit code with which ``exit_with`` ends the process.
         grace: how many seconds ``take_away`` leaves the worker.
     """
     for name, value, least in (
@@ -104,25 +105,25 @@ raise_error = partial(fault, Action.RAISE)
 stop = partial(fault, Action.STOP)
 """SIGSTOP the worker's process."""
 hang = partial(fault, Action.HANG)
-"""Never return from this point; the process stays responsive otherwise."""
+"""Never return from this point. The process otherwise stays responsive."""
 kill_task = partial(fault, Action.KILL_TASK)
 """SIGKILL the task's Python process."""
 kill_executor = partial(fault, Action.KILL_EXECUTOR)
-"""SIGKILL the executor's JVM; in local processes, where a task is its own executor, the task's."""
+"""SIGKILL the executor's JVM; in local processes, where a task is its own executor, the task's process."""
 drain = partial(fault, Action.DRAIN)
-"""Have the worker leave at a commit, as ahead of a decommission; when it has left, its slot is offered to Spark again."""
+"""Make the worker leave at a commit, as before a decommission. Its slot is then offered to Spark again."""
 take_away = partial(fault, Action.TAKE_AWAY)
-"""Take the slot from its ``local_cluster``: it leaves at a commit, or is killed after ``grace`` seconds, 0 for at once."""
+"""Take the slot from its ``local_cluster``: the worker leaves at a commit, or is killed after ``grace`` seconds (0: at once)."""
 give_back = partial(fault, Action.GIVE_BACK)
-"""Give a slot that was taken away back to the ``local_cluster``."""
+"""Return a slot that was taken away to the ``local_cluster``."""
 
 
 @contextmanager
 def local_cluster(slots: int) -> Iterator[LocalCluster]:
-    """Make a cluster of so many slots, which are processes of this machine, for ``run(local=cluster)``.
+    """Make a cluster of ``slots`` processes on this machine, for ``run(local=cluster)``.
 
-    Jobs that run on it one after the other start in a fraction of a second, since torch is imported once for all of them. Jobs
-    that run side by side share its slots. Its workers use no GPU. Jobs that still run there end with it.
+    Successive jobs start in a fraction of a second, because torch is imported once for all of them. Concurrent jobs share the
+    slots. Workers use no GPU. Jobs that are still running when the cluster ends, end with it.
     """
     cluster = LocalCluster(slots)
     try:
@@ -133,7 +134,7 @@ def local_cluster(slots: int) -> Iterator[LocalCluster]:
 
 @contextmanager
 def inject(*faults: Fault) -> Iterator[None]:
-    """Have the faults strike in every ``run`` that this thread starts inside the ``with``."""
+    """Inject the faults into every ``run`` that this thread starts inside the ``with``."""
     token = _active.set(tuple(replace(entry, number=number) for number, entry in enumerate(faults, 1)))
     try:
         yield
@@ -142,7 +143,7 @@ def inject(*faults: Fault) -> Iterator[None]:
 
 
 class Strikes:
-    """Watches which of the faults strike that are to strike in a run that is started here."""
+    """Records which of the active faults have struck in a run."""
 
     def __init__(self) -> None:
         self._missing = {entry.number: entry for entry in active_plan()}
@@ -152,10 +153,10 @@ class Strikes:
         if isinstance(entry.record, FaultInjected):
             self._missing.pop(entry.record.fault, None)
         elif isinstance(entry.record, EventsDropped):
-            self._missing.clear()  # nobody knows what these were
+            self._missing.clear()  # the dropped events may have been these faults
 
     def warn_of_missing(self) -> None:
-        """Warn the caller of ``run`` of faults that have not struck: a test with such a fault has tested nothing."""
+        """Warn the caller of ``run`` about faults that have not struck: a test with such a fault has tested nothing."""
         if self._missing:
             told = ", ".join(map(str, self._missing.values()))
             warnings.warn(
@@ -165,5 +166,5 @@ class Strikes:
 
 
 def active_plan() -> tuple[Fault, ...]:
-    """Return the faults that are to strike in a run that is started here."""
+    """Return the faults to inject into a run that starts here."""
     return _active.get()
