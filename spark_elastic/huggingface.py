@@ -346,7 +346,7 @@ class _GoOn(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         loader = self._trainer.elastic.loader
-        state.epoch = loader.epoch + 1 - loader.steps_left / len(loader)  # the Trainer counts from where this world began
+        state.epoch = loader.epoch + 1 - loader.steps_left / len(loader)  # the Trainer counts from this world's start
 
 
 class _Last(TrainerCallback):

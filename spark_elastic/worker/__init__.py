@@ -1,1 +1,1 @@
-"""What runs in a training process, around user code and called by it."""
+"""The code that runs in a training process: around user code, and called by it."""

@@ -1,4 +1,4 @@
-"""Small collectives for user code, over all ranks of the present generation. A loss raises ``WorkerLostError``."""
+"""Small collectives for user code, over all ranks of the current generation. A loss raises ``WorkerLostError``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OPERATIONS = {
     "max": dist.ReduceOp.MAX,
 }
 
-# Half precision overflows in sums of a few large values, and Gloo has no whole numbers of 16 bits.
+# Half precision overflows in sums of a few large values, and Gloo has no 16-bit integers.
 _COMPUTED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.int16: torch.int32}
 
 
 def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     """Reduce ``tensor`` over all ranks and return the result, with the same shape and dtype. The argument is not changed.
 
-    All ranks have to call it, with equal shapes, dtypes and ``op``; the call blocks until they have, and raises
-    ``TrainingCodeError`` on all of them where these differ. ``op`` is "mean", "sum", "min" or "max"; a mean of whole numbers
+    All ranks have to call it with equal shapes, dtypes and ``op``; if these differ, it raises ``TrainingCodeError`` on all
+    ranks. The call blocks until all ranks have called it. ``op`` is "mean", "sum", "min" or "max"; a mean of whole numbers
     raises ``ValueError``. Raises ``WorkerLostError`` when a rank is lost, and ``NotInWorldError`` above the elastic function.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -42,13 +42,13 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     world = current_world()
     if world is None or world.size == 1:
         return tensor.detach().clone()
-    # In one order of memory on all ranks, since libraries add up memory, and where they have no such type in one that they have.
+    # Use one memory order on all ranks, because libraries add up raw memory, and a dtype that the libraries support.
     layout = torch.contiguous_format if tensor.layout is torch.strided else torch.preserve_format
     result = tensor.detach().to(_COMPUTED_AS.get(tensor.dtype, tensor.dtype), copy=True, memory_format=layout)
     keeps_nan = op in ("min", "max") and result.is_floating_point() and tensor.layout is torch.strided
     with translated_errors(world):
         _check_equal_calls(f'op="{op}" of {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}', world.size)
-        if keeps_nan:  # which of two values with a NaN is the smaller depends on their order
+        if keeps_nan:  # whether min and max return NaN depends on the order of their arguments
             sign = 1.0 if op == "max" else -1.0
             unknown = result.isnan()
             both = torch.stack([result.nan_to_num(-sign * math.inf, math.inf, -math.inf), sign * unknown])
@@ -64,7 +64,7 @@ def allreduce(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
 def _check_equal_calls(mine: str, size: int) -> None:
     """Raise ``TrainingCodeError`` on all ranks if they do not call ``allreduce`` alike.
 
-    No library notices that: Gloo adds up what one rank sums and the other maximizes, and other dtypes as bits.
+    No library detects this: Gloo adds up even if one rank asks for a sum and another for a maximum, and misreads other dtypes.
     """
     digest = int.from_bytes(hashlib.blake2b(mine.encode(), digest_size=7).digest(), "big")
     digests = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]

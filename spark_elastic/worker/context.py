@@ -1,6 +1,6 @@
-"""Functions by which user code asks about its world.
+"""Functions that tell user code about its world.
 
-Outside a job they all answer as in a world of one, so that a script or a notebook cell can be tried unchanged.
+Outside a job they answer as in a world of one, so that a script or a notebook cell can be tried unchanged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def cross_size() -> int:
 
 
 def generation() -> int:
-    """Return the number of the present world, which grows with every reset; 0 outside a job."""
+    """Return the number of the current generation, which grows with every reset; 0 outside a job."""
     world = current_world()
     return 0 if world is None else world.generation
 

@@ -27,26 +27,26 @@ from spark_elastic.worker.tracebacks import find_line, format_for_user
 logger = logging.getLogger("spark_elastic")
 
 HEARTBEAT_SECONDS = 1.0
-# How long the exit handlers of a worker may take.
+# The time limit for a worker's exit handlers.
 GOODBYE_SECONDS = 5.0
 
 
 class GenerationOverError(WorkerLostError):
-    """The control store's name space of a generation is closed: the driver has given the generation up."""
+    """The driver has given the generation up, so its name space in the control store is closed."""
 
 
 class ControlledWorld(Protocol):
-    """The world that is being formed or used, as the control thread sees it. Nothing here may block.
+    """The world that is being formed or used, as the control thread sees it. No method may block.
 
-    The methods below are those of a worker between two worlds, which has nothing to abort and waits for nobody.
+    The default methods are those of a worker between two worlds, which has nothing to abort and waits for nobody.
     """
 
     def abort(self, generation: int) -> None:
-        """End what is pending in the host's group, if the world belongs to this generation or an earlier one."""
+        """Abort pending operations in the host's group, if the world belongs to this generation or an earlier one."""
         return
 
     def abort_device(self, generation: int) -> None:
-        """End what is pending in the device's group, if the world belongs to this generation or an earlier one."""
+        """Abort pending operations in the device's group, if the world belongs to this generation or an earlier one."""
         return
 
     def activity(self) -> m.Activity:
@@ -67,7 +67,7 @@ class NoWorld(ControlledWorld):
 
 
 class ControlClient:
-    """Talks to the driver. Public methods are for user threads; those that may block say what they wait for."""
+    """Talks to the driver. Public methods are for user threads. Those that may block say what they wait for."""
 
     def __init__(self, ticket: Ticket, worker: int, token: str, system: System = REAL_SYSTEM) -> None:
         self._system = system
@@ -152,7 +152,7 @@ class ControlClient:
         self._send(m.StepsTimed(self.generation, tuple(shares), tuple(microseconds), period, rows))
 
     def claim_fault(self, fault: int) -> bool:
-        """Ask the driver whether this injected fault is to strike here, or has struck as often as it should."""
+        """Ask the driver whether this injected fault has strikes left, and is to strike here."""
         number = next(self._numbers)
         return bool(self._ask(number, m.ClaimFault(number, fault)).result().amount)
 
@@ -176,12 +176,12 @@ class ControlClient:
                 if member.worker == self._worker:
                     self.commit = (
                         member.commit
-                    )  # it may be an older commit, of which other workers hold the other slices
+                    )  # possibly an older commit, whose other slices other workers hold
             self.generation = self._form.generation
             return self._form
 
     def enter(self, world: ControlledWorld) -> None:
-        """Pass what the driver says about generations on to this world, from before it is formed until ``leave``."""
+        """Pass the driver's messages about generations on to this world, from before it is formed until ``leave``."""
         self._world = world
 
     def leave(self) -> None:
@@ -193,7 +193,7 @@ class ControlClient:
         self._send(m.WorldFormed(self.generation))
 
     def vote(self) -> None:
-        """Say that this worker has left the elastic function, and wait until all have. Raises ``WorkerLostError``."""
+        """Tell the driver that this worker has left the elastic function, and wait until all have. Raises ``WorkerLostError``."""
         with self._changed:
             self._send(m.WorkerReturned(self.generation, self.commit))
             self._changed.wait_for(lambda: self._finished == self.generation or self.is_aborted(self.generation))
@@ -220,7 +220,7 @@ class ControlClient:
             return bool(self._changed.wait_for(condition, seconds))
 
     def notify(self) -> None:
-        """Wake those who wait for a change."""
+        """Wake the threads that are in ``wait``."""
         with self._changed:
             self._changed.notify_all()
 
@@ -266,7 +266,7 @@ class ControlClient:
         try:
             self._loop.run_until_complete(self._converse())
         finally:
-            # However the conversation has ended, there is no job without the driver. The warm parent ends what this process has
+            # Without the driver there is no job, however the connection ended. The warm parent ends whatever this process
             # started.
             self._system.exit(0 if self._said_goodbye else 1)
 

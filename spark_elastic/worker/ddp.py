@@ -36,7 +36,7 @@ from spark_elastic.worker.weighting import Boundary, weighting
 from spark_elastic.worker.world import World
 
 _Torchs = nn.parallel.DistributedDataParallel
-# Torch 2.6 always broadcasts the parameters, although they are equal already, which costs a reset some milliseconds per megabyte.
+# Torch 2.6 always broadcasts the parameters, although they are already equal: some milliseconds per megabyte in each reset.
 _ARGUMENTS = inspect.signature(_Torchs.__init__).parameters
 _NO_SYNC: dict[str, Any] = {"init_sync": False} if "init_sync" in _ARGUMENTS else {}
 # Attributes of torch's wrapper that this one lacks, and why.
@@ -85,7 +85,7 @@ class _Call:
     def __init__(self, model: DistributedDataParallel, inputs: list[torch.Tensor], world: World) -> None:
         by_hand = model._by_hand
         self._model = model
-        # Not kept alive by a loss that somebody keeps: it would reduce the gradients of later passes, too.
+        # A weak reference: a loss that user code keeps must not keep the reducer alive, which would reduce later passes, too.
         self._ddp = None if model._ddp is None else weakref.ref(model._ddp)
         self._syncs = model._syncs
         self._by_hand = None if by_hand is None or by_hand.was_used else by_hand
@@ -124,7 +124,7 @@ class _Call:
         model._keep(_pass=task)
 
 
-# All wrappers that this process has made and that are still there.
+# All wrappers of this process that are still alive.
 wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
@@ -133,20 +133,20 @@ class DistributedDataParallel(nn.Module):
 
     Args:
         module: the module to train.
-        ddp_kwargs: torch's own, such as ``find_unused_parameters=True``.
+        ddp_kwargs: arguments of torch's wrapper, such as ``find_unused_parameters=True``.
 
-    The wrapped parameters stay the same objects in every generation, so optimizers survive
-    resets; buckets and hooks are torch's and overlap with backward. Outside a job, before the first generation and in a world
-    of one, it just calls the module. ``state_dict`` keys begin with ``module.``, as torch's do. The wrapper and the module can
-    both be given to ``torch.compile``, and are compiled once for all generations.
+    The wrapped parameters stay the same objects in every generation, so optimizers survive resets. Buckets and hooks are torch's
+    and overlap with backward. Outside a job, before the first generation and in a world of one, it just calls the module.
+    ``state_dict`` keys begin with ``module.``, as torch's do. The wrapper and the module can both be given to ``torch.compile``,
+    and are compiled once for all generations.
 
     The gradient is the mean over the rows of the global batch, even if ranks have different numbers of rows: what a backward
-    pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward recognizes its
-    batch by the tensors that loaders of the State delivered, or views of them. If it is given other tensors (converted ones,
-    noise), it belongs to the batch that was fetched and has not been through a model yet; if there are several, to the one with
-    the same number of rows. If the share is still not clear, it raises ``DataError``. Batches may therefore be fetched ahead,
-    gradients accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several
-    models and loaders can take part in one loss. ``set_rows`` overrides all this.
+    pass adds to a parameter is weighted by this rank's share of the batch that the *forward* was given. A forward recognizes
+    its batch by the tensors that loaders of the State delivered, or views of them. A forward of other tensors (converted ones,
+    noise) belongs to the fetched batch that has not been through a model yet; of several, to the one with the same number of
+    rows. If the share is still ambiguous, the forward raises ``DataError``. Batches may therefore be fetched ahead, gradients
+    accumulate under ``no_sync()`` exactly as in one process that calls ``backward`` for each global batch, and several models
+    and loaders can take part in one loss. ``set_rows`` overrides all this.
 
     Parameters that begin or cease to require gradients, or are replaced, are reduced accordingly from the next forward on. All
     ranks have to make the same change at the same step, or the job ends with ``RanksDifferError``.
@@ -161,7 +161,7 @@ class DistributedDataParallel(nn.Module):
     _content: Content | None
     _reduced: Content | None
     _agreement: Agreement | None
-    # Set where the State's loader was made with shards=; then torch's wrapper is not used.
+    # Set if the State's loader was made with shards=. Torch's wrapper is not used then.
     _sharding: Sharding | None
     _ddp_kwargs: dict[str, Any]
     _syncs: bool
@@ -171,11 +171,11 @@ class DistributedDataParallel(nn.Module):
     rows_given: set[int]
 
     def __init__(self, module: nn.Module, **ddp_kwargs: object) -> None:
-        """Keep the module itself, not a copy, and enter it in the job, if there is one.
+        """Wrap the module itself, not a copy, and register it with the job, if there is one.
 
         Under ``run(elastic=False)`` this is a collective, which gives all ranks the parameters of rank 0 and blocks until they
-        have them. Raises ``TypeError`` for what is no module and for an unknown argument, ``ValueError`` for an argument of
-        torch's that is not the user's to choose, and ``SparkElasticError`` inside the elastic function.
+        have them. Raises ``TypeError`` for anything but a module and for an unknown argument, ``ValueError`` for an argument of
+        torch's that users cannot choose, and ``SparkElasticError`` inside the elastic function.
         """
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -210,9 +210,9 @@ class DistributedDataParallel(nn.Module):
             _leave_out_of_graphs()
 
     def compare(self, models: Sequence[DistributedDataParallel]) -> None:
-        """Begin to compare among all ranks what requires gradients in ``models``, this one included. This is a collective.
+        """Begin to compare among all ranks what requires gradients in ``models``, including this one. This is a collective.
 
-        The first forward of each model reads the result, so that late ranks have time to catch up, and raises
+        The first forward of each model reads the result, so that late ranks have time to catch up. It raises
         ``RanksDifferError`` on all ranks if they differ.
         """
         if self._world is not None and self._world.size > 1:
@@ -230,24 +230,24 @@ class DistributedDataParallel(nn.Module):
         self._keep(_row_source=source)
 
     def shard(self, sharding: Sharding | None) -> None:
-        """Train in loops over ``parts`` from now on, or no longer."""
+        """Train in loops over ``parts`` from now on; with None, no longer."""
         if sharding is not None and self._ddp is not None:
             weighting.clear()
             self._keep(_ddp=None)
         self._keep(_sharding=sharding)
 
     def parts(self, batch: object) -> Parts:
-        """Return the shards of a batch that this rank computes, to be iterated, where the loader was made with ``shards=``.
+        """Return an iterable of the shards of a batch that this rank computes. Requires a loader made with ``shards=``.
 
             optimizer.zero_grad()
             for part in state.model.parts(batch):
                 loss_fn(state.model(part["x"]), part["y"]).backward()      # a mean over the part's rows
             optimizer.step()
 
-        A part is what the loader makes of one shard: the same rows in every world, with random numbers of its own. After the
-        loop the gradients of all wrapped models, and their buffers, have the same bits in every world, as if the shards had been
-        computed one after the other; a gradient that was there before is added to. ``parts.note(loss=loss)`` inside the loop
-        has ``parts.means["loss"]`` after it, the mean over all rows of the global batch. Ranks have different numbers of parts,
+        Each part is the batch of one shard: the same rows in every world, with random numbers of its own. After the loop, the
+        gradients and buffers of all wrapped models have the same bits in every world, as if the shards had been computed one
+        after the other. They are added to gradients that were there before. If the loop calls ``parts.note(loss=loss)``,
+        ``parts.means["loss"]`` is afterwards the mean over all rows of the global batch. Ranks have different numbers of parts,
         so there must be no collective, no optimizer step and no commit inside the loop, and it must not be left early.
         """
         if self._sharding is None:
@@ -258,11 +258,11 @@ class DistributedDataParallel(nn.Module):
         return self._sharding.parts(self, batch)
 
     def set_rows(self, rows: float) -> None:
-        """Set the weight of this rank's part of a global batch, such as its unmasked rows, or its tokens for a token mean.
+        """Set the weight of this rank's part of a global batch: its number of unmasked rows, say, or of tokens for a token mean.
 
-        This is a small collective, so all ranks have to call it. It applies to the forwards after it, until the next call or the
-        next commit, and to one before it that has had no call of its own and no ``backward`` yet. Zero is allowed unless all
-        ranks give it.
+        This is a small collective, so all ranks have to call it. It applies to the following forwards, until the next call or
+        commit, and to a preceding forward that has had neither a call of its own nor a ``backward`` yet. Zero is allowed unless
+        all ranks give it.
         """
         try:
             weight = float(rows)
@@ -279,9 +279,9 @@ class DistributedDataParallel(nn.Module):
             self._keep(_by_hand=_RowsByHand(weight, world))
 
     def forget_rows(self) -> None:
-        """Forget what ``set_rows`` was given, because a step is over. The State calls this at each commit.
+        """Forget the weight from ``set_rows``, because a step is over. The State calls this at each commit.
 
-        Warns if no backward pass has used it.
+        Warns if no backward pass has used the weight.
         """
         if self._by_hand is not None and not self._by_hand.was_used:
             from spark_elastic.worker.checks.training_code import depth_of_user
@@ -299,9 +299,9 @@ class DistributedDataParallel(nn.Module):
 
         All ranks have to call it, above the elastic function or in it; another call replaces the hook. ``state`` may be a
         function (or a class, or a ``functools.partial``), which is then called in each world and returns the state. A state of
-        torch's own hooks, such as ``PowerSGDState``, begins anew with each generation as it was given. An object of your own is
-        passed on unchanged; give a function instead if ranks with different objects, such as newcomers, would send different
-        things. Gradients arrive at the hook weighted by rows, so that their mean over ranks is the mean over rows.
+        torch's own hooks, such as ``PowerSGDState``, is reset in each generation to what it was when given. Any other object is
+        passed on unchanged; give a function instead if ranks that hold different objects, such as newcomers, would send
+        different things. Gradients arrive at the hook weighted by rows, so that their mean over ranks is the mean over rows.
         """
         self._keep(_comm_hook=CommHook(state, hook))
         if self._sharding is not None:
@@ -339,7 +339,7 @@ class DistributedDataParallel(nn.Module):
             raise WorkerLostError(f"generation {world.generation} is broken")
         self._read_agreement()  # the comparison precedes all other collectives, which a rank that differs might not enter
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            inputs = [args[0]]  # this is nearly always the case, and faster to find out
+            inputs = [args[0]]  # the usual case, and a quicker check
         else:
             inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         call = self._begin(inputs, world)
@@ -398,7 +398,7 @@ class DistributedDataParallel(nn.Module):
                 self.compare([self])
                 self._read_agreement()
             elif content.trainable and not content.is_where(self._reduced):
-                self._build()  # alone: where a newcomer's model moves to its GPU, those of survivors are there already
+                self._build()  # without other ranks: a newcomer's model moves to its GPU, where those of survivors already are
         return content
 
     def _read_agreement(self) -> None:
@@ -457,7 +457,7 @@ class DistributedDataParallel(nn.Module):
 
 @functools.cache
 def _leave_out_of_graphs() -> None:
-    """Keep ``torch.compile`` from tracing this package, whose weights and groups change. The code that it calls is compiled."""
+    """Keep ``torch.compile`` from tracing this package, whose weights and groups change. User code is still compiled."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "spark_elastic":
             continue

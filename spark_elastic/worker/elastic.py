@@ -65,7 +65,7 @@ def elastic(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _ended(value: T) -> T:
-    """Return what the elastic function has returned. Raises ``TypeError`` for what has yet to run."""
+    """Return the elastic function's result. Raises ``TypeError`` for a coroutine or generator, which has yet to run."""
     if isinstance(value, (Generator, Awaitable, AsyncGenerator)):
         raise TypeError(
             f"the elastic function returned {value!r}, of which nothing has run yet, and when it runs the world is over: train "
@@ -102,7 +102,7 @@ def _run(job: Job, state: State, enter: Callable[[], T]) -> T:
             return value
         if job.world is not None:
             job.world.rest()
-        # This is also done after a planned interrupt: gradients, and changes that code made on its way out, belong to no commit.
+        # Restore after a planned interrupt, too: gradients, and changes that code made on its way out, belong to no commit.
         state.restore()
 
 

@@ -21,7 +21,7 @@ from spark_elastic.protocol.fault_points import (
 
 
 class Injector:
-    """Has the faults of a plan strike. ``claim`` asks the driver whether a fault has strikes left in this job."""
+    """Makes the faults of a plan strike. ``claim`` asks the driver whether a fault has strikes left in this job."""
 
     def __init__(self, plan: tuple[Fault, ...], claim: Callable[[int], bool]) -> None:
         self._plan = plan
@@ -47,13 +47,13 @@ _injector: Callable[[Point, int | None, int | None, int | None], None] = _no_fau
 
 
 def arm(injector: Callable[[Point, int | None, int | None, int | None], None] = _no_faults) -> None:
-    """Set what strikes in this process from now on; without an argument nothing does."""
+    """Set the injector of this process; without an argument, no faults strike."""
     global _injector
     _injector = injector
 
 
 def reached(point: Point, *, rank: int | None = None, step: int | None = None, generation: int | None = None) -> None:
-    """Note that this worker has come to a named point of the protocol. May block, raise, or never return."""
+    """Note that this worker has reached a named point of the protocol. May block, raise, or never return."""
     _injector(point, rank, step, generation)
 
 

@@ -1,4 +1,4 @@
-"""What a worker uses of its GPU, as torch tells it."""
+"""A worker's use of its GPU, as torch reports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark_elastic.protocol.reports import GpuUsed
 
 
 def use_of_gpu() -> GpuUsed | None:
-    """Return what this process uses of its current GPU at present; None while it uses none.
+    """Return this process's use of its current GPU; None while it uses none.
 
     Call this on the user's thread: torch's allocator may keep its lock for as long as a kernel runs.
     """
@@ -21,5 +21,5 @@ def _utilization() -> int | None:
     """Return the percentage that ``nvidia-smi`` shows; None where NVML or its package is missing, and for a MIG slice."""
     try:
         return torch.cuda.utilization()
-    except Exception:  # NVML's package has errors of its own
+    except Exception:  # NVML's package raises its own exceptions
         return None

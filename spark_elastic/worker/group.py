@@ -226,8 +226,8 @@ class Group:
         return dropping
 
 
-# How long a machine without free descriptors or memory waits before the next world is tried. The shortage may be short, and the
-# driver gives a job up after some failed worlds in a row.
+# How long a machine without free descriptors or memory waits before the next world is tried. The shortage may pass, and the
+# driver gives a job up after a few failed worlds in a row.
 SHORTAGE_SECONDS = 3.0
 
 

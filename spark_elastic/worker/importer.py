@@ -1,9 +1,9 @@
 """The importer: a process of an executor that has imported torch, and forks the warm parents of all slots there.
 
-So torch is imported once for an executor, and its memory is there once. The process runs no thread and does not touch CUDA, so
-forking is safe. It sees nothing of a job: a warm parent reads the ticket of its job itself, after it was forked. So the importer
-can serve one job after the other. It ends with the executor, and when nobody has needed it for long; ``task/importer.py`` starts
-and finds it.
+So an executor imports torch once, and holds its memory once. The process runs no thread and does not touch CUDA, so forking is
+safe. It sees nothing of a job: a warm parent reads the ticket of its job itself, after it was forked. So the importer can serve
+one job after the other. It ends with the executor, and when nobody has needed it for long; ``task/importer.py`` starts and
+finds it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from spark_elastic.worker import warm_parent
 
 
 def main(listening: int, *above: int) -> None:
-    """Serve until one of the processes above is gone, of which these are open descriptors. Called in a fresh interpreter."""
+    """Serve until an ancestor process is gone; ``above`` are open descriptors of them. Called in a fresh interpreter."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
     failure = warm_parent.try_to_import_everything()
     importer = _Importer(socket.socket(fileno=listening), above, failure)
     if failure is not None:
-        importer.retire()  # a process that is started later may be able to import it
+        importer.retire()  # a process that is started later may manage the import
     importer.serve()
     warm_parent.end()
 
@@ -49,7 +49,7 @@ class _Importer:
             self._selector.register(descriptor, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Return when one of the processes above is gone, or nobody needs this one any more."""
+        """Serve until an ancestor process is gone, or nobody needs this process any more."""
         while True:
             if self._is_retired and not self._is_needed:
                 return
@@ -67,7 +67,7 @@ class _Importer:
                     self._reap(key.fd)
 
     def retire(self) -> None:
-        """Give up the name, so that another importer can have it, and serve only those who have come until now."""
+        """Give up the name, so that another importer can take it, and serve only the tasks that are already connected."""
         if not self._is_retired:
             self._is_retired = True
             self._listening.shutdown(socket.SHUT_RD)  # nobody can connect any more
@@ -78,7 +78,7 @@ class _Importer:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether somebody is served, or has connected and not said yet what for."""
+        """Whether a task is being served, or has connected without having sent its request yet."""
         return len(self._selector.get_map()) > len(self._above) + (not self._is_retired)
 
     def _accept(self) -> bool:
@@ -87,7 +87,7 @@ class _Importer:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EINVAL):
                 raise
-            return False  # the task has not waited, or after ``retire`` there is none
+            return False  # the task has given up, or after ``retire`` there is none
         if is_peer_mine(connection):
             self._selector.register(connection, selectors.EVENT_READ)
         else:
@@ -128,7 +128,7 @@ class _Importer:
         self._selector.unregister(pidfd)
         os.waitpid(self._parents.pop(pidfd), 0)
         os.close(pidfd)
-        # Where it was killed it has left its descendants to this process.
+        # A warm parent that was killed has left its descendants to this process.
         processes.kill_descendants([psutil.Process(pid) for pid in self._parents.values()])
 
 

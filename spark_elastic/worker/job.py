@@ -1,4 +1,4 @@
-"""Job: a worker's side of a job, one control connection and one world after the other."""
+"""Job: a worker's side of a job, with one control connection and a succession of worlds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """The worker's side of a job: one control connection, and one world after another. Used by the user's thread."""
+    """The worker's side of a job: one control connection and a succession of worlds. Used by the user's thread."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Job:
             models[0].compare(models)
 
     def add_model(self, model: DistributedDataParallel) -> None:
-        """Add a wrapped model, which is attached to each world of this job."""
+        """Add a wrapped model, to be attached to each world of this job."""
         if self.world is not None and self.is_fixed:
             broadcast_from_first(model)
             model.attach(self.world)

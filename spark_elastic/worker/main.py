@@ -1,4 +1,4 @@
-"""The life of a training worker: fetch the user's function, call it, send what it returns."""
+"""The life of a training worker: fetch the user's function, call it, send its result."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _unpickle(pickled: bytes) -> tuple[Callable[..., object], tuple[object, ...]
 
 
 def _pin(control: ControlClient, key: str, make: Callable[[], bytes]) -> bytes:
-    """Return a value that is the same in the whole job: the first worker to ask makes it, and newcomers get the same one."""
+    """Return a value that the whole job shares: the first worker to ask makes it, and newcomers get the same one."""
     name = f"pinned/{key}"
     if control.store("check", (name,), generation=WHOLE_JOB).amount:
         return control.store("get", (name,), generation=WHOLE_JOB).values[0]

@@ -1,4 +1,4 @@
-"""What is registered in modules, by name: submodules, parameters and buffers; and in optimizers, by groups: parameters."""
+"""What modules register by name (submodules, parameters, buffers), and optimizers by group (parameters)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def registers(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
-    """Return the dicts in which a module itself has its modules, its parameters and its buffers."""
+    """Return the dicts in which a module keeps its own submodules, parameters and buffers."""
     return module._modules, module._parameters, module._buffers
 
 
@@ -44,7 +44,7 @@ class Registered:
 
 
 def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that no state dict has, by the names of their places."""
+    """Return the buffers that state dicts omit, by the names of their places."""
     return {
         f"{place}.{name}" if place else name: buffer
         for place, part in module.named_modules()
@@ -54,5 +54,5 @@ def non_persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one shape hold the same values; NaN is the same as NaN."""
+    """Whether two tensors of one shape hold the same values; NaN counts as equal to NaN."""
     return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -14,7 +14,7 @@ from spark_elastic.protocol.reports import Entered, GpuUsed, Metrics, Progress, 
 
 # Rank 0 reports the progress of the job at most this often.
 PROGRESS_SECONDS = 0.5
-# A worker tells what it uses of its GPU at most this often.
+# A worker reports its use of the GPU at most this often.
 GPU_SECONDS = 5.0
 # How many reports of metrics a rank may send at once, and per second in the long run. Further reports are merged, and the
 # newest value of each name is kept.
@@ -80,7 +80,7 @@ class Reporter:
                 self._send(used)
 
     def balanced(self, step: int, change: Timing) -> None:
-        """Send a change of shares. It is the same on all ranks, so only one rank calls this."""
+        """Report a change of shares. It is the same on all ranks, so only one rank calls this."""
         seconds = [microseconds / 1e6 for microseconds in change.microseconds]
         self._send(SharesChanged(step, list(change.before), list(change.after), seconds, change.unit))
 
@@ -94,14 +94,14 @@ class Reporter:
     def left_early(self) -> None:
         """Send how far this rank has come, because an error has ended the user's function, and maybe the job."""
         if self._unsent is not None:
-            self._send(Progress(self._unsent))  # the loader may be at a batch that is not committed
+            self._send(Progress(self._unsent))  # without the loader's position, which may be past the last commit
             self._unsent = None
         if self._waiting:
-            with suppress(Exception):  # the user's error counts, and after one of a GPU nothing can be read there
+            with suppress(Exception):  # the user's error matters more, and a failed GPU cannot be read
                 self._send_metrics()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
-        """Send metrics, at once or with the next ones. Raises ``TypeError`` for other values than ``State.report`` takes."""
+        """Send metrics, at once or with the next ones. Raises ``TypeError`` for values that ``State.report`` does not take."""
         now = self._clock()
         self._allowed = min(BURST, self._allowed + (now - self._counted_at) * REPORTS_PER_SECOND)
         self._counted_at = now

@@ -1,7 +1,6 @@
 """Runtime: everything that a worker takes from outside.
 
-The defaults are the real implementations. Whatever a worker needs from outside goes through here, so that the simulation can
-pass in its own.
+The defaults are the real implementations; the simulation passes in its own.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ def prepare_process() -> None:
 
 
 class _UntilConfigured(_Handler):
-    """Writes to stderr until user code configures logging; from then on the package's records go where all others do."""
+    """Writes to stderr until user code configures logging. Then the package's records go where all others do."""
 
     def handle(self, record: logging.LogRecord) -> bool:
         return False if logging.getLogger().handlers else super().handle(record)
 
 
 def _name_our_warnings() -> None:
-    """Show who warns, but leave the root logger alone: user code may configure it, and ``basicConfig`` works only once."""
+    """Name the logger in our warnings. The root logger is left to user code, because ``basicConfig`` works only once."""
     handler = _UntilConfigured()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logger.addHandler(handler)

@@ -29,15 +29,15 @@ _LEFT = "lr_change_left"
 def scale_learning_rate(
     optimizer: torch.optim.Optimizer, scheduler: object = None, rule: str = "linear", warmup_steps: int = 0
 ) -> Callable[[int, int], None]:
-    """Return a reset callback that has the learning rate follow the size of the world.
+    """Return a reset callback that scales the learning rate with the size of the world.
 
         state.register_reset_callbacks([scale_learning_rate(optimizer, scheduler, warmup_steps=100)])
 
     Use it with ``batch_size=`` per worker, where the global batch grows with the world; with ``global_batch_size=`` there is
-    nothing to scale. The rate with which the optimizer is made is that of the first generation. ``rule`` multiplies the rate by
-    new / old size ("linear") or by the root of that ("sqrt"), at once or in even parts over the next ``warmup_steps`` optimizer
-    steps. A reset within these steps starts from the rate reached by then. The base rates of ``scheduler`` and of the schedulers
-    in it are scaled as well, so that their schedule keeps its shape. Call this once for each optimizer; optimizer and scheduler
+    nothing to scale. The optimizer's initial rate applies to the first generation. ``rule`` multiplies the rate by new / old
+    size ("linear") or by the square root of that ("sqrt"), at once or in equal parts over the next ``warmup_steps`` optimizer
+    steps. A reset within these steps starts from the rate reached so far. The base rates of ``scheduler`` and of the schedulers
+    in it are scaled as well, so that the schedule keeps its shape. Call this once for each optimizer. Optimizer and scheduler
     have to be in the State.
     """
     if rule not in _EXPONENTS:
@@ -73,7 +73,7 @@ def _multiply(optimizer: torch.optim.Optimizer, scheduler: object, factor: float
 
 
 def _with_parts(scheduler: object) -> Iterator[object]:
-    """Yield a scheduler and the schedulers of which it consists."""
+    """Yield a scheduler and the schedulers that it consists of."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _with_parts(part)
@@ -86,11 +86,11 @@ def micro_batches(model: DistributedDataParallel, batch: T, rows: int) -> Iterat
             (share * loss_fn(model(part["x"]), part["y"])).backward()
         optimizer.step()
 
-    With mean losses the gradient is that of the whole batch, while only one part at a time is in memory, so that
-    ``global_batch_size=`` need not change when the world shrinks. Gradients accumulate under ``model.no_sync()`` and are reduced
-    once, with the last part; ranks may have different numbers of parts. ``batch`` is a tensor, or dicts, lists and tuples of
-    tensors ``[rows, …]``, which may be jagged. Run each part's forward and backward within its turn of the loop, and do not leave
-    the loop early.
+    With mean losses, the gradient is that of the whole batch, but only one part at a time is in memory. So
+    ``global_batch_size=`` need not change when the world shrinks. Gradients accumulate under ``model.no_sync()`` and are
+    reduced once, with the last part; ranks may have different numbers of parts. ``batch`` is a tensor, or dicts, lists and
+    tuples of tensors ``[rows, …]``, which may be jagged. Run each part's forward and backward within its turn of the loop, and
+    do not leave the loop early.
     """
     rows = whole_number("rows", rows, 1)
     leaves, structure = pytree.tree_flatten(batch)

@@ -1,7 +1,7 @@
-"""Runs scripts that know nothing of this package, each as a process below its worker, started anew whenever the world changes.
+"""Runs scripts that know nothing of this package, each as a child process of its worker, restarted whenever the world changes.
 
-A script finds what torchrun gives its workers: ranks and a meeting point are in the environment, ``init_process_group()`` uses
-them, and the script goes on from its own checkpoints. The worker of rank 0 serves the store at which scripts meet.
+A script finds the environment that torchrun provides: ``init_process_group()`` reads its rank and a meeting point from there.
+The script continues from its own checkpoints. The worker of rank 0 serves the store at which scripts meet.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from spark_elastic.worker.world import World
 
 logger = logging.getLogger("spark_elastic")
 
-# How many seconds a script has to end by itself after SIGTERM.
+# Seconds that a script has to end by itself after SIGTERM.
 TERM_SECONDS = 5.0
-# A script may fail because a peer was lost, of which the driver is about to tell. If the driver tells nothing for this many
-# seconds, the failure counts as the script's own.
+# A script may fail because a peer was lost, which the driver is about to report. If no report comes within this many seconds,
+# the failure counts as the script's own.
 BLAME_SECONDS = 3.0
 BEAT_SECONDS = 1.0
 # How often a script is started again after failures, unless --max-restarts says otherwise.
@@ -66,7 +66,7 @@ class RestartOnChange:
     named: tuple[str, ...] = ()
 
     def __call__(self) -> None:
-        """Run the script as a process in each generation, until it ends well on all ranks."""
+        """Run the script as a process in each generation, until it succeeds on all ranks."""
 
         @elastic
         def supervise(state: ObjectState) -> None:
@@ -79,7 +79,7 @@ class RestartOnChange:
 
 
 def _supervise(job: Job, world: World, plan: RestartOnChange) -> None:
-    """Run the script once in this world. Returns when the script has ended well; raises when it fails or the world changes."""
+    """Run the script once in this world. Returns when the script has succeeded; raises when it fails or the world changes."""
     control = job.control
 
     def is_over() -> bool:
@@ -111,8 +111,8 @@ def _find_fault(
 ) -> None:
     """Raise if the script itself has failed. Returns if the world is over for another reason.
 
-    When one script fails, all do, and the first to fail has the script to blame, unless a worker was lost, as the driver would
-    soon tell. The rank that says first that its script has ended tells of it, on behalf of whichever failed first.
+    When one script fails, all fail, and the first failure is the cause, unless a worker was lost, which the driver would soon
+    report. The rank that first says that its script has ended reports the failure, on behalf of whichever rank failed first.
     """
     control, mine = record.control, str(world.rank).encode()
     record.tell(world, read_failure(world.rank, code, error_file))
@@ -132,7 +132,7 @@ def _find_fault(
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """How a script has failed on a rank, and when: at its error, in nanoseconds, or at its end where it has told of none."""
+    """How and when a script failed on a rank: the time, in nanoseconds, of its error, or of its end if it reported no error."""
 
     at: int
     story: str
@@ -140,7 +140,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class _Record:
-    """What the job knows of its scripts: when the first one began, how often they failed, and in which world they last did."""
+    """The job's record of its scripts: when the first one began, how often they failed, and in which world they last did."""
 
     def __init__(self, control: ControlClient) -> None:
         self.control = control
@@ -164,7 +164,7 @@ class _Record:
         return self.control.store("add", ("script/failures",), amount=1, generation=WHOLE_JOB).amount
 
     def failures_before(self, generation: int) -> int:
-        """Count the failures, if one of them has ended the world before this one."""
+        """Return the number of failures if one of them ended the previous world, else 0."""
         if not self.control.store("check", ("script/failed-in",), generation=WHOLE_JOB).amount:
             return 0
         last = int(self.control.store("get", ("script/failed-in",), generation=WHOLE_JOB).values[0])
@@ -174,7 +174,7 @@ class _Record:
 
 
 def backoff_seconds(failures: int) -> float:
-    """Return how long to wait before a start, because a script that has failed immediately is likely to fail again."""
+    """Return how long to wait before a restart, because a script that failed is likely to fail again at once."""
     return min(2.0 ** (failures - 1), BACKOFF_LIMIT_SECONDS) if failures else 0.0
 
 
@@ -261,7 +261,7 @@ def environment(world: World, meeting: Meeting, run_id: str, max_restarts: int) 
 
 
 def interfaces(meeting: Meeting) -> dict[str, str]:
-    """Return variables by which the script's Gloo and NCCL use the job's network; torch would look up the host's name."""
+    """Return variables that make the script's Gloo and NCCL use the job's network; torch would look up the host's name."""
     name = interface_of(meeting.own)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
@@ -283,7 +283,7 @@ def _compare_files(world: World, plan: RestartOnChange, since: float) -> None:
 
 @contextmanager
 def _running(call: bytes, environment: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the call in a process, and yield that with the file for its error. Nothing of the process is left afterwards.
+    """Run the call in a process; yield the process and the file for its error. Nothing of the process is left afterwards.
 
     The process reads the call from memory and writes its error to memory, so no file is left, either.
     """
@@ -311,7 +311,7 @@ def _running(call: bytes, environment: Mapping[str, str]) -> Iterator[tuple[subp
 
 
 def read_failure(rank: int, code: int, error_file: int) -> Failure:
-    """Tell how a script has failed. What torch does as an interpreter with an error ends, such as abort, is not the failure."""
+    """Return how a script failed. Signals from torch while the interpreter exits after an error, such as abort, do not count."""
     message, traceback = read_error(error_file)
     if message:
         return Failure(os.fstat(error_file).st_mtime_ns, f"the script failed on rank {rank}: {message}", traceback)
@@ -319,7 +319,7 @@ def read_failure(rank: int, code: int, error_file: int) -> Failure:
 
 
 def read_error(descriptor: int) -> tuple[str, str]:
-    """Read what torch's ``@record`` has written down of an error: message and traceback, empty where there is none."""
+    """Read the message and traceback that torch's ``@record`` has written; both are empty if there is no error."""
     try:
         told = json.loads(os.pread(descriptor, ERROR_BYTES, 0))["message"]
         if isinstance(told, str):

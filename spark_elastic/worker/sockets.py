@@ -8,9 +8,8 @@ operations on it, whereas an operation that fails to *write* (the other side shu
 User code opens sockets, too, so those of the group are recognized by address: each rank publishes the address that its Gloo
 device listens on, and a connection belongs to the group if its own or its peer's address is among the published ones.
 
-Gloo goes on listening when its ranks are connected, and keeps a descriptor for good of everybody who connects. At the limit of
-descriptors it ends the process. Therefore the kernel is told to turn callers away as long as no connections are being made
-(``Gate``).
+Gloo keeps listening after its ranks are connected, and never closes the descriptors of those who connect. At the limit of
+descriptors it ends the process. So the kernel is told to drop callers except while connections are being made (``Gate``).
 """
 
 from __future__ import annotations
@@ -103,10 +102,9 @@ class GroupSockets:
     def shut(self) -> bool:
         """Have Gloo read the end of every connection of the group, so that its pending collectives fail at once on this rank.
 
-        The peers learn nothing of it: our duplicates keep the connections open until ``close``. Connections that were made
-        after ``capture`` (``new_group`` in user code) are found, too. A peer that saw a connection end before the driver has
-        said that the world is broken would take that for an error in user code. May be repeated. Returns whether all connections
-        have been found.
+        The peers do not notice, because our duplicates keep the connections open until ``close``: a peer that saw a connection
+        end before the driver reported the world as broken would blame user code. Connections that were made after ``capture``
+        (``new_group`` in user code) are found, too. May be repeated. Returns whether all connections were found.
         """
         with self._lock:
             is_first, self._shut = not self._shut, True
@@ -187,7 +185,7 @@ class Gate:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Let peers connect. They do so once this rank has published its address, which it has to do inside this context."""
+        """Let peers connect. This rank has to publish its address inside this context, which makes peers connect."""
         with self._lock:
             self._guests += 1
             self._each(_accept_connections)

@@ -1,6 +1,6 @@
-"""The control store of one generation, with the interface that torch's process groups ask for.
+"""The control store of one generation, with the interface that torch's process groups require.
 
-Torch calls it from threads of its own. Every call is one round trip over the worker's authenticated connection.
+Torch calls it from its own threads. Every call is one round trip over the worker's authenticated connection.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The functions by which torch calls the ``forward`` of each module. They are the same in every traceback.
 _OF_TORCH = (("torch/nn/modules/module.py", "call_impl"), ("torch/nn/parallel/distributed.py", "forward"))
 
-# What to do about errors of torch's that do not say it, by a part of their messages.
+# Advice for errors of torch's that give none, by a part of their messages.
 _ADVICE = {
     "Default process group has not been initialized": (
         "There is no process group above the elastic function, because no world has been formed yet: wrap models in "

@@ -1,8 +1,7 @@
 """WatchedGroup: a process group that knows whether anything waits in it. Torch is given such groups for all user code.
 
-No library reports which of its collectives are incomplete, and a rank that hangs in a collective looks like a rank that
-computes for a long time. Torch is therefore given a group that passes each call on to the real one, and keeps the work that the
-call returns until the work is complete.
+No library reports which of its collectives are incomplete, so a rank that hangs in a collective looks like one that computes
+for a long time. A WatchedGroup passes each call on to the real group, and keeps the returned work until it is complete.
 """
 
 from __future__ import annotations

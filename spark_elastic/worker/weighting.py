@@ -1,4 +1,4 @@
-"""How a rank's gradients come to weigh as much as its rows: a parameter's gradient is multiplied on its way into ``.grad``.
+"""Weights a rank's gradients by its rows: each parameter's gradient is multiplied on its way into ``.grad``.
 
 The mean over ranks is the mean over rows if each rank's loss is multiplied by its share of the rows, times the number of
 ranks. So hooks at the parameters multiply all gradients of a backward pass by the weight of the forward that the pass reached
@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from spark_elastic.data.deliveries import deliveries
 from spark_elastic.data.stopwatch import note_gradients
 
-# Replaces a weight of zero, because some gradients are divided by a weight. Scaled by it, the gradient of a repeated batch
-# vanishes beside the others.
+# Replaces a weight of zero, because some gradients are divided by weights. With this weight, the gradient of a repeated batch
+# is negligible.
 TINY = 2.0**-60
 
 

@@ -18,13 +18,14 @@ from spark_elastic.worker.runtime import REAL_RUNTIME, Runtime
 from spark_elastic.worker.state.pending_copy import PendingCopy
 from spark_elastic.worker.torch_store import WorldStore
 
-# How many int64 values every rank contributes to the control collective of a commit: the world's own, then those of the loader.
+# How many int64 values each rank contributes to the control collective of a commit: the world's own, then the loader's.
 OWN_FIELDS = 9
 LOADER_FIELDS = 4
 
 
 class World:
-    """One generation, connected by ``form``. The control thread calls the methods of ``ControlledWorld``, the user's all others.
+    """One generation, connected by ``form``. The control thread calls the methods of ``ControlledWorld``, the user's thread all
+    others.
 
     ``members`` are in rank order, with the commit that each held when the generation was formed.
     """
@@ -101,7 +102,7 @@ class World:
     def start_exchange(self, values: Sequence[int]) -> None:
         """Start the control collective of a commit with this rank's ``values``; it is read at the next commit.
 
-        Therefore the collective costs no waiting, and all ranks read its result at the same commit. Raises ``WorkerLostError``.
+        So nobody waits for the collective, and all ranks read its result at the same commit. Raises ``WorkerLostError``.
         """
         mine = torch.tensor(values, dtype=torch.int64)
         if self.size == 1:

@@ -1,9 +1,9 @@
 """ZeroRedundancyOptimizer: each rank keeps the optimizer state of some parameters, and updates these for all ranks.
 
-The parameters are dealt out to as many parts as there are ranks, whole ones, so that each is updated by the same arithmetic as in
-the plain optimizer. Gradients are the same on all ranks, so a rank can also update the parts of its neighbours in the ring, as
-many as the State's redundancy says: that keeps a second copy of their state up to date without a byte on the network, and the
-loss of a rank takes no state with it. The first holder of a part shares its new weights.
+Whole parameters are dealt out to as many parts as there are ranks, so that each is updated by the same arithmetic as in the
+plain optimizer. Gradients are the same on all ranks, so a rank can also update the parts of its neighbours in the ring, as many
+as the State's redundancy says. That keeps a second copy of their state up to date without network traffic, so the loss of a
+rank takes no state with it. The first holder of a part shares its new weights.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from spark_elastic.worker.job import current_job
 from spark_elastic.worker.state.snapshot import find_objects
 from spark_elastic.worker.world import translated_errors
 
-# Weights of at least so many bytes are sent from where they are; smaller ones of one part are put together first.
+# Weights of at least this many bytes are sent in place; smaller ones of one part are packed together first.
 LARGE = 1 << 16
-# Of each parameter that two ranks update, so many elements are compared.
+# How many elements of each parameter that two ranks update are compared.
 PIECE = 1 << 12
-# By how much of an update two ranks may differ: more than other processors make of the last bits.
+# The fraction of an update by which two ranks may differ: more than processors differ in the last bits.
 TOLERANCE = 0.01
 
 
 def deal(sizes: Sequence[int], parts: int) -> list[int]:
-    """Return the part of each parameter: the largest first, each to the part that has least. Pure."""
+    """Return the part of each parameter. The largest parameters are dealt first, each to the smallest part. Pure."""
     loads = [0] * parts
     dealt = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
@@ -41,13 +41,13 @@ def deal(sizes: Sequence[int], parts: int) -> list[int]:
 
 
 def divides(size: int, redundancy: int) -> bool:
-    """Whether a world of this size divides optimizers: in smaller ones each rank would keep every part. Pure."""
+    """Whether a world of this size divides optimizers; in smaller worlds each rank would keep every part. Pure."""
     return size > redundancy + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Who keeps which parts of the state of an optimizer. There are as many parts as ranks."""
+    """Which ranks keep which parts of an optimizer's state. There are as many parts as ranks."""
 
     rank: int
     # By rank, the parts that it keeps.
@@ -68,23 +68,22 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         state = se.TorchState(model, optimizer)
 
     Args:
-        params: the parameters, or groups of them, as any optimizer takes them.
-        optimizer_class: a class of optimizers, or a function of the parameters that makes one.
+        params: the parameters or parameter groups, as for any optimizer.
+        optimizer_class: an optimizer class, or a function that makes an optimizer from the parameters.
         defaults: keyword arguments of ``optimizer_class``, such as ``lr=1e-3``.
 
-    Of N ranks each keeps about 2/N of the
-    optimizer state (3/N with ``redundancy=2``), and no rank's loss takes any with it. The weights after each step have the same
-    bits as with the plain optimizer. ``step`` ends with broadcasts of the new weights, and blocks until all ranks have stepped;
-    it raises ``WorkerLostError`` when one is lost. Parameter groups, schedulers, GradScaler and ``clip_grad_norm_`` work as with
-    the plain optimizer, because all ranks have all gradients.
+    Each of N ranks keeps about 2/N of the optimizer state (3/N with ``redundancy=2``), so the loss of one rank loses none of
+    it. The weights after each step have the same bits as with the plain optimizer. ``step`` ends with broadcasts of the new
+    weights, and blocks until all ranks have stepped; it raises ``WorkerLostError`` when a rank is lost. Parameter groups,
+    schedulers, GradScaler and ``clip_grad_norm_`` work as with the plain optimizer, because all ranks have all gradients.
 
-    The optimizer has to update each parameter by itself, from its own gradient and state: LBFGS is refused, and so is a step in
-    which an optimizer changes its own settings or keeps state that belongs to no parameter. A step that computes something else
-    from several parameters, such as the norm of all gradients, sees those of its rank only. Neighbours then get other weights
-    for the same parameters, which they compare at steps 1, 2, 4, 8 … of a generation: ``SparkElasticError``. The state is divided
-    inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with ``redundancy=2``);
-    everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is refused while it is
-    divided.
+    The optimizer has to update each parameter independently, from its own gradient and state. So LBFGS is refused, and so is a
+    step in which an optimizer changes its own settings or keeps state that belongs to no parameter. A step that combines
+    several parameters, as in the norm of all gradients, sees only those of its rank. Neighbours then get different weights for
+    the same parameters; they compare these at steps 1, 2, 4, 8 … of a generation, and raise ``SparkElasticError``. The state is
+    divided inside an elastic function whose State has the optimizer, in worlds of more than two ranks (three with
+    ``redundancy=2``). Everywhere else, and under ``run(elastic=False)``, this is the plain optimizer. ``add_param_group`` is
+    refused while the state is divided.
     """
 
     def __init__(
@@ -95,8 +94,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Make the plain optimizer, which keeps its whole state until the elastic function divides it. Does not block.
 
-        Raises ``TypeError`` if ``optimizer_class`` makes no optimizer, ``ValueError`` if it makes one that does not update each
-        parameter by itself, such as LBFGS, and what ``optimizer_class`` raises.
+        Raises ``TypeError`` if ``optimizer_class`` makes no optimizer, ``ValueError`` if its optimizer does not update each
+        parameter independently, such as LBFGS, and whatever ``optimizer_class`` raises.
         """
         if not callable(optimizer_class):
             raise TypeError(
@@ -123,7 +122,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._inner = inner
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters of this rank, then give and get all others. Returns what ``closure`` returns, if it is given."""
+        """Update this rank's parameters and exchange them with the other ranks. Returns the result of ``closure``, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -141,8 +140,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the plain optimizer.
 
-        Where the state is divided this is a collective, which all ranks have to call, also if only one uses what it returns: each
-        gets the whole, in memory of its own.
+        While the state is divided, this is a collective: all ranks have to call it, even if only one uses the result. Each rank
+        gets the whole state, in memory of its own.
         """
         if self._division is None:
             return super().state_dict()
@@ -150,7 +149,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         return self.whole_state_dict(self._gather(self._division))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of the plain optimizer. Where it is divided, all ranks have to load the same; each keeps its parts."""
+        """Load a plain optimizer's state. While it is divided, all ranks have to load the same; each keeps its parts."""
         super().load_state_dict(state_dict)
         assert self._inner is not None
         groups = [dict(group) for group in self.param_groups]
@@ -162,7 +161,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._drop()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as with the plain optimizer. Raises ``SparkElasticError`` where the state is divided."""
+        """Add a parameter group, as with the plain optimizer. Raises ``SparkElasticError`` while the state is divided."""
         if self._division is not None:
             raise SparkElasticError(
                 "a parameter group cannot be added while the optimizer's state is divided among ranks: give "
@@ -179,7 +178,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     @property
     def division(self) -> Division | None:
-        """Who keeps what; None while each rank keeps everything."""
+        """Which ranks keep which parts; None while each rank keeps everything."""
         return self._division
 
     @property
@@ -193,11 +192,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         return [parameter.numel() for parameter in self.parameters]
 
     def held_state(self) -> dict[int, dict[str, Any]]:
-        """Return what this rank keeps, by the numbers of the parameters. Nothing is copied."""
+        """Return the state that this rank keeps, by parameter number, without copying."""
         return {number: self.state[p] for number, p in enumerate(self.parameters) if p in self.state}
 
     def divide(self, division: Division | None, held: Mapping[int, dict[str, Any]] | None = None) -> None:
-        """Keep the parts of this rank from now on. ``held`` is their state, by default what is kept of it now."""
+        """Keep only this rank's parts from now on. ``held`` is their state; by default it is taken from the present state."""
         self._division = division
         self._divided = self.sizes
         self._dealt = [] if division is None else deal(self._divided, division.of)
@@ -209,12 +208,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._drop()
 
     def undivide(self) -> None:
-        """Have no state, of any parameter, if it was divided: the whole of it comes next, or training begins anew."""
+        """Drop all state if it was divided: the whole state is loaded next, or training starts over."""
         if self._division is not None:
             self.divide(None, {})
 
     def whole_state_dict(self, whole: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-        """Return the state dict of the plain optimizer that has this state, by the numbers of the parameters."""
+        """Return the state dict of a plain optimizer with this state, given by parameter number."""
         parameters, held = self.parameters, self.state
         self.state = type(held)(dict, {parameters[number]: whole[number] for number in sorted(whole)})
         try:
@@ -243,7 +242,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         return division is None or self._dealt[number] in division.held[division.rank]
 
     def _drop(self) -> None:
-        """Free the state of what other ranks keep."""
+        """Free the state that other ranks keep."""
         for number, parameter in enumerate(self.parameters):
             if not self._is_mine(number):
                 self.state.pop(parameter, None)
@@ -254,7 +253,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         assert inner is not None
         mine = {id(parameter) for number, parameter in enumerate(self.parameters) if self._is_mine(number)}
         inner.state = self.state
-        if len(inner.param_groups) != len(self.param_groups):  # a restore has taken groups away that no commit holds
+        if len(inner.param_groups) != len(self.param_groups):  # a restore has removed groups that no commit holds
             inner.param_groups[:] = [dict(group) for group in self.param_groups]
         given = []
         for group, part in zip(self.param_groups, inner.param_groups, strict=True):
@@ -278,7 +277,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                     )
 
     def _choose_compared(self) -> list[torch.Tensor]:
-        """Choose the parameters that this rank updates and gets from another, at steps 1, 2, 4, 8 …; none at all others."""
+        """Choose parameters that this rank both updates and receives from another, at steps 1, 2, 4, 8 …; none at other steps."""
         division = self._division
         if division is None:
             return []
@@ -294,7 +293,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         ]
 
     def _compare(self, before: list[torch.Tensor], updated: list[torch.Tensor], received: list[torch.Tensor]) -> None:
-        """Raise ``SparkElasticError`` if another rank has updated parameters otherwise than this one."""
+        """Raise ``SparkElasticError`` if another rank has updated parameters differently."""
         for was, mine, theirs in zip(before, updated, received, strict=True):
             rounding = 4 * torch.finfo(theirs.dtype).eps * theirs.double().norm()
             if (mine.double() - theirs).norm() > TOLERANCE * (theirs.double() - was).norm() + rounding:
@@ -306,7 +305,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 )
 
     def _share(self, division: Division) -> None:
-        """Give all ranks the weights that were updated here, and get the others."""
+        """Send the weights that were updated here to all ranks, and receive the others."""
         works, together = [], dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]]()
         with translated_errors(current_world()), torch.no_grad():
             for number, parameter in enumerate(self.parameters):
@@ -361,7 +360,7 @@ def _pieces(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """What is known of a tensor that is yet to arrive."""
+    """The shape, dtype and device of a tensor that has yet to arrive."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -369,7 +368,7 @@ class _Outline:
 
     @staticmethod
     def of(value: object) -> object:
-        """Return the outline of a tensor, and anything else as it is."""
+        """Return the outline of a tensor, and anything else unchanged."""
         return _Outline(value.shape, value.dtype, str(value.device)) if isinstance(value, torch.Tensor) else value
 
     def room(self) -> torch.Tensor:
@@ -377,7 +376,7 @@ class _Outline:
 
 
 def _laid_out(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    """Lay tensors out in memory as the parameter is, on which the last bits of a step depend."""
+    """Give tensors the parameter's memory layout, on which the last bits of a step depend."""
     strides = torch.empty_like(parameter, device="meta").stride()
 
     def lay_out(value: object) -> object:
