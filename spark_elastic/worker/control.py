@@ -174,9 +174,7 @@ class ControlClient:
             self._world = NoWorld()
             for member in self._form.members:
                 if member.worker == self._worker:
-                    self.commit = (
-                        member.commit
-                    )  # possibly an older commit, whose other slices other workers hold
+                    self.commit = member.commit  # possibly an older commit, whose other slices other workers hold
             self.generation = self._form.generation
             return self._form
 

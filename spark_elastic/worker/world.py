@@ -24,8 +24,7 @@ LOADER_FIELDS = 4
 
 
 class World:
-    """One generation, connected by ``form``. The control thread calls the methods of ``ControlledWorld``, the user's thread all
-    others.
+    """One generation, connected by ``form``. The control thread calls ``ControlledWorld``'s methods, the user's all others.
 
     ``members`` are in rank order, with the commit that each held when the generation was formed.
     """
