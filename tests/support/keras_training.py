@@ -157,11 +157,11 @@ def callbacks_of(patience: int = PATIENCE) -> list[Any]:
             self.batches += 1
             self.losses.append(logs["loss"])
 
-    rate = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1)
+    rate = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.003)
     return [
         Notes(),
         rate,
-        keras.callbacks.EarlyStopping(monitor="val_loss", patience=patience, restore_best_weights=True),
+        keras.callbacks.EarlyStopping(monitor="val_loss", patience=patience, restore_best_weights=True, min_delta=0.003),
     ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
+import types
 import warnings
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
@@ -15,12 +17,20 @@ import torch
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray, torch.Tensor)
 _CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
-# Marks an array, which a commit keeps as a tensor.
+# What a commit keeps by name, if a module has it, and what may own such a function.
+_NAMED_KINDS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
+_OWNERS = (type(None), types.ModuleType, type)
+# Whose callbacks make again, after a loss, what they have made in the course of training, such as the writer of a file.
+_LIBRARIES = ("keras", "transformers")
+# Mark an array, which a commit keeps as a tensor, and a function or class of a module, which it keeps by name.
 _ARRAY = "spark_elastic.array"
+_NAMED = "spark_elastic.named"
 
 
 class Attributes:
     """The attributes of an object that training changes, if they are numbers, strings, arrays, or containers of these.
+
+    Functions and classes that a module has by their names count as such, too.
 
     An object with ``state_dict`` and ``load_state_dict`` says itself what it remembers. What training leaves alone is not
     kept: it may be another value on each rank.
@@ -68,6 +78,15 @@ class Attributes:
                 )
                 del self._sizes[name]
         now = self._plain()
+        is_users = type(self._owner).__module__.partition(".")[0] not in _LIBRARIES
+        for name in self._begun.keys() & vars(self._owner).keys() - now.keys() if is_users else ():
+            kind = type(vars(self._owner)[name]).__name__
+            warnings.warn(
+                f"{type(self._owner).__name__}.{name} has become a {kind}, which no commit keeps, so after a loss it is again "
+                "what it was before training: give the class state_dict and load_state_dict, or make it in on_train_begin",
+                stacklevel=2,
+            )
+            del self._begun[name]
         unchanged = {name: value for name, value in now.items() if name not in self._changed}
         self._changed |= {
             name for name, value in unchanged.items() if self._begun.get(name) != cloudpickle.dumps(value)
@@ -126,12 +145,22 @@ def by_name(owners: Iterable[Any]) -> dict[str, Any]:
     return named
 
 
+def _by_name(value: Any) -> bytes | None:
+    """Return what pickle writes of a function or class that a module has: its name. None for anything else."""
+    if not isinstance(value, _NAMED_KINDS) or not isinstance(getattr(value, "__self__", None), _OWNERS):
+        return None
+    try:
+        return pickle.dumps(value)
+    except Exception:  # no module has it
+        return None
+
+
 def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
     if isinstance(value, _CONTAINERS):
         return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
+    return isinstance(value, _PLAIN) or _by_name(value) is not None
 
 
 def _kept(value: Any) -> Any:
@@ -143,17 +172,18 @@ def _kept(value: Any) -> Any:
     if type(value) is np.ndarray:
         with contextlib.suppress(TypeError):  # torch has no such type
             return {_ARRAY: torch.from_numpy(value.copy())}
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    name = _by_name(value)
+    return value if name is None else {_NAMED: name}
 
 
 def _given(value: Any) -> Any:
     """Undo ``_kept``."""
     if type(value) is dict:
-        return (
-            value[_ARRAY].cpu().numpy().copy()
-            if _ARRAY in value
-            else {key: _given(each) for key, each in value.items()}
-        )
+        if _ARRAY in value:
+            return value[_ARRAY].cpu().numpy().copy()
+        return pickle.loads(value[_NAMED]) if _NAMED in value else {key: _given(each) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_given, value))
     return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -169,6 +169,43 @@ def test_a_list_that_grows_and_is_not_kept_is_told_of_once() -> None:
         known.values()
 
 
+class Compares:
+    """Chooses how it compares when training has begun, as callbacks of Keras do."""
+
+    def __init__(self, better: Any = None) -> None:
+        self.better, self.given, self.margin = None, better or np.less, 0.5
+
+    def train(self) -> None:
+        if self.better is None:
+            self.better, self.margin = self.given, -self.margin
+
+
+@pytest.mark.parametrize("better", [np.less, max, torch.lt, Remembers.train])
+def test_a_function_of_a_module_is_remembered_with_what_was_set_beside_it(better: Any) -> None:
+    survivor, newcomer = Compares(better), Compares(better)
+    known = begun(survivor)
+    survivor.train()
+    kept = known.values()
+    assert not any(callable(value) for value in kept.values()), "checkpoints name functions"
+    for owner, attributes in ((survivor, known), (newcomer, Attributes(newcomer))):
+        attributes.reset()
+        attributes.begin()
+        attributes.load(kept)
+        owner.train()
+        assert (owner.better, owner.margin) == (better, -0.5)
+
+
+def test_an_attribute_that_becomes_something_else_than_a_commit_keeps_is_told_of_once() -> None:
+    owner = Compares(lambda a, b: a < b)
+    known = begun(owner)
+    owner.train()
+    with pytest.warns(UserWarning, match=r"Compares\.better has become a function, which no commit keeps"):
+        known.values()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known.values()
+
+
 def test_objects_are_named_by_their_classes_and_numbered_from_the_second_on() -> None:
     first, second = Remembers(), Remembers()
     assert by_name([first, 0, second]) == {"Remembers": first, "int": 0, "Remembers 2": second}
