@@ -89,7 +89,6 @@ class KerasState(TorchState):
             optimizer.build(model.trainable_variables)
         self._model = model
         self._optimizer = optimizer
-        self._moving = moving_of(model)
         self._sharded: ShardedSteps | None = None
         self._is_fitting = False
         self._logged: set[str] = set()
@@ -102,7 +101,7 @@ class KerasState(TorchState):
             loader=loader,
             commit=commit,
             local=local,
-            weights=_Variables(model.weights),
+            weights=_Weights(model),
             optimizer_variables=_Variables(optimizer.variables),
             seeds=_Variables([variable for variable in model.variables if id(variable) not in weights]),
             epoch=epoch,
@@ -174,7 +173,6 @@ class KerasState(TorchState):
             raise TrainingCodeError(
                 f"fit has trained {epochs} epochs already: epochs= counts from the beginning, so give it more to go on"
             )
-        self._moving = moving_of(self._model)  # layers may have been frozen or thawed
         self._is_fitting = True
         try:
             history = Training(self, own, epochs, 2 if verbose == "auto" else int(verbose)).run(
@@ -199,10 +197,11 @@ class KerasState(TorchState):
         world = present_world()
         note_gradients()
         if world is not None and world.size > 1:
-            averaged = reduced([*grads, *(variable.value for variable in self._moving)], "mean", self._weight(world))
-            grads, moving = averaged[: len(grads)], averaged[len(grads) :]
-            for variable, value in zip(self._moving, moving, strict=True):
+            moving = moving_of(self._model)  # anew in each step, as layers may have been frozen or thawed
+            averaged = reduced([*grads, *(variable.value for variable in moving)], "mean", self._weight(world))
+            for variable, value in zip(moving, averaged[len(grads) :], strict=True):
                 variable.assign(value)
+            grads = averaged[: len(grads)]
         type(self._optimizer).apply(self._optimizer, grads, trainable_variables)
 
     def _train_step(self, data: Converted) -> Any:
@@ -272,3 +271,21 @@ class _Variables:
     def load_state_dict(self, state: Mapping[str, Sequence[torch.Tensor]]) -> None:
         for variable, value in zip(self.variables, state["values"], strict=True):
             variable.assign(value)
+
+
+class _Weights(_Variables):
+    """The weights of a model, and which of its layers are frozen, as callbacks may freeze and thaw layers on the way."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model.weights)
+        self._layers = model._flatten_layers
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "trainable": [layer.trainable for layer in self._layers()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        # A layer hands what it is set to on to the layers inside it, which come later.
+        for layer, is_trainable in zip(self._layers(), state.get("trainable", ()), strict=False):
+            if layer.trainable != is_trainable:
+                layer.trainable = is_trainable

@@ -112,6 +112,8 @@ def train_on_shards(url: str, epochs: int, batch: int, shards: int) -> dict[str,
 BATCH, EPOCHS = 50, 12
 # What stops the training well before the last epoch, and turns the rate down on the way.
 PATIENCE = 3
+# The epochs in which a callback freezes a layer.
+FROZEN = (2, 3, 4)
 
 
 def classifier(use_ema: bool = False) -> Any:
@@ -152,6 +154,7 @@ def callbacks_of(patience: int = PATIENCE) -> list[Any]:
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.begun += 1
+            self.model.layers[0].trainable = epoch not in FROZEN
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.batches += 1
@@ -161,7 +164,9 @@ def callbacks_of(patience: int = PATIENCE) -> list[Any]:
     return [
         Notes(),
         rate,
-        keras.callbacks.EarlyStopping(monitor="val_loss", patience=patience, restore_best_weights=True, min_delta=0.003),
+        keras.callbacks.EarlyStopping(
+            monitor="val_loss", patience=patience, restore_best_weights=True, min_delta=0.003
+        ),
     ]
 
 
