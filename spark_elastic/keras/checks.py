@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -17,13 +18,31 @@ SETTINGS = ("class_weight", "validation_data", "validation_steps", "validation_b
 
 
 def check_settings(settings: Mapping[str, object]) -> None:
-    """Raise ``TypeError`` for settings of ``Model.fit`` that the loader or the job decides."""
+    """Raise ``TypeError`` for settings of ``Model.fit`` that the loader or the job decides, and for validation by an iterator."""
     for name in settings:
         if name not in SETTINGS:
             raise TypeError(
                 f"KerasState.fit takes no {name}=: rows, their order and batches are those of the state's loader, and epochs go "
                 f"on from the last commit. It hands these on to Model.fit: {', '.join(SETTINGS)}"
             )
+    if isinstance(settings.get("validation_data"), Iterator):
+        raise TypeError(
+            "validation_data is an iterator, which gives each batch once, so that later epochs and new workers would validate on "
+            "other rows: give arrays, a DataLoader or a PyDataset"
+        )
+
+
+def check_built(model: keras.Model) -> None:
+    """Raise ``ValueError`` for a model that is not built, and warn of layers that are not."""
+    if not model.built:
+        raise ValueError("a KerasState takes a model that is built: call build, or the model itself on a batch")
+    unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
+    if unbuilt:
+        warnings.warn(
+            f"layers of the model are not built ({', '.join(unbuilt)}): unless the model never calls them, call it once on a "
+            "batch before the KerasState is made, since a new worker receives their weights before its first batch",
+            stacklevel=3,
+        )
 
 
 def check_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> None:

@@ -80,6 +80,12 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
                     f"the metric {each.name} has no variables, in which metrics are added up over steps and ranks: make them by "
                     "add_variable, or leave it out"
                 )
+            if isinstance(each, keras.metrics.MeanMetricWrapper) and each._fn_kwargs.get("axis") == 0:
+                warnings.warn(
+                    f"the metric {each.name} has axis=0, so it is computed of whole batches, and ranks have parts of them: "
+                    "it depends on the number of workers",
+                    stacklevel=2,
+                )
             if not type(each).update_state.__module__.startswith("keras."):
                 warnings.warn(
                     f"the variables of the metric {each.name} are added up over steps and ranks, which is right for sums and "

@@ -12,7 +12,7 @@ from spark_elastic.data.loader import RowSource, has_part, shards_of_loader
 from spark_elastic.data.stopwatch import note_gradients
 from spark_elastic.errors import TrainingCodeError
 from spark_elastic.keras.batches import Converted, as_it_is, newest
-from spark_elastic.keras.checks import check_callbacks, check_settings, watch_fit
+from spark_elastic.keras.checks import check_built, check_callbacks, check_settings, watch_fit
 from spark_elastic.keras.fitting import Training
 from spark_elastic.keras.metrics import (
     NOT_BUILT,
@@ -75,10 +75,9 @@ class KerasState(TorchState):
         "host", and what ``TorchState`` raises.
         """
         optimizer = optimizer or getattr(model, "optimizer", None)
-        if not model.built or optimizer is None:
-            raise ValueError(
-                "a KerasState takes a model that is built and has an optimizer: call model.compile and build"
-            )
+        check_built(model)
+        if optimizer is None:
+            raise ValueError("a KerasState takes a model that has an optimizer: call model.compile")
         if keeper_named(commit).watches_optimizers:
             raise ValueError(f'commit="{commit}" watches torch optimizers; a KerasState commits by "copy" or "host"')
         if keeper_named(commit).is_joint:

@@ -30,6 +30,12 @@ def test_settings_that_the_loader_decides_are_refused(state: KerasState, name: s
         state.fit(convert, epochs=1, **{name: 1})
 
 
+def test_validation_by_an_iterator_is_refused_as_it_gives_its_batches_once(state: KerasState) -> None:
+    batches = (convert(batch) for batch in state.loader)
+    with pytest.raises(TypeError, match="validation_data is an iterator"):
+        state.fit(convert, epochs=1, validation_data=batches, validation_steps=1)
+
+
 @pytest.mark.parametrize("kind", [CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback])
 def test_callbacks_for_loops_are_refused(state: KerasState, kind: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=f"by itself: leave out {kind.__name__}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -76,4 +77,8 @@ def test_metrics_that_may_be_no_sums_are_warned_of_and_those_without_variables_r
         check_metrics([Largest()])
     with pytest.raises(TrainingCodeError, match="metric listed has no variables"):
         check_metrics([Listed(name="listed")])
-    check_metrics([keras.metrics.Mean(), keras.metrics.AUC()])
+    with pytest.warns(UserWarning, match="metric pearson_correlation has axis=0"):
+        check_metrics([keras.metrics.PearsonCorrelation(axis=0)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_metrics([keras.metrics.Mean(), keras.metrics.AUC(), keras.metrics.PearsonCorrelation()])

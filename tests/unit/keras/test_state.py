@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,20 @@ def test_what_a_rank_needs_for_a_step_is_timed_up_to_the_average() -> None:
     assert stopwatch.microseconds() == 1_000_000
 
 
+class CallsInside(keras.Model):
+    """Counts as built, because it has no ``build`` that builds what is inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = keras.layers.Dense(1, name="inside"), keras.layers.Dense(1)
+        self.outside.build((None, 1))
+        self.compile(optimizer="sgd", loss="mse")
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.outside(self.inside(x))
+
+
 def test_what_cannot_be_kept_is_refused() -> None:
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile(optimizer="sgd", loss="mse")
@@ -95,6 +110,8 @@ def test_what_cannot_be_kept_is_refused() -> None:
         KerasState(unbuilt)
     with pytest.raises(ValueError, match="has an optimizer"):
         KerasState(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    with pytest.warns(UserWarning, match=r"layers of the model are not built \(inside\)"):
+        KerasState(CallsInside())
     for commit in ("in_place", "sharded"):
         with pytest.raises(ValueError, match='"copy" or "host"'):
             KerasState(network(), commit=commit)
