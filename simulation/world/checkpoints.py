@@ -17,7 +17,6 @@ from spark_elastic.errors import CheckpointError, WorkerLostError
 from spark_elastic.protocol.messages import CommitId
 from spark_elastic.protocol.ticket import CheckpointPlan
 
-
 # How long a wait lasts in which nothing is written, as in the product: more than hang_timeout and than any write.
 STALL_SECONDS = 15.0
 

@@ -366,14 +366,16 @@ def test_the_trainer_of_hugging_face_goes_on_in_memory_between_two_epochs_and_wi
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("stopping", [EarlyStoppingCallback, Patience, Counting])
+@pytest.mark.parametrize(
+    ("stopping", "model"), [(EarlyStoppingCallback, "untold"), (Patience, "tagger"), (Counting, "tagger")]
+)
 def test_the_trainer_of_hugging_face_stops_early_and_logs_as_if_no_worker_had_been_lost(
-    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopping: Any
+    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopping: Any, model: str
 ) -> None:
     """The world has to be whole again after each loss, by a newcomer that has seen no evaluation of the epochs before."""
     steps = 6  # an epoch
-    faults = [kill(rank=0, step=2 * steps, at="committed"), kill(rank=1, step=2 * steps + 3)]
-    where = {"output_dir": str(tmp_path), "stopping": stopping}
+    faults = [kill(rank=0, step=2 * steps, at="committed"), kill(rank=1, step=2 * steps + 4)]
+    where = {"output_dir": str(tmp_path), "stopping": stopping, "model": model, "eval_on_start": model == "untold"}
     done = run(train_by_hugging_face, kwargs=where, num_proc=2, min_np=2, max_np=2, faults=faults)
     assert done.faults == 2
     assert "equal on all ranks" not in capfd.readouterr().err

@@ -32,14 +32,26 @@ class Words(torch.utils.data.Dataset):
 class Tagger(torch.nn.Module):
     """A loss over labels as the library's models have it: the sum over all labels by their number, if that is given."""
 
+    main_input_name = "words"  # from which, and from the number of parameters, the Trainer counts operations
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11)
+
+    def num_parameters(self, exclude_embeddings: bool) -> int:
+        return 2
 
     def forward(self, words: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
         logits = self.head(self.embedding(words))
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         return {"loss": total / kwargs.get("num_items_in_batch", (labels != -100).sum()), "logits": logits}
+
+
+class Untold(Tagger):
+    """A mean over its own labels, as models have it that take no number of them."""
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return super().forward(words, labels)
 
 
 class Regression(torch.nn.Module):
@@ -112,7 +124,7 @@ def train(
     )
     callback = stopping(2)
     trainer = kind(
-        model={"tagger": Tagger, "regression": Regression}[model](),
+        model={"tagger": Tagger, "untold": Untold, "regression": Regression}[model](),
         args=args,
         train_dataset=Words(100),
         eval_dataset=Words(20, shift=5),
@@ -128,6 +140,7 @@ def train(
         "names": [name for entry in history for name in entry],
         "best": trainer.state.best_metric,
         "steps": trainer.state.global_step,
+        "operations": trainer.state.total_flos,
         "train_loss": output.training_loss,
         "counts": getattr(callback, "counts", []),
     }

@@ -22,7 +22,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("model", ["tagger", "regression"])
+@pytest.mark.parametrize("model", ["tagger", "untold", "regression"])
 @pytest.mark.parametrize("settings", [{}, {"max_steps": 10, "max_grad_norm": 0.01}])
 def test_alone_it_trains_evaluates_and_logs_as_the_trainer_does(model: str, settings: dict[str, Any]) -> None:
     expected, got = train(Plain, model, **settings), train(model=model, **settings)
@@ -32,7 +32,7 @@ def test_alone_it_trains_evaluates_and_logs_as_the_trainer_does(model: str, sett
         assert got[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("model", ["tagger", "regression"])
+@pytest.mark.parametrize("model", ["tagger", "untold", "regression"])
 def test_a_batch_that_is_computed_in_parts_trains_alike(model: str) -> None:
     whole, parts = (
         train(model=model, num_train_epochs=2),

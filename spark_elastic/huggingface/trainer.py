@@ -1,35 +1,24 @@
-"""An elastic Hugging Face Trainer: after each change of the world it continues from the last commit, in the same process.
-
-::
-
-    def train_fn():
-        trainer = ElasticTrainer(
-            model=model, args=TrainingArguments(save_strategy="no"), train_dataset=dataset, global_batch_size=64
-        )
-        trainer.train()
-
-    spark_elastic.run(train_fn, min_np=1, max_np=8)
-
-Each worker is one process with one device, so the Trainer sees a single process. This package provides the batches, averages
-the gradients and makes the commits. Requires ``pip install "transformers[torch]"``.
-"""
+"""ElasticTrainer: the Trainer of transformers, whose training continues in each world from the last commit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
-from transformers.training_args import OptimizerNames
 
 from spark_elastic.data import ElasticDataLoader
 from spark_elastic.errors import NotInWorldError
+from spark_elastic.huggingface.callbacks import Exported, GoOn, Last
+from spark_elastic.huggingface.checks import refuse
+from spark_elastic.huggingface.label_means import IGNORED, averages_labels
 from spark_elastic.worker.collectives import allreduce, broadcast_object
 from spark_elastic.worker.context import device, rank
 from spark_elastic.worker.ddp import DistributedDataParallel
@@ -37,8 +26,6 @@ from spark_elastic.worker.elastic import elastic
 from spark_elastic.worker.scaling import micro_batches
 from spark_elastic.worker.state.attributes import Attributes, by_name
 from spark_elastic.worker.state.torch_state import TorchState
-
-__all__ = ["ElasticTrainer"]
 
 # The fields of TrainerState that record progress. The others are settings.
 _PROGRESS = (
@@ -92,9 +79,11 @@ class ElasticTrainer(Trainer):
         ``TorchState`` raise.
         """
         super().__init__(*positional, **arguments)
-        _refuse(self)
+        refuse(self)
         # The log, one line of JSON per entry. Each commit holds a copy.
         self._history = ""
+        # Whether a model that is not told the number of labels returns a mean over them. None if that is not known yet.
+        self._averages_labels: bool | None = None
         if (loader is None) == (self.train_dataset is None) or (loader is None) == (global_batch_size is None):
             raise ValueError("give train_dataset= and global_batch_size=, or a loader=")
         if loader is None:
@@ -117,10 +106,10 @@ class ElasticTrainer(Trainer):
         # Whether the Trainer is in the logging and evaluation that follows steps and epochs, which all ranks do together.
         self._is_deciding = False
         # The state of callbacks, by callback name.
-        self._remembering: dict[str, _Exported | Attributes] = {}
-        # ``_GoOn`` comes first, because it sets the epoch that the other callbacks see; ``_Last`` follows all of them.
-        self.callback_handler.callbacks.insert(0, _GoOn(self))
-        self._last = _Last(self)
+        self._remembering: dict[str, Exported | Attributes] = {}
+        # ``GoOn`` comes first, because it sets the epoch that the other callbacks see; ``Last`` follows all of them.
+        self.callback_handler.callbacks.insert(0, GoOn(self))
+        self._last = Last(self)
 
     def _loader_of_dataset(self, global_batch_size: int | None) -> ElasticDataLoader:
         args, dataset, collate = self.args, self.train_dataset, self.data_collator
@@ -173,6 +162,8 @@ class ElasticTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradients of this rank's rows, part by part, and return the mean loss of the global batch."""
+        if self._averages_labels is None:
+            self._averages_labels = self._find_mean(inputs)
         model, items = self.elastic.model, self._count(inputs)
         model.train()
         rows = self.elastic.loader.batch_rows[rank()]  # 0 if the rank repeats a batch, which has no weight
@@ -183,7 +174,7 @@ class ElasticTrainer(Trainer):
             with self.compute_loss_context_manager():
                 loss: Any = self.compute_loss(model, self._prepare_inputs(part), num_items_in_batch=counted)
             self.accelerator.backward(share * loss)
-            total += share * loss.detach()
+            total += share * loss.detach() if share else 0.0  # a mean over no labels is no number
         weight = rows if items is None or not rows else items
         own = [total * weight, total.new_tensor(weight), total.new_tensor(super().floating_point_ops(dict(inputs)))]
         loss_sum, weights, self._operations = allreduce(torch.stack(own), "sum")
@@ -212,7 +203,46 @@ class ElasticTrainer(Trainer):
     def _count(self, inputs: Mapping[str, Any]) -> int | None:
         """Count the labels that the loss is a mean over; None if the model's loss is a mean over rows."""
         items = self._get_num_items_in_batch([inputs], torch.device("cpu"))
+        if items is None and self._averages_labels:
+            return self._count_labels(inputs["labels"])
         return None if items is None else int(items)
+
+    def _count_labels(self, labels: torch.Tensor) -> int:
+        return int((labels[..., 1:] if self._loss_shifts_labels else labels).ne(IGNORED).sum())
+
+    def _find_mean(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether a model that is not told the number of labels returns a mean over them. Rank 0 tries it, for all."""
+        labels = inputs.get("labels")
+        if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
+            return False
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+            return False
+
+        model: Any = self.model
+
+        def loss(part: dict[str, Any]) -> float:
+            with self.compute_loss_context_manager():
+                computed: Any = self.compute_loss(model, self._prepare_inputs(part))
+                return float(computed)
+
+        found: bool | None = None
+        if rank() == 0:
+            used = [self.args.device] if self.args.device.type == "cuda" else []
+            model.eval()
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(used),
+                contextlib.suppress(Exception),
+            ):  # rows are more than tensors
+                found = averages_labels(loss, inputs, self._count_labels)
+        found = broadcast_object(found)
+        if found is None and rank() == 0:
+            warnings.warn(
+                f"whether the loss of {type(model).__name__} is a mean over labels or over rows cannot be told, so ranks "
+                "count by the labels that are not -100. If that is wrong, give compute_loss_func=, which is told their number",
+                stacklevel=2,
+            )
+        return found is not False
 
     # ------------------------------------------------------------------ commits
 
@@ -233,9 +263,11 @@ class ElasticTrainer(Trainer):
     def _begin(self) -> None:
         """Restore the sums of losses, which the Trainer has set to zero."""
         progress = self.elastic.progress
+        self.current_flos = 0 if progress is None else progress["operations"]
         if progress is not None:
             self._tr_loss, self._initial_global_step = progress["loss"].to(self.args.device, copy=True), 0
             self._total_loss_scalar, self._globalstep_last_logged = progress["total_loss"], progress["last_logged"]
+            self._averages_labels = progress["averages_labels"]
 
     def _commit(self) -> None:
         loader = self.elastic.loader
@@ -249,6 +281,8 @@ class ElasticTrainer(Trainer):
             "loss": self._tr_loss.clone(),
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
+            "operations": self.current_flos,
+            "averages_labels": self._averages_labels,
         }
         self.elastic.commit()
 
@@ -262,7 +296,7 @@ class ElasticTrainer(Trainer):
         for name, callback in by_name(remembering).items():
             if name not in self._remembering:
                 is_exported = isinstance(callback, ExportableState)
-                self._remembering[name] = _Exported(callback) if is_exported else Attributes(callback)
+                self._remembering[name] = Exported(callback) if is_exported else Attributes(callback)
         for known in self._remembering.values():
             known.reset()
 
@@ -296,6 +330,12 @@ class ElasticTrainer(Trainer):
             self._is_deciding = False
         if not self._is_at_end():
             self._commit()
+
+    def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
+        """Evaluate after steps and epochs, and at the start of training, which is not that of a further world."""
+        if not self._is_deciding and self.elastic.progress is not None:
+            return {}
+        return super()._evaluate(*arguments, **settings)
 
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
         super()._run_epoch(*arguments, **named)  # type: ignore[no-untyped-call]
@@ -332,127 +372,3 @@ class ElasticTrainer(Trainer):
         """Save the model as ``Trainer`` does, on rank 0 only."""
         if self.is_world_process_zero():
             super().save_model(output_dir, _internal_call)
-
-
-class _GoOn(TrainerCallback):
-    """Runs first: restores progress when training begins, and sets the epoch after each step."""
-
-    def __init__(self, trainer: ElasticTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._trainer._begin()
-        self._trainer._forget()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        loader = self._trainer.elastic.loader
-        state.epoch = loader.epoch + 1 - loader.steps_left / len(loader)  # the Trainer counts from this world's start
-
-
-class _Last(TrainerCallback):
-    """Runs after all other callbacks: restores their state, and has all ranks agree on their requests."""
-
-    def __init__(self, trainer: ElasticTrainer) -> None:
-        self._trainer = trainer
-        # Whether training continues in the middle of an epoch.
-        self._is_within = False
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._trainer._remember()
-        loader = self._trainer.elastic.loader
-        self._is_within = 0 < loader.steps_left < len(loader)
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._trainer._agree()
-
-    def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        self._trainer._agree()
-
-    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        if self._is_within:  # callbacks that count epochs had already counted this one
-            self._trainer._load()
-        self._is_within = False
-
-    def on_log(self, *_: Any, **__: Any) -> None:
-        if self._trainer._is_deciding:
-            self._trainer._agree()
-
-    def on_evaluate(self, *_: Any, **__: Any) -> None:
-        if self._trainer._is_deciding:
-            self._trainer._agree()
-
-
-class _Exported:
-    """The state that an ``ExportableState`` names, with the methods of ``Attributes``, which keeps what a subclass adds."""
-
-    def __init__(self, callback: Any) -> None:
-        self._callback = callback
-        self._others = Attributes(callback)
-        self._before = self._exported()
-
-    def _exported(self) -> dict[str, Any]:
-        return dict(self._callback.state()["attributes"])
-
-    def values(self) -> dict[str, Any]:
-        return {**self._others.values(), **self._exported()}
-
-    def reset(self) -> None:
-        self._others.reset()
-        vars(self._callback).update(self._before)
-
-    def begin(self) -> None:
-        self._others.begin()
-
-    def load(self, values: Mapping[str, Any] | None) -> None:
-        self._others.load({name: value for name, value in (values or {}).items() if name not in self._before})
-        vars(self._callback).update({name: value for name, value in (values or {}).items() if name in self._before})
-
-
-def _refuse(trainer: Trainer) -> None:
-    """Raise ``ValueError`` for settings that would train wrongly or be ignored. See docs/coming-from/huggingface.md."""
-    args = trainer.args
-    if args.world_size > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise ValueError(
-            "a worker is one process that its Trainer trains alone: leave out deepspeed=, fsdp= and torchrun"
-        )
-    if args.device.type != device().type:
-        raise ValueError(
-            f"TrainingArguments has chosen {args.device} and this worker has {device()}: "
-            + ("use_cpu=True" if device().type == "cpu" else "leave out use_cpu")
-        )
-    args._n_gpu = min(args.n_gpu, 1)  # otherwise the Trainer uses all GPUs that it sees
-    refused = {
-        "gradient_accumulation_steps": (
-            args.gradient_accumulation_steps > 1,
-            "global_batch_size= has the rows of a step, and per_device_train_batch_size how many are computed at a time",
-        ),
-        "save_strategy": (
-            args.save_strategy != "no",
-            'give save_strategy="no", and run(checkpoint=, checkpoint_best=)',
-        ),
-        "model_init": (
-            trainer.model_init is not None,
-            "it would begin anew after each change of the world: give model=",
-        ),
-        "auto_find_batch_size": (args.auto_find_batch_size, "give per_device_train_batch_size"),
-        "torch_compile": (args.torch_compile, "call model.compile() ahead of the ElasticTrainer"),
-        "neftune_noise_alpha": (
-            args.neftune_noise_alpha,
-            "its hook would be added again after each change of the world",
-        ),
-        "include_num_input_tokens_seen": (
-            args.include_num_input_tokens_seen not in ("no", False),
-            "it would count the tokens of one rank",
-        ),
-        "optim": (
-            "lomo" in args.optim or "layerwise" in args.optim,
-            f"{OptimizerNames(args.optim).value} steps within backward, before gradients are averaged",
-        ),
-        "label_smoothing_factor": (
-            args.label_smoothing_factor and type(trainer.model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
-            "the Trainer would not shift labels, as it does not know the model in its wrapper: give compute_loss_func=",
-        ),
-    }
-    for name, (is_given, reason) in refused.items():
-        if is_given:
-            raise ValueError(f"{name} does not go with an ElasticTrainer: {reason}")
